@@ -1,0 +1,1 @@
+"""One thin entry point per verb: parse the config, call one function of the package."""

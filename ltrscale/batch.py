@@ -1,0 +1,222 @@
+"""QueryGroups: the one batch type, ragged and without padding, and the ways to cut and pad ragged rows.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest list, M selected groups.
+The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def group_index(offsets_Q1: Tensor) -> Tensor:
+    """The group of each document, shape [N].
+
+    Example:
+        >>> group_index(torch.tensor([0, 2, 2, 5])).tolist()
+        [0, 0, 2, 2, 2]
+    """
+    lengths_Q = offsets_Q1.diff()
+    return torch.arange(len(lengths_Q), device=offsets_Q1.device).repeat_interleave(lengths_Q)
+
+
+def to_offsets(lengths_Q: Tensor) -> Tensor:
+    """Offsets of groups that have these lengths, shape [Q + 1].
+
+    Example:
+        >>> to_offsets(torch.tensor([2, 0, 3])).tolist()
+        [0, 2, 2, 5]
+    """
+    return torch.cat([lengths_Q.new_zeros(1), lengths_Q.cumsum(0)])
+
+
+def sum_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Sum of each group's values, shape [Q]; an empty group gives 0."""
+    sums_Q = values_N.new_zeros(len(offsets_Q1) - 1)
+    return sums_Q.index_add(0, group_index(offsets_Q1), values_N)
+
+
+class Chunk(NamedTuple):
+    """Groups of similar length, and where their documents lie.
+
+    `groups_M` numbers the groups; `rows_ML` gives the document of each slot (0 in padding); `mask_ML` is True where
+    a slot holds a document.
+    """
+
+    groups_M: Tensor
+    rows_ML: Tensor
+    mask_ML: Tensor
+
+
+def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) -> Iterator[Chunk]:
+    """Cut groups, sorted by length, into chunks whose padded size stays within a budget.
+
+    Padding every group to the longest list of the batch costs ten slots a document at the list lengths of web search;
+    here a group is padded to the longest of its chunk, which is little longer than itself.
+
+    Args:
+        offsets_Q1: offsets of the groups; empty groups appear in no chunk.
+        budget: entries a chunk may have: M * L * L (`quadratic`, for pairwise work) or M * L. A group that exceeds
+            it alone is a chunk of its own.
+        quadratic: how entries are counted.
+
+    Example:
+        >>> offsets = torch.tensor([0, 1, 4, 4, 6])
+        >>> [chunk.groups_M.tolist() for chunk in length_chunks(offsets, budget=8)]
+        [[0, 3], [1]]
+    """
+    lengths_Q, order_Q = offsets_Q1.diff().sort(stable=True)
+    lengths = lengths_Q.tolist()
+    first = sum(length == 0 for length in lengths)
+    while first < len(lengths):
+        last = first + 1
+        while last < len(lengths) and (last + 1 - first) * lengths[last] ** (2 if quadratic else 1) <= budget:
+            last += 1
+        groups_M = order_Q[first:last]
+        slots_L = torch.arange(lengths[last - 1], device=offsets_Q1.device)
+        mask_ML = slots_L < lengths_Q[first:last, None]
+        rows_ML = torch.where(mask_ML, offsets_Q1[groups_M][:, None] + slots_L, 0)
+        yield Chunk(groups_M, rows_ML, mask_ML)
+        first = last
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGroups:
+    """Query groups in ragged form: documents one after the other, groups told apart by offsets.
+
+    Args:
+        features_NF: float features; NaN is a missing value.
+        offsets_Q1: int64, from 0 to N, never falling.
+        labels_N: relevance, or None for groups without labels; a batch never mixes the two.
+        ids_Q: int64 group ids.
+        weights_N: document weights.
+        positions_N: positions at which documents were shown.
+
+    Raises:
+        ValueError: shapes, types or offsets do not fit together.
+
+    Example:
+        >>> groups = QueryGroups(torch.zeros(3, 4), torch.tensor([0, 1, 3]), torch.tensor([1.0, 0.0, 2.0]))
+        >>> groups.n_groups, groups.n_documents, groups.select(torch.tensor([1])).labels_N.tolist()
+        (2, 3, [0.0, 2.0])
+    """
+
+    features_NF: Tensor
+    offsets_Q1: Tensor
+    labels_N: Tensor | None = None
+    ids_Q: Tensor | None = None
+    weights_N: Tensor | None = None
+    positions_N: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        n, q = self.n_documents, self.n_groups
+        if self.features_NF.ndim != 2 or not self.features_NF.is_floating_point():
+            raise ValueError(f"features must be floats of shape [N, F], not {tuple(self.features_NF.shape)}")
+        if self.offsets_Q1.ndim != 1 or q < 0 or self.offsets_Q1.dtype != torch.int64:
+            raise ValueError("offsets must be int64 of shape [Q + 1], so at least one number")
+        if self.offsets_Q1[0] != 0 or self.offsets_Q1[-1] != n or bool((self.offsets_Q1.diff() < 0).any()):
+            raise ValueError(f"offsets must rise from 0 to the number of documents, {n}")
+        for name, size in (("labels_N", n), ("ids_Q", q), ("weights_N", n), ("positions_N", n)):
+            value = getattr(self, name)
+            if value is not None and value.shape != (size,):
+                raise ValueError(f"{name} must have shape [{size}], not {list(value.shape)}")
+
+    @property
+    def n_documents(self) -> int:
+        """N."""
+        return len(self.features_NF)
+
+    @property
+    def n_groups(self) -> int:
+        """Q."""
+        return len(self.offsets_Q1) - 1
+
+    @property
+    def n_features(self) -> int:
+        """F."""
+        return self.features_NF.shape[1]
+
+    @property
+    def lengths_Q(self) -> Tensor:
+        """Documents of each group."""
+        return self.offsets_Q1.diff()
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
+        """The same groups on another device."""
+
+        def move(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.to(device, non_blocking=non_blocking)
+
+        return QueryGroups(
+            self.features_NF.to(device, non_blocking=non_blocking),
+            self.offsets_Q1.to(device, non_blocking=non_blocking),
+            move(self.labels_N),
+            move(self.ids_Q),
+            move(self.weights_N),
+            move(self.positions_N),
+        )
+
+    def select(self, groups_M: Tensor) -> "QueryGroups":
+        """The groups of these numbers, in this order; a number may repeat."""
+        lengths_M = self.lengths_Q[groups_M]
+        offsets_M1 = to_offsets(lengths_M)
+        shift_M = self.offsets_Q1[groups_M] - offsets_M1[:-1]
+        rows = torch.arange(int(offsets_M1[-1]), device=shift_M.device) + shift_M.repeat_interleave(lengths_M)
+
+        def take(values: Tensor | None, index: Tensor) -> Tensor | None:
+            return None if values is None else values[index]
+
+        return QueryGroups(
+            self.features_NF[rows],
+            offsets_M1,
+            take(self.labels_N, rows),
+            take(self.ids_Q, groups_M),
+            take(self.weights_N, rows),
+            take(self.positions_N, rows),
+        )
+
+    @staticmethod
+    def concat(parts: Sequence["QueryGroups"]) -> "QueryGroups":
+        """One batch of all the groups of the parts.
+
+        Raises:
+            ValueError: there is no part, or some parts have a field (labels, ids, ...) that others lack.
+        """
+        if not parts:
+            raise ValueError("concat needs at least one batch")
+
+        def join(name: str) -> Tensor | None:
+            values = [getattr(part, name) for part in parts]
+            if all(v is None for v in values):
+                return None
+            if any(v is None for v in values):
+                raise ValueError(f"{name}: some batches have it and some do not")
+            return torch.cat(values)
+
+        return QueryGroups(
+            torch.cat([part.features_NF for part in parts]),
+            to_offsets(torch.cat([part.lengths_Q for part in parts])),
+            join("labels_N"),
+            join("ids_Q"),
+            join("weights_N"),
+            join("positions_N"),
+        )
+
+    def to_padded(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Features [Q, L, F], labels [Q, L] or None, and the mask [Q, L] that is True on documents; padding is 0."""
+        slots_L = torch.arange(int(self.lengths_Q.max()) if self.n_groups else 0, device=self.offsets_Q1.device)
+        mask_QL = slots_L < self.lengths_Q[:, None]
+
+        def pad(values_N: Tensor) -> Tensor:
+            padded = values_N.new_zeros((*mask_QL.shape, *values_N.shape[1:]))
+            padded[mask_QL] = values_N
+            return padded
+
+        return pad(self.features_NF), None if self.labels_N is None else pad(self.labels_N), mask_QL
+
+    def length_buckets(self, *, budget: int) -> Iterator[Chunk]:
+        """Chunks of groups of similar length with at most `budget` padded slots each; see `length_chunks`."""
+        return length_chunks(self.offsets_Q1, budget=budget, quadratic=False)

@@ -1,0 +1,197 @@
+"""Configs: frozen pydantic models, read from YAML at any URL, with overrides from the command line.
+
+Every config derives from `Config` and lives beside the function that reads it. Fields are explained by the string
+under them; `describe` prints these for `--help`. An unknown key is an error that names the nearest right one.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import inspect
+import json
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ltrscale import storage
+from ltrscale.errors import InputError
+
+
+class Config(BaseModel):
+    """Base of all configs: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values, validated.
+
+        Example:
+            >>> class Point(Config):
+            ...     x: int = 0
+            >>> Point().replace(x=3)
+            Point(x=3)
+        """
+        return type(self).model_validate({**self.model_dump(), **changes})
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+def load(cls: type[ConfigT], url: str | None = None, overrides: Sequence[str] = ()) -> ConfigT:
+    """Read a config from YAML and apply `a.b=c` overrides, whose values are YAML too.
+
+    Raises:
+        InputError: the file is missing or not YAML, a key is unknown, a value does not fit; all in one line.
+
+    Example:
+        >>> class Model(Config):
+        ...     width: int = 136
+        >>> class Job(Config):
+        ...     model: Model = Model()
+        >>> load(Job, overrides=["model.width=64"]).model.width
+        64
+        >>> load(Job, overrides=["model.widht=64"])
+        Traceback (most recent call last):
+        ltrscale.errors.InputError: command line: model.widht: unknown key; did you mean 'width'?
+    """
+    values: dict[str, Any] = {}
+    if url is not None:
+        values = _read_yaml(url)
+    for override in overrides:
+        _apply(values, override)
+    return validate(cls, values, url or "command line")
+
+
+def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
+    """Build a config; whatever is wrong comes as one `InputError` that begins with `where`."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(cls, dict(problem)) for problem in error.errors()]
+        raise InputError(f"{where}: {'; '.join(problems)}") from error
+
+
+def dump(config: Config) -> str:
+    """The config as YAML, every value stated; `load` reads it back equal."""
+    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120))
+
+
+def digest(value: Any) -> str:
+    """Hash of plain data or a config; independent of key order.
+
+    Example:
+        >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+        True
+    """
+    plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """What a committed directory records of its origin: stage, config and the hashes of its inputs."""
+    return {"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)}
+
+
+def is_current(url: str, origin: Mapping[str, Any]) -> bool:
+    """Whether the directory was committed by the same stage with the same config and inputs."""
+    manifest = storage.read_manifest(url)
+    return manifest is not None and manifest.get("made_by") == json.loads(json.dumps(origin))
+
+
+def describe(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """One line per key: dotted name, default, meaning; nested configs in place."""
+    for name, field in cls.model_fields.items():
+        nested = list(_models_in(field.annotation))
+        text = " ".join((field.description or "").split())
+        default = (
+            "required" if field.is_required() else f"default {_short(field.get_default(call_default_factory=True))}"
+        )
+        if not nested:
+            yield f"{prefix}{name}: {text} ({default})"
+            continue
+        yield f"{prefix}{name}: {text}"
+        for model in nested:
+            kind = model.model_fields.get("kind")
+            if kind is not None and len(nested) > 1:
+                summary = (model.__doc__ or "").splitlines()[0]
+                yield f"{prefix}{name}.kind={typing.get_args(kind.annotation)[0]}: {summary}"
+            yield from describe(model, f"{prefix}{name}.")
+
+
+def _short(value: object) -> str:
+    return json.dumps(value, default=str) if not isinstance(value, BaseModel) else "as below"
+
+
+def _read_yaml(url: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(storage.read_bytes(url))
+    except yaml.YAMLError as error:
+        raise InputError(f"{url}: not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{url}: not text in UTF-8: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise InputError(f"{url}: a config is a mapping of keys to values, this is a {type(values).__name__}")
+    return values
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set {override}: write it as key=value, for example --set finetune.learning_rate=1e-4")
+    *path, last = key.split(".")
+    here: Any = values
+    for part in path:
+        if isinstance(here, list) and part.isdigit() and int(part) < len(here):
+            here = here[int(part)]
+        elif isinstance(here, dict):
+            if here.get(part) is None:
+                here[part] = {}
+            here = here[part]
+        else:
+            raise InputError(f"--set {override}: {part!r} is below a plain value; check the dots")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {override}: the value is not YAML: {error}") from error
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):  # YAML 1.1 wants a dot in 1e-4; people do not
+            value = float(value) if any(c.isdigit() for c in value) else value
+    if isinstance(here, list) and last.isdigit() and int(last) < len(here):
+        here[int(last)] = value
+    elif isinstance(here, dict):
+        here[last] = value
+    else:
+        raise InputError(f"--set {override}: {last!r} is below a plain value; check the dots")
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The configs that a field's annotation mentions, through unions, lists and Annotated."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
+    """One validation problem as `key: what is wrong`, with the nearest right key where the key is unknown."""
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        given = problem["input"]
+        shown = f" (given {given!r})" if isinstance(given, str | int | float | bool) else ""
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        return f"{where}: {message}{shown}" if where else message
+    level = {cls}
+    for part in problem["loc"][:-1]:  # indices and union tags are not fields and are passed over
+        below = {
+            m for model in level if part in model.model_fields for m in _models_in(model.model_fields[part].annotation)
+        }
+        level = below or level
+    names = sorted({name for model in level for name in model.model_fields})
+    near = difflib.get_close_matches(str(problem["loc"][-1]), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(names)}"
+    return f"{where}: unknown key; {hint}"

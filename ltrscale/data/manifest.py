@@ -1,0 +1,130 @@
+"""The manifest of a data set directory: its features, files, counts and origin.
+
+A data set is what its manifest lists. Counts are kept per row group, so that plans and splits are made without opening
+a data file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.config import Config, digest, validate
+from ltrscale.errors import InputError
+
+
+class Feature(Config):
+    """A feature column. Categorical codes are integers below 2**24, stored as floats, exactly."""
+
+    name: str
+    kind: Literal["numeric", "categorical"] = "numeric"
+
+
+class Counts(NamedTuple):
+    """What a row group holds: query groups, documents, and how many of the groups have labels."""
+
+    groups: int
+    documents: int
+    labelled: int
+
+
+class DataFile(Config):
+    """One Parquet file: name in the directory, period, size, content hash, counts of each row group."""
+
+    path: str
+    period: str
+    bytes: int
+    sha256: str
+    row_groups: tuple[Counts, ...]
+
+
+class FeatureSummary(Config):
+    """What was seen of a feature: missing values, and range, mean and deviation of the others (None without any)."""
+
+    missing: int
+    minimum: float | None = None
+    maximum: float | None = None
+    mean: float | None = None
+    std: float | None = None
+
+
+class Accounting(Config):
+    """Rows and groups that came in, were kept and were rejected; in = kept + rejected, always.
+
+    A group is rejected when none of its rows is kept. `rules` counts rejected rows by rule.
+    """
+
+    rows_in: int = 0
+    rows_kept: int = 0
+    rows_rejected: int = 0
+    groups_in: int = 0
+    groups_kept: int = 0
+    groups_rejected: int = 0
+    rules: dict[str, int] = Field(default_factory=dict)
+    hash_collisions: int = 0
+    """Pairs of categorical values that were hashed to the same code."""
+
+
+class Manifest(Config):
+    """`manifest.json` of a data set directory."""
+
+    format: Literal["ltrscale-dataset"] = "ltrscale-dataset"
+    version: Literal[1] = 1
+    features: tuple[Feature, ...]
+    files: tuple[DataFile, ...]
+    summaries: tuple[FeatureSummary, ...] = ()
+    """One for each feature, in order."""
+    label_counts: dict[str, int] = Field(default_factory=dict)
+    """Documents by label value, at most 64 different ones; empty when there are more."""
+    longest: int = 0
+    """Documents of the longest group."""
+    accounting: Accounting = Accounting()
+    quarantine: tuple[str, ...] = ()
+    """Quarantine files, below the same directory."""
+    made_by: dict[str, Any] = Field(default_factory=dict)
+    """Stage, config and input fingerprints; not part of the hash."""
+
+    @property
+    def hash(self) -> str:
+        """Hash of what the data set holds: features, and the files' names, counts and content hashes."""
+        plain = self.model_dump(mode="json", include={"features", "files"})
+        return digest(plain)
+
+    @property
+    def periods(self) -> list[str]:
+        """The periods that have data, sorted."""
+        return sorted({file.period for file in self.files})
+
+    def counts(self) -> Counts:
+        """Groups, documents and labelled groups of the whole data set."""
+        cells = [cell for file in self.files for cell in file.row_groups]
+        return Counts(*(sum(column) for column in zip(*cells, strict=True))) if cells else Counts(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A committed data set directory, opened."""
+
+    url: str
+    manifest: Manifest
+
+
+def open_dataset(url: str) -> Dataset:
+    """Open a data set directory.
+
+    Raises:
+        InputError: nothing is committed there, or it is no data set of a version that this package reads.
+    """
+    values = storage.read_manifest(url)
+    if values is None:
+        raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")
+    return Dataset(url, parse_manifest(values, storage.join(url, storage.MANIFEST)))
+
+
+def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
+    """Validate a manifest that was read from `where`."""
+    if values.get("format") != "ltrscale-dataset":
+        raise InputError(f"{where}: not a data set but {values.get('format', 'something else')!r}; check the path")
+    return validate(Manifest, values, where)

@@ -1,0 +1,1 @@
+"""Evaluation: metrics by group, outlier slices, significance, the report."""

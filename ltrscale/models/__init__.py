@@ -1,0 +1,1 @@
+"""Networks: feature transform, encoders, heads (torch only; no I/O)."""

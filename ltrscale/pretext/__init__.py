@@ -1,0 +1,1 @@
+"""Self-supervised objectives: augmentations and contrastive losses (pure torch; no I/O)."""

@@ -1,0 +1,1 @@
+"""Ranking mathematics: losses and metrics on ragged groups (pure torch; no I/O)."""

@@ -1,0 +1,1 @@
+"""Simulators: synthetic logs to try everything on without a download."""

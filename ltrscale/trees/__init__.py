@@ -1,0 +1,1 @@
+"""Gradient boosted trees on the same data sets, in the same bundles."""
