@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ltrscale import storage
 from ltrscale.errors import InputError
@@ -24,6 +24,17 @@ class Config(BaseModel):
     """Base of all configs: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        """What is left out of a nested config comes from the default that its field has here, not from its class."""
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            name: _over(cls.model_fields[name].default, value) if name in cls.model_fields else value
+            for name, value in values.items()
+        }
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values, validated.
@@ -38,6 +49,16 @@ class Config(BaseModel):
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+def _over(default: Any, given: Any) -> Any:
+    """The given keys over a default config; a config of another kind shares nothing with the default."""
+    if not isinstance(default, Config) or not isinstance(given, Mapping):
+        return given
+    values: dict[str, Any] = {name: getattr(default, name) for name in type(default).model_fields}
+    if given.get("kind", values.get("kind")) != values.get("kind"):
+        return given
+    return values | {name: _over(values.get(name), value) for name, value in given.items()}
 
 
 def load(cls: type[ConfigT], url: str | None = None, overrides: Sequence[str] = ()) -> ConfigT:
@@ -101,16 +122,18 @@ def is_current(url: str, origin: Mapping[str, Any]) -> bool:
     return manifest is not None and manifest.get("made_by") == json.loads(json.dumps(origin))
 
 
-def describe(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """One line per key: dotted name, default, meaning; nested configs in place."""
+def describe(cls: type[BaseModel], prefix: str = "", default: BaseModel | None = None) -> Iterator[str]:
+    """One line per key: dotted name, default, meaning; nested configs in place.
+
+    `default` is what stands where the config is left out, if that is not what its class says.
+    """
     for name, field in cls.model_fields.items():
         nested = list(_models_in(field.annotation))
         text = " ".join((field.description or "").split())
-        default = (
-            "required" if field.is_required() else f"default {_short(field.get_default(call_default_factory=True))}"
-        )
+        value = field.get_default(call_default_factory=True) if default is None else getattr(default, name)
         if not nested:
-            yield f"{prefix}{name}: {text} ({default})"
+            required = default is None and field.is_required()
+            yield f"{prefix}{name}: {text} ({'required' if required else f'default {json.dumps(value, default=str)}'})"
             continue
         yield f"{prefix}{name}: {text}"
         for model in nested:
@@ -118,11 +141,7 @@ def describe(cls: type[BaseModel], prefix: str = "") -> Iterator[str]:
             if kind is not None and len(nested) > 1:
                 summary = (model.__doc__ or "").splitlines()[0]
                 yield f"{prefix}{name}.kind={typing.get_args(kind.annotation)[0]}: {summary}"
-            yield from describe(model, f"{prefix}{name}.")
-
-
-def _short(value: object) -> str:
-    return json.dumps(value, default=str) if not isinstance(value, BaseModel) else "as below"
+            yield from describe(model, f"{prefix}{name}.", value if isinstance(value, model) else None)
 
 
 def _read_yaml(url: str) -> dict[str, Any]:

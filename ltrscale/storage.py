@@ -7,6 +7,7 @@ one wins and the other is told. The same rule holds on a local disk and on S3.
 An S3 endpoint other than Amazon's is named by the environment variable `AWS_ENDPOINT_URL`, as in Amazon's own tools.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
 import fsspec
+from botocore.exceptions import BotoCoreError, NoCredentialsError  # type: ignore[import-untyped]
 
 from ltrscale.errors import InputError
 
@@ -36,6 +38,22 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except (ValueError, ImportError) as error:
         raise InputError(f"{url}: {error}; use a local path, s3://, gs:// or another fsspec URL") from error
     return fs, path
+
+
+def arrow_filesystem(url: str) -> tuple[Any, str]:
+    """The pyarrow file system of a URL and the path on it: memory-mapped files, pyarrow's own S3, or fsspec's."""
+    from pyarrow import fs as arrow  # here, for what never reads Parquet
+
+    fs, path = filesystem(url)
+    if is_local(url):
+        return arrow.LocalFileSystem(use_mmap=True), path
+    if not url.startswith("s3://"):
+        return arrow.PyFileSystem(arrow.FSSpecHandler(fs)), path
+    with named_errors(url):
+        if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
+            scheme, _, host = endpoint.rpartition("://")
+            return arrow.S3FileSystem(endpoint_override=host, scheme=scheme or "https"), path
+        return arrow.FileSystem.from_uri(url)[0], path
 
 
 def is_local(url: str) -> bool:
@@ -60,12 +78,12 @@ def named_errors(url: str, doing: str = "read") -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise InputError(f"{url}: no such file, directory or bucket; check the path") from error
-    except PermissionError as error:
+    except (PermissionError, NoCredentialsError) as error:
         remedy = "check its mode" if is_local(url) else "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise InputError(f"{url}: no permission to {doing} ({error}); {remedy}") from error
     except (IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{url}: cannot {doing}: {error.strerror}; name a file where a file is wanted") from error
-    except OSError as error:
+    except (OSError, BotoCoreError) as error:  # s3fs lets some of botocore's errors through
         remedy = "check the disk" if is_local(url) else "check the network and AWS_ENDPOINT_URL"
         raise InputError(f"{url}: cannot {doing}: {error}; {remedy}") from error
 
@@ -162,6 +180,14 @@ def remove(url: str) -> None:
             fs.rm(path, recursive=True)
 
 
+def _remove_with_folder(url: str) -> None:
+    """Delete a file, and its folder where that leaves it empty."""
+    remove(url)
+    if is_local(url):
+        with contextlib.suppress(OSError):
+            local_path(url).parent.rmdir()
+
+
 def read_manifest(url: str) -> dict[str, Any] | None:
     """The manifest of a committed directory, or None where none is committed."""
     path = join(url, MANIFEST)
@@ -174,6 +200,22 @@ def read_manifest(url: str) -> dict[str, Any] | None:
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")
     return manifest
+
+
+def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
+    """A file of a committed directory, checked against the content hash in its manifest.
+
+    Raises:
+        InputError: the manifest does not list the file, or the file is missing or was changed.
+    """
+    path = join(url, name)
+    listed = {str(f["path"]): str(f["sha256"]) for f in manifest.get("files", [])}
+    if name not in listed:
+        raise InputError(f"{path}: the manifest does not list it; make the directory again")
+    data = read_bytes(path)
+    if hashlib.sha256(data).hexdigest() != listed[name]:
+        raise InputError(f"{path}: its content is not what was committed (hash differs); make the directory again")
+    return data
 
 
 def create_exclusively(url: str, data: bytes) -> bool:
@@ -212,6 +254,10 @@ class Placed:
     sha256: str
 
 
+def _listed(manifest: Mapping[str, Any] | None) -> set[str]:
+    return {str(f["path"]) for f in (manifest or {}).get("files", [])}
+
+
 class Commit:
     """Writes the files of one directory and, last, its manifest.
 
@@ -234,6 +280,7 @@ class Commit:
         self.url = url
         self.files: list[Placed] = []
         self.finished = False
+        self._kept: set[str] = set()
         self._previous = read_manifest(url)
         self._withdrawn = False
         if is_local(url):
@@ -247,11 +294,11 @@ class Commit:
         return self
 
     @contextmanager
-    def file(self, name: str) -> Iterator[Path]:
+    def file(self, name: str, *, keep: bool = False) -> Iterator[Path]:
         """A local path to write; at the end of the block the file is in place under `name`.
 
         `{hash}` in the name becomes the first eight digits of the content's hash, so that two writers cannot touch
-        each other's files.
+        each other's files. `keep` leaves the file there even if the directory is not committed.
         """
         local = self._staging / secrets.token_hex(8)
         yield local
@@ -259,9 +306,11 @@ class Commit:
         placed = Placed(name.replace("{hash}", digest[:8]), local.stat().st_size, digest)
         self._place(local, placed.path)
         self.files.append(placed)
+        if keep:
+            self._kept.add(placed.path)
 
     def _place(self, local: Path, name: str) -> None:
-        if name in self._old_names() and not self._withdrawn:
+        if name in _listed(self._previous) and not self._withdrawn:
             remove(join(self.url, MANIFEST))
             self._withdrawn = True
         target = join(self.url, name)
@@ -273,9 +322,6 @@ class Commit:
                 fs, path = filesystem(target)
                 fs.put_file(str(local), path)
                 local.unlink()
-
-    def _old_names(self) -> set[str]:
-        return {str(f["path"]) for f in (self._previous or {}).get("files", [])}
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
         """Commit: write the manifest, whose `files` are those put in place unless it brings its own list.
@@ -293,14 +339,15 @@ class Commit:
         elif not create_exclusively(url, data):
             raise InputError(f"{self.url}: another writer committed it meanwhile; choose another directory")
         self.finished = True
-        for name in self._old_names() - {f.path for f in self.files}:
-            remove(join(self.url, name))
+        for name in _listed(self._previous) - _listed(document) - {f.path for f in self.files}:
+            _remove_with_folder(join(self.url, name))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
         if not self.finished:
-            for placed in self.files:
-                if placed.path not in self._old_names() or self._withdrawn:
-                    remove(join(self.url, placed.path))
+            # what is committed now may list files of ours too: the commit before, or a writer of equal content who won
+            needed = _listed(read_manifest(self.url)) | self._kept
+            for name in {placed.path for placed in self.files} - needed:
+                _remove_with_folder(join(self.url, name))

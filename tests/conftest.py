@@ -1,8 +1,23 @@
 """Fixtures that several tests share."""
 
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import s3fs
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +27,108 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
     return folder
+
+
+Labelled = tuple[NDArray[np.float32], NDArray[np.float32] | None]
+"""Features [L, F] and labels [L] of one query group; labels are None where it has none."""
+WriteDataset = Callable[[Mapping[str, Sequence[Labelled]], Sequence[Feature]], str]
+
+
+@pytest.fixture(scope="session")
+def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> WriteDataset:
+    """Writes given groups by period as a data set directory, one row group a period; returns its URL."""
+
+    def write(groups: Mapping[str, Sequence[Labelled]], features: Sequence[Feature]) -> str:
+        url = str(tmp_path_factory.mktemp("data") / "set")
+        lists, files, gid = pa.list_(pa.float32()), [], 0
+        with storage.Commit(url) as commit:
+            for period, of_period in groups.items():
+                columns = {
+                    "gid": pa.array(range(gid, gid + len(of_period)), pa.int64()),
+                    "query_id": pa.array([f"q{i}" for i in range(gid, gid + len(of_period))]),
+                    "features": pa.array([np.asarray(x_LF, np.float32).ravel() for x_LF, _ in of_period], lists),
+                    "labels": pa.array([labels_L for _, labels_L in of_period], lists),
+                }
+                gid += len(of_period)
+                with commit.file(f"period={period}/part-00000-{{hash}}.parquet") as path:
+                    pq.write_table(pa.table(columns), path)
+                placed = commit.files[-1]
+                labelled = sum(labels_L is not None for _, labels_L in of_period)
+                counts = Counts(len(of_period), sum(len(x_LF) for x_LF, _ in of_period), labelled)
+                files.append(DataFile(**vars(placed), period=period, row_groups=(counts,)))
+            manifest = Manifest(features=tuple(features), files=tuple(files))
+            commit.finish(manifest.model_dump(mode="json"))
+        return url
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small data set made as a user makes one: a synthetic log of four weeks, prepared."""
+    from ltrscale.data.prepare import PrepareConfig, prepare
+    from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
+
+    folder = tmp_path_factory.mktemp("synthetic")
+    config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
+    files = write_log(config, str(folder / "log"), report=lambda _: None)
+    source = {"kind": "items", "columns": column_mapping()}
+    prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
+    return str(folder / "data")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A directory URL on a real S3 server (SeaweedFS) on this machine; the environment names endpoint and keys."""
+    folder = tmp_path_factory.mktemp("s3")
+    master, volume, filer, port = _free_ports(4)
+    keys = {"accessKey": "test-key", "secretKey": "test-secret"}
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    identities = {"identities": [{"name": "test", "credentials": [keys], "actions": actions}]}
+    (folder / "s3.json").write_text(json.dumps(identities))
+    command = [
+        str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        f"-master.port={master}", "-master.telemetry=false", "-master.volumeSizeLimitMB=64",
+        f"-volume.port={volume}", "-volume.max=20", "-volume.preStopSeconds=0", "-filer", f"-filer.port={filer}",
+        "-s3", f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false",
+        f"-s3.config={folder / 's3.json'}",
+    ]  # fmt: skip
+    with (
+        (folder / "server.log").open("w") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder) as server,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        environment.setenv("AWS_ACCESS_KEY_ID", keys["accessKey"])
+        environment.setenv("AWS_SECRET_ACCESS_KEY", keys["secretKey"])
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        try:
+            _wait_for_bucket("tests", port, server)
+            yield "s3://tests/runs"
+        finally:
+            server.kill()  # a polite end takes SeaweedFS half a minute, and its data is thrown away
+
+
+def _free_ports(count: int) -> list[int]:
+    """Free ports whose number plus 10,000, where SeaweedFS speaks gRPC, is free too."""
+
+    def free(port: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) != 0
+
+    candidates = (port for port in random.sample(range(20_000, 30_000), 1_000) if free(port) and free(port + 10_000))
+    return [next(candidates) for _ in range(count)]
+
+
+def _wait_for_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
+    """Make a bucket as soon as the server takes one."""
+    deadline = time.monotonic() + 60
+    while True:
+        assert server.poll() is None, "the S3 server ended; see server.log in its folder"
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
+            return
+        except OSError:
+            assert time.monotonic() < deadline, "the S3 server does not answer; see server.log in its folder"
+            time.sleep(0.2)

@@ -1,0 +1,151 @@
+"""Laws of ragged batches: cutting, joining and padding move documents and change none."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups, group_index, length_chunks, sum_by_group, to_offsets
+
+FIELDS = ("labels_N", "ids_Q", "weights_N", "positions_N")
+lengths = st.lists(st.integers(0, 9), max_size=12)
+budgets = st.integers(1, 200)
+
+
+def make(lengths_Q: list[int], *, fields: tuple[str, ...] = FIELDS, first: int = 0) -> QueryGroups:
+    """Groups in which every value is different, so that none can be mistaken for another."""
+    offsets_Q1 = to_offsets(torch.tensor(lengths_Q, dtype=torch.int64))
+    n = int(offsets_Q1[-1])
+    values_N = torch.arange(first, first + n).float()
+    values = {
+        "labels_N": values_N + 0.25,
+        "ids_Q": torch.arange(first, first + len(lengths_Q)),
+        "weights_N": values_N + 0.5,
+        "positions_N": values_N.long(),
+    }
+    features_NF = torch.stack([values_N, -values_N], dim=1)
+    return QueryGroups(features_NF, offsets_Q1, **{name: values[name] for name in fields})
+
+
+def split(groups: QueryGroups) -> list[dict[str, list[float]]]:
+    """One plain record a group: the slow oracle's view of a batch."""
+    records = []
+    for q in range(groups.n_groups):
+        a, b = groups.offsets_Q1[q : q + 2].tolist()
+        record = {"features_NF": groups.features_NF[a:b].tolist()}
+        for name in FIELDS:
+            if (values := getattr(groups, name)) is not None:
+                record[name] = values[q].tolist() if name.endswith("Q") else values[a:b].tolist()
+        records.append(record)
+    return records
+
+
+@given(lengths)
+def test_offsets_lengths_and_group_numbers_agree(lengths_Q: list[int]) -> None:
+    groups = make(lengths_Q)
+    assert groups.lengths_Q.tolist() == lengths_Q
+    assert (groups.n_groups, groups.n_documents, groups.n_features) == (len(lengths_Q), sum(lengths_Q), 2)
+    numbers = [q for q, length in enumerate(lengths_Q) for _ in range(length)]
+    assert group_index(groups.offsets_Q1).tolist() == numbers
+    ones_N = torch.ones(groups.n_documents)
+    assert sum_by_group(ones_N, groups.offsets_Q1).tolist() == lengths_Q
+
+
+@given(lengths, st.data())
+def test_select_takes_these_groups_in_this_order(lengths_Q: list[int], data: st.DataObject) -> None:
+    groups = make(lengths_Q)
+    chosen = data.draw(st.lists(st.integers(0, len(lengths_Q) - 1)) if lengths_Q else st.just([]))
+    records = split(groups)
+    selected = groups.select(torch.tensor(chosen, dtype=torch.int64))
+    assert split(selected) == [records[q] for q in chosen]
+
+
+@given(st.lists(lengths, min_size=1, max_size=4), st.sets(st.sampled_from(FIELDS)))
+def test_concat_is_the_list_of_all_groups(parts: list[list[int]], fields: set[str]) -> None:
+    batches = [make(part, fields=tuple(fields), first=100 * i) for i, part in enumerate(parts)]
+    assert split(QueryGroups.concat(batches)) == [record for batch in batches for record in split(batch)]
+
+
+def test_concat_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="ids_Q: some batches have it and some do not"):
+        QueryGroups.concat([make([1]), make([1], fields=("labels_N", "weights_N", "positions_N"))])
+    with pytest.raises(ValueError, match="at least one"):
+        QueryGroups.concat([])
+
+
+@given(lengths)
+def test_padding_and_cutting_are_inverse(lengths_Q: list[int]) -> None:
+    groups = make(lengths_Q)
+    features_QLF, labels_QL, mask_QL = groups.to_padded()
+    assert labels_QL is not None
+    assert mask_QL.shape == (len(lengths_Q), max(lengths_Q, default=0))
+    assert mask_QL.sum(1).tolist() == lengths_Q
+    assert torch.equal(features_QLF[mask_QL], groups.features_NF)
+    assert torch.equal(labels_QL[mask_QL], groups.labels_N)
+    assert not features_QLF[~mask_QL].any()
+    assert not labels_QL[~mask_QL].any()
+    assert make(lengths_Q, fields=()).to_padded()[1] is None
+
+
+@given(lengths, budgets, st.booleans())
+def test_chunks_hold_every_document_once_within_budget(lengths_Q: list[int], budget: int, quadratic: bool) -> None:
+    offsets_Q1 = to_offsets(torch.tensor(lengths_Q, dtype=torch.int64))
+    seen: list[int] = []
+    longest_before = 0
+    for groups_M, rows_ML, mask_ML in length_chunks(offsets_Q1, budget=budget, quadratic=quadratic):
+        m, longest = rows_ML.shape
+        assert m == 1 or m * longest ** (2 if quadratic else 1) <= budget
+        assert longest >= longest_before
+        longest_before = longest
+        for q, row, mask in zip(groups_M.tolist(), rows_ML, mask_ML, strict=True):
+            documents = list(range(int(offsets_Q1[q]), int(offsets_Q1[q + 1])))
+            assert row[mask].tolist() == documents
+            assert mask.tolist() == [slot < len(documents) for slot in range(longest)]
+            assert not row[~mask].any()
+            seen += documents
+        assert int(mask_ML.sum(1).max()) == longest
+    assert sorted(seen) == list(range(sum(lengths_Q)))
+
+
+@given(lengths, budgets)
+def test_chunks_are_as_large_as_the_budget_lets_them(lengths_Q: list[int], budget: int) -> None:
+    chunks = list(make(lengths_Q).length_buckets(budget=budget))
+    for chunk, after in pairwise(chunks):
+        next_length = int(after.mask_ML[0].sum())
+        assert (len(chunk.groups_M) + 1) * next_length > budget
+
+
+def offsets(*values: int) -> Tensor:
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features_NF": torch.zeros(3)}, "features"),
+        ({"features_NF": torch.zeros(3, 2, dtype=torch.int64)}, "floats"),
+        ({"offsets_Q1": offsets(0, 2)}, "rise from 0 to the number of documents, 3"),
+        ({"offsets_Q1": offsets(1, 3)}, "rise from 0"),
+        ({"offsets_Q1": offsets(0, 3, 2, 3)}, "rise from 0"),
+        ({"offsets_Q1": torch.tensor([0, 3], dtype=torch.int32)}, "int64"),
+        ({"offsets_Q1": torch.zeros(0, dtype=torch.int64)}, "at least one number"),
+        ({"labels_N": torch.zeros(2)}, r"labels_N must have shape \[3\], not \[2\]"),
+        ({"ids_Q": torch.zeros(3)}, r"ids_Q must have shape \[2\]"),
+        ({"weights_N": torch.zeros(3, 1)}, "weights_N must have shape"),
+        ({"positions_N": torch.zeros(4)}, "positions_N must have shape"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change: dict[str, Tensor], message: str) -> None:
+    good = {"features_NF": torch.zeros(3, 2), "offsets_Q1": offsets(0, 1, 3)}
+    assert QueryGroups(**good).n_groups == 2
+    with pytest.raises(ValueError, match=message):
+        QueryGroups(**{**good, **change})
+
+
+def test_a_move_keeps_all_fields() -> None:
+    groups = make([2, 0, 1])
+    assert split(groups.to("cpu")) == split(groups)
+    assert make([1], fields=()).to("cpu").labels_N is None

@@ -1,0 +1,193 @@
+"""Configs: what is read back equals what was dumped, and whatever is wrong is one line that names the key."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError
+
+from ltrscale import storage
+from ltrscale.config import Config, describe, digest, dump, is_current, load, made_by, validate
+from ltrscale.errors import InputError
+
+
+class Circle(Config):
+    """A round one."""
+
+    kind: Literal["circle"] = "circle"
+    radius: float = Field(default=1.0, gt=0)
+    """From the centre."""
+
+
+class Square(Config):
+    """One with corners."""
+
+    kind: Literal["square"] = "square"
+    side: float = 1.0
+
+
+class Job(Config):
+    name: str = "job"
+    """What it is called."""
+    shape: Annotated[Circle | Square, Field(discriminator="kind")] = Circle()
+    steps: tuple[int, ...] = ()
+    tags: dict[str, str] = Field(default_factory=dict)
+    shapes: tuple[Circle, ...] = ()
+
+
+class Strict(Config):
+    out: str
+    job: Job = Job()
+
+
+class Tuned(Config):
+    """A config whose field has another default than the class of the field."""
+
+    job: Job = Job(name="tuned", shape=Circle(radius=5.0), tags={"a": "1"})
+    shape: Annotated[Circle | Square, Field(discriminator="kind")] = Square(side=7.0)
+
+
+jobs = st.builds(
+    Job,
+    name=st.text(),
+    shape=st.builds(Circle, radius=st.floats(1e-300, 1e300)) | st.builds(Square, side=st.floats(-1e9, 1e9)),
+    steps=st.lists(st.integers()).map(tuple),
+    tags=st.dictionaries(st.text(), st.text()),
+)
+
+
+@given(jobs)
+def test_dump_and_load_are_inverse(tmp_path_factory: pytest.TempPathFactory, job: Job) -> None:
+    path = tmp_path_factory.getbasetemp() / "job.yaml"
+    path.write_text(dump(job), encoding="utf-8")
+    assert load(Job, str(path)) == job
+    assert validate(Job, json.loads(job.model_dump_json()), "here") == job
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_a_number_survives_the_command_line(value: float) -> None:
+    assert load(Job, overrides=["shape.kind=square", f"shape.side={value!r}"]).shape == Square(side=value)
+
+
+def test_overrides_reach_into_mappings_and_lists(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a\nshape:\nsteps: [1, 2]\nshapes: [{radius: 2}, {}]\n")
+    overrides = ["shape.radius=1e-4", "steps.1=5", "shapes.1.radius=3", "tags.new=yes it is", "name=1e4x"]
+    job = load(Job, str(path), overrides)
+    assert job.shape == Circle(radius=1e-4)
+    assert job.steps == (1, 5)
+    assert [circle.radius for circle in job.shapes] == [2, 3]
+    assert job.tags == {"new": "yes it is"}
+    assert job.name == "1e4x"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["job.steps=[1]"], Tuned(job=Tuned().job.replace(steps=(1,)))),
+        (["job.shape.radius=2"], Tuned(job=Tuned().job.replace(shape={"kind": "circle", "radius": 2}))),
+        (["job.shape.kind=circle"], Tuned()),
+        (["job.shape.kind=square"], Tuned(job=Tuned().job.replace(shape={"kind": "square"}))),
+        (["job.tags={b: '2'}"], Tuned(job=Tuned().job.replace(tags={"b": "2"}))),
+        (["shape.kind=circle"], Tuned(shape=Circle())),
+        (["shape.side=1"], Tuned(shape=Square(side=1))),
+    ],
+)
+def test_setting_one_key_leaves_the_others_as_they_were(overrides: list[str], expected: Tuned) -> None:
+    assert load(Tuned, overrides=overrides) == expected
+
+
+def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert load(Job, str(tmp_path / "empty.yaml")) == Job()
+
+
+@pytest.mark.parametrize(
+    ("cls", "overrides", "message"),
+    [
+        (Job, ["nmae=x"], "command line: nmae: unknown key; did you mean 'name'?"),
+        (Job, ["shape.radios=1"], "command line: shape.circle.radios: unknown key; did you mean 'radius'?"),
+        (Job, ["zzz=1"], "command line: zzz: unknown key; the keys here are name, shape, shapes, steps, tags"),
+        (Strict, ["out=x", "job.shape.kind=square", "job.shape.sied=1"], "did you mean 'side'?"),
+        (Job, ["shape.radius=-1"], "shape.circle.radius: Input should be greater than 0 (given -1)"),
+        (Job, ["shape.radius=.inf"], "shape.circle.radius: Input should be a finite number"),
+        (Job, ["steps.0=1"], "--set steps.0=1"),
+        (Job, ["name.deep=1", "name.deep.er=1"], "--set name.deep.er=1: 'er' is below a plain value"),
+        (Job, ["name"], "--set name: write it as key=value"),
+        (Job, ["=1"], "--set =1: write it as key=value"),
+        (Job, ["name=[1"], "--set name=[1: the value is not YAML"),
+        (Strict, [], "command line: out: Field required"),
+    ],
+)
+def test_what_is_wrong_is_one_line(cls: type[Config], overrides: list[str], message: str) -> None:
+    values = overrides if message.startswith("--set steps") is False else ["steps=3", *overrides]
+    with pytest.raises(InputError) as error:
+        load(cls, overrides=values)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [", "not YAML"),
+        (b"- 1", "a config is a mapping of keys to values, this is a list"),
+        (b"\xff\xfe\x00", "job.yaml"),
+        (b"name: 3", "name: Input should be a valid string (given 3)"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        load(Job, str(path))
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+    with pytest.raises(InputError, match="no such file"):
+        load(Job, str(tmp_path / "other.yaml"))
+
+
+def test_configs_are_frozen_and_replace_validates() -> None:
+    circle = Circle()
+    with pytest.raises(ValidationError, match="frozen"):
+        circle.radius = 2.0  # type: ignore[misc]
+    assert circle.replace(radius=2) == Circle(radius=2)
+    assert Job(shape=Square()).replace(name="x").shape == Square()
+    with pytest.raises(ValidationError, match="greater than 0"):
+        circle.replace(radius=0)
+
+
+def test_describe_names_every_key() -> None:
+    lines = list(describe(Strict))
+    assert lines[0] == "out:  (required)"
+    assert 'job.name: What it is called. (default "job")' in lines
+    assert "job.shape.kind=square: One with corners." in lines
+    assert "job.shape.radius: From the centre. (default 1.0)" in lines
+    tuned = list(describe(Tuned))
+    assert "job.shape.radius: From the centre. (default 5.0)" in tuned
+    assert "shape.side:  (default 7.0)" in tuned
+    assert "shape.radius: From the centre. (default 1.0)" in tuned
+
+
+@given(jobs, jobs)
+def test_digests_tell_configs_apart(a: Job, b: Job) -> None:
+    assert (digest(a) == digest(b)) == (a.model_dump_json() == b.model_dump_json())
+    values = a.model_dump(mode="json")
+    assert digest(dict(reversed(values.items()))) == digest(a)
+
+
+def test_a_directory_is_current_for_the_same_origin_only(tmp_path: Path) -> None:
+    origin = made_by("stage", Job(steps=(1, 2)), {"data": "hash"})
+    assert not is_current(str(tmp_path), origin)
+    with storage.Commit(str(tmp_path)) as commit:
+        commit.finish({"made_by": origin})
+    assert is_current(str(tmp_path), origin)
+    for other in (
+        made_by("other", Job(steps=(1, 2)), {"data": "hash"}),
+        made_by("stage", Job(steps=(2, 1)), {"data": "hash"}),
+        made_by("stage", Job(steps=(1, 2)), {"data": "changed"}),
+    ):
+        assert not is_current(str(tmp_path), other)

@@ -1,0 +1,278 @@
+"""The same laws on a local disk and on a real S3 server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import s3fs
+
+from ltrscale import storage
+from ltrscale.errors import InputError
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A directory that does not exist yet."""
+    if request.param == "local":
+        return str(tmp_path / "new")
+    return storage.join(request.getfixturevalue("s3"), tmp_path.name)
+
+
+@pytest.fixture
+def other_keys(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Changes the environment's keys; file systems made before and within are forgotten."""
+    assert s3
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield monkeypatch
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def commit(url: str, files: dict[str, str], **manifest: object) -> None:
+    with storage.Commit(url) as writer:
+        for name, text in files.items():
+            with writer.file(name) as path:
+                path.write_text(text)
+        writer.finish(manifest)
+
+
+def names(url: str) -> list[str]:
+    return [found.removeprefix(url).lstrip("/") for found in storage.list_files(url)]
+
+
+def test_what_is_written_is_read(url: str) -> None:
+    path = storage.join(url, "deep", "file")
+    assert not storage.exists(path)
+    storage.write_bytes(path, b"old")
+    before = storage.fingerprint(path)
+    storage.write_bytes(path, b"newer")
+    assert storage.read_bytes(path) == b"newer"
+    assert storage.size(path) == 5
+    assert storage.fingerprint(path) != before
+    with storage.open_input(path) as stream:
+        stream.seek(2)
+        assert stream.read() == b"wer"
+    storage.remove(url)
+    storage.remove(url)
+    assert not storage.exists(path)
+
+
+def test_only_one_of_two_writers_creates_a_file(url: str) -> None:
+    path = storage.join(url, "file")
+    for round_ in range(5):
+        start, won = threading.Barrier(2), []
+
+        def write(data: bytes, path: str = f"{path}-{round_}", start: threading.Barrier = start, won=won) -> None:
+            start.wait()
+            if storage.create_exclusively(path, data):
+                won.append(data)
+
+        writers = [threading.Thread(target=write, args=(data,)) for data in (b"a", b"b")]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        assert len(won) == 1
+        assert storage.read_bytes(f"{path}-{round_}") == won[0]
+
+
+def test_list_files(url: str) -> None:
+    for name in ("b.txt", "a/x.csv", "a/_skip.csv", "a/.hidden/y.csv", "a/z.txt"):
+        storage.write_bytes(storage.join(url, name), b".")
+    assert names(url) == ["a/x.csv", "a/z.txt", "b.txt"]
+    assert [found.rsplit("/", 1)[1] for found in storage.list_files(storage.join(url, "*/*.csv"))] == ["x.csv"]
+    assert storage.read_bytes(storage.list_files(storage.join(url, "b.txt"))[0]) == b"."
+    with pytest.raises(InputError, match="no file there"):
+        storage.list_files(storage.join(url, "*.parquet"))
+
+
+def test_a_commit_is_seen_whole_or_not_at_all(url: str) -> None:
+    with storage.Commit(url) as writer:
+        with writer.file("part-{hash}.txt") as path:
+            path.write_text("hello")
+        assert storage.read_manifest(url) is None
+        writer.finish({"kind": "example"})
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["kind"] == "example"
+    (file,) = manifest["files"]
+    assert (file["path"], file["bytes"]) == ("part-2cf24dba.txt", 5)
+    assert storage.read_verified(url, file["path"], manifest) == b"hello"
+    storage.write_bytes(storage.join(url, file["path"]), b"hallo")
+    with pytest.raises(InputError, match=r"part-2cf24dba\.txt.*hash differs"):
+        storage.read_verified(url, file["path"], manifest)
+    with pytest.raises(InputError, match=r"other\.txt: the manifest does not list it"):
+        storage.read_verified(url, "other.txt", manifest)
+
+
+@pytest.mark.parametrize("error", [True, False])
+def test_leaving_before_finish_takes_everything_back(url: str, error: bool) -> None:
+    storage.write_bytes(storage.join(url, "mine.txt"), b"not of a commit")
+
+    def abandon() -> None:
+        with storage.Commit(url) as writer:
+            with writer.file("deep/part.txt") as path:
+                path.write_text("x")
+            if error:
+                raise RuntimeError("crash")
+
+    if error:
+        with pytest.raises(RuntimeError, match="crash"):
+            abandon()
+    else:
+        abandon()
+    assert names(url) == ["mine.txt"]
+    assert storage.read_manifest(url) is None
+
+
+def test_a_kept_file_stays_without_commit(url: str) -> None:
+    with storage.Commit(url) as writer:
+        for name in ("kept", "gone"):
+            with writer.file(name, keep=name == "kept") as path:
+                path.write_text(name)
+    assert names(url) == ["kept"]
+
+
+def test_a_commit_replaces_the_one_before(url: str) -> None:
+    commit(url, {"a-{hash}": "one", "same": "one"}, version=1)
+    commit(url, {"a-{hash}": "two", "same": "two"}, version=2)
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["version"] == 2
+    assert sorted(names(url)) == sorted([storage.MANIFEST, *(file["path"] for file in manifest["files"])])
+    assert storage.read_bytes(storage.join(url, "same")) == b"two"
+
+
+def test_a_manifest_may_list_files_of_the_commit_before(url: str) -> None:
+    commit(url, {"a": "one", "b": "one"})
+    old = storage.read_manifest(url)
+    assert old is not None
+    with storage.Commit(url) as writer:
+        with writer.file("c") as path:
+            path.write_text("two")
+        writer.finish({"files": [old["files"][0], *map(vars, writer.files)]})
+    assert names(url) == ["a", "c", storage.MANIFEST]
+
+
+def test_giving_up_a_replacement_leaves_the_commit_before(url: str) -> None:
+    commit(url, {"a-{hash}": "one"}, version=1)
+    with storage.Commit(url) as writer, writer.file("a-{hash}") as path:
+        path.write_text("two")
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["version"] == 1
+    assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == b"one"
+    assert len(names(url)) == 2
+
+
+def test_an_overwritten_commit_is_never_seen_half(url: str) -> None:
+    commit(url, {"same": "one"}, version=1)
+    with storage.Commit(url) as writer:
+        with writer.file("same") as path:
+            path.write_text("two")
+        assert storage.read_manifest(url) is None
+
+
+def test_of_two_committers_the_later_is_told(url: str) -> None:
+    for again in (False, True):
+        with storage.Commit(url) as late:
+            with late.file("part-{hash}") as path:
+                path.write_text(f"late {again}")
+            commit(url, {"part-{hash}": f"early {again}"}, writer="early", again=again)
+            with pytest.raises(InputError, match="another writer"):
+                late.finish({"writer": "late"})
+        manifest = storage.read_manifest(url)
+        assert manifest is not None
+        assert (manifest["writer"], manifest["again"]) == ("early", again)
+        assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == f"early {again}".encode()
+        assert len(names(url)) == 2
+
+
+def test_a_committer_who_lost_with_equal_content_leaves_it_to_the_winner(url: str) -> None:
+    with storage.Commit(url) as late:
+        with late.file("part-{hash}") as path:
+            path.write_text("equal")
+        commit(url, {"part-{hash}": "equal"})
+        with pytest.raises(InputError, match="another writer"):
+            late.finish({})
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == b"equal"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_damaged_manifest_is_named(url: str, text: str) -> None:
+    storage.write_bytes(storage.join(url, storage.MANIFEST), text.encode("latin-1"))
+    with pytest.raises(InputError, match=r"manifest\.json: not .*make it again"):
+        storage.read_manifest(url)
+
+
+def test_a_missing_file_is_named(url: str) -> None:
+    for action in (storage.read_bytes, storage.size, storage.fingerprint, lambda u: storage.open_input(u).__enter__()):
+        with pytest.raises(InputError, match="nothing: no such file"):
+            action(storage.join(url, "nothing"))
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(InputError, match="what://x: Protocol not known"):
+        storage.filesystem("what://x")
+
+
+def test_a_file_where_a_directory_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file/x: cannot write: "):
+        storage.write_bytes(str(tmp_path / "file" / "x"), b"")
+    with pytest.raises(InputError, match=r": cannot read: Is a directory"):
+        storage.read_bytes(str(tmp_path))
+
+
+def test_a_file_url_is_local(tmp_path: Path) -> None:
+    commit(f"file://{tmp_path}/out", {"a": "x"})
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["files"][0]["path"] == "a"
+
+
+ACTIONS = {
+    "read": storage.read_bytes,
+    "exists": storage.exists,
+    "list": storage.list_files,
+    "write": lambda url: storage.write_bytes(url, b"x"),
+    "create": lambda url: storage.create_exclusively(url, b"x"),
+    "commit": lambda url: commit(url, {"a": "x"}),
+}
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+@pytest.mark.parametrize("keys", ["wrong", "none"])
+def test_wrong_keys_are_told_in_one_line(
+    s3: str, action, keys: str, other_keys: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if keys == "wrong":
+        other_keys.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    else:
+        other_keys.delenv("AWS_SECRET_ACCESS_KEY")
+        other_keys.delenv("AWS_ACCESS_KEY_ID")
+        other_keys.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        other_keys.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match="check AWS_ACCESS_KEY_ID") as error:
+        action(storage.join(s3, "file"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("action", [name for name in ACTIONS if name != "exists"])
+def test_a_missing_bucket_is_told_in_one_line(s3: str, action: str) -> None:
+    assert s3
+    with pytest.raises(InputError, match=r"^s3://nowhere/file.*check the path") as error:
+        ACTIONS[action]("s3://nowhere/file")
+    assert "\n" not in str(error.value)
+    assert not storage.exists("s3://nowhere/file")
+
+
+@pytest.mark.s3
+def test_a_server_that_does_not_answer_is_told_in_one_line(s3: str, other_keys: pytest.MonkeyPatch) -> None:
+    other_keys.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    other_keys.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(InputError, match="check the network and AWS_ENDPOINT_URL"):
+        storage.read_bytes(storage.join(s3, "file"))
