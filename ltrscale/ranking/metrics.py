@@ -1,0 +1,177 @@
+"""Ranking metrics over ragged groups: one value per group, NaN where a group has no defined value.
+
+One policy holds for all of them. Documents with equal scores come in random order, and the value is the expectation
+over that order, so it never depends on the order of the input. A group without a relevant document is undefined. A
+list shorter than k is evaluated at its length. Values are float64 whatever the type of the scores; scores may be
+infinite but not NaN, and labels are finite and not negative.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ltrscale.batch import length_chunks
+
+SLOTS_PER_CHUNK = 1 << 15
+"""Padded documents ranked at once: the temporaries of a chunk then stay in the cache."""
+
+
+def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
+    """Normalised discounted cumulative gain of the first k ranks, shape [Q].
+
+    `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(1 + r)`, divided by the DCG@k of the best order of the whole
+    list (Järvelin and Kekäläinen 2002, with the exponential gain of Burges et al. 2005).
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> scores, labels = torch.tensor([3.0, 1.0, 1.0, 5.0]), torch.tensor([2.0, 1.0, 0.0, 0.0])
+        >>> ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # a tie at rank 2; a group without relevance
+        tensor([0.9131,    nan], dtype=torch.float64)
+    """
+    gains_N = torch.exp2(labels_N.double()).sub_(1)
+    values_Q = _undefined(offsets_Q1)
+    for groups_M, scores_ML, gains_ML, mask_ML in _chunks(scores_N, gains_N, offsets_Q1, k):
+        width = min(k, scores_ML.shape[1])
+        discounts_K = rank_discounts(width, scores_N.device)
+        ideal_MK = gains_ML.topk(width).values
+        dcg_M = _rank(scores_ML, gains_ML, mask_ML, width).expected_MK @ discounts_K
+        values_Q[groups_M] = dcg_M / (ideal_MK @ discounts_K)  # 0 / 0 where nothing is relevant
+    return values_Q
+
+
+def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
+    """Reciprocal rank of the first document with label >= threshold, shape [Q].
+
+    Among tied documents, the chance that rank p is the first relevant one follows from drawing without replacement:
+    `h_p = r / (documents of the block not yet drawn)`, r of them relevant, given that none has been drawn before.
+
+    Raises:
+        ValueError: a score is NaN.
+
+    Example:
+        >>> mrr(torch.tensor([3.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))  # (1/2 + 1/3) / 2
+        tensor([0.4167], dtype=torch.float64)
+    """
+    values_Q = _undefined(offsets_Q1)
+    relevant_N = (labels_N >= threshold).double()
+    for groups_M, scores_ML, relevant_ML, mask_ML in _chunks(scores_N, relevant_N, offsets_Q1):
+        ranking = _rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1])
+        left_MK = (ranking.size_MK - ranking.drawn_MK).clamp(min=1)
+        hazard_MK = (ranking.expected_MK * ranking.size_MK / left_MK).clamp(max=1)
+        none_before_MK = F.pad((1 - hazard_MK).cumprod(-1), (1, -1), value=1.0)
+        value_M = (none_before_MK * hazard_MK / ranking.rank_K).sum(-1)
+        values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
+    return values_Q
+
+
+def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
+    """Mean, over the documents with label >= threshold, of the precision at their ranks, shape [Q].
+
+    Its mean over groups is MAP. In a block of e tied documents, r of them relevant, that starts after b documents, R
+    of them relevant, rank p holds a relevant one with probability r / e, and then the documents up to p hold
+    `R + 1 + (p - 1 - b) (r - 1) / (e - 1)` relevant ones in expectation (the mean of a hypergeometric draw).
+
+    Raises:
+        ValueError: a score is NaN.
+
+    Example:
+        >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
+        tensor([0.8333], dtype=torch.float64)
+    """
+    values_Q = _undefined(offsets_Q1)
+    relevant_N = (labels_N >= threshold).double()
+    for groups_M, scores_ML, relevant_ML, mask_ML in _chunks(scores_N, relevant_N, offsets_Q1):
+        ranking = _rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1])
+        before_MK = F.pad(ranking.expected_MK.cumsum(-1), (1, 0)).gather(1, ranking.first_MK)
+        others_MK = ranking.expected_MK * ranking.size_MK - 1
+        found_MK = before_MK + 1 + ranking.drawn_MK * others_MK / (ranking.size_MK - 1).clamp(min=1)
+        total_M = (ranking.expected_MK * found_MK / ranking.rank_K).sum(-1)
+        values_Q[groups_M] = total_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
+    return values_Q
+
+
+def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
+    """Share of documents with label >= threshold among the first min(k, length) ranks, shape [Q].
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
+        tensor([0.5000], dtype=torch.float64)
+    """
+    values_Q = _undefined(offsets_Q1)
+    relevant_N = (labels_N >= threshold).double()
+    for groups_M, scores_ML, relevant_ML, mask_ML in _chunks(scores_N, relevant_N, offsets_Q1, k):
+        width = min(k, scores_ML.shape[1])
+        found_M = _rank(scores_ML, relevant_ML, mask_ML, width).expected_MK.sum(-1)
+        value_M = found_M / mask_ML.sum(-1).clamp(max=k)
+        values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
+    return values_Q
+
+
+def rank_discounts(k: int, device: torch.device | None = None) -> Tensor:
+    """The discount `1 / log2(1 + r)` of ranks 1 to k, float64."""
+    return 1 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device=device))
+
+
+class _Ranking(NamedTuple):
+    """What the first K ranks of each group hold, where tied documents (a block) come in random order.
+
+    `expected_MK` is the expected value at each rank, 0 past the end of the list; `first_MK` counts the documents
+    before a rank's block, `drawn_MK` those of the block before the rank, `size_MK` those of the block in all (a
+    block that goes on past rank K is counted up to K).
+    """
+
+    rank_K: Tensor
+    expected_MK: Tensor
+    first_MK: Tensor
+    drawn_MK: Tensor
+    size_MK: Tensor
+
+
+def _rank(scores_ML: Tensor, values_ML: Tensor, mask_ML: Tensor, width: int) -> _Ranking:
+    """Rank by falling score; padding has score -inf and value 0, and may be tied with documents of score -inf."""
+    top_MK, index_MK = scores_ML.topk(width)
+    rising_MK = -top_MK
+    lengths_M1 = mask_ML.sum(-1, keepdim=True)
+    rank_K = torch.arange(1, width + 1, device=scores_ML.device)
+    first_MK = torch.searchsorted(rising_MK, rising_MK)
+    end_MK = torch.searchsorted(rising_MK, rising_MK, right=True).minimum(lengths_M1)
+    size_MK = end_MK - first_MK
+    sums_MK1 = F.pad(values_ML.gather(1, index_MK).cumsum(-1), (1, 0))
+    mean_MK = (sums_MK1.gather(1, end_MK) - sums_MK1.gather(1, first_MK)) / size_MK
+    # The last block may go on past rank K (or hold padding), so that its mean is taken over the whole list.
+    last_M1 = top_MK[:, -1:]
+    tied_ML = (scores_ML == last_M1) & mask_ML
+    last_mean_M1 = torch.where(tied_ML, values_ML, 0.0).sum(-1, keepdim=True) / tied_ML.sum(-1, keepdim=True)
+    mean_MK = torch.where(top_MK == last_M1, last_mean_M1, mean_MK)
+    expected_MK = torch.where(rank_K <= lengths_M1, mean_MK, 0.0)
+    return _Ranking(rank_K, expected_MK, first_MK, rank_K - 1 - first_MK, size_MK)
+
+
+def _chunks(
+    scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int = 1
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Group numbers, scores (padding -inf), values (padding 0) and mask of groups of similar length."""
+    if k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+    if scores_N.isnan().any():
+        raise ValueError("scores contain NaN, so that no ranking is defined")
+    for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
+        padding_ML = ~chunk.mask_ML
+        scores_ML = scores_N[chunk.rows_ML].masked_fill_(padding_ML, -torch.inf)
+        values_ML = values_N[chunk.rows_ML].masked_fill_(padding_ML, 0.0)
+        yield chunk.groups_M, scores_ML, values_ML, chunk.mask_ML
+
+
+def _undefined(offsets_Q1: Tensor) -> Tensor:
+    """NaN for each group, which stays where a group is empty."""
+    return torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64, device=offsets_Q1.device)

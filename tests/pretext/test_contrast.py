@@ -1,0 +1,187 @@
+"""SimCLR-Rank and SimSiam: value and gradient against the plain loop, and the laws they keep."""
+
+from itertools import pairwise
+
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ltrscale.batch import to_offsets
+from ltrscale.pretext import contrast
+from ltrscale.pretext.contrast import simclr_rank, simsiam
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def random_views(seed: int, lengths: list[int], width: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Two views that resemble each other, float64, and the offsets."""
+    generator = torch.Generator().manual_seed(seed)
+    z0_ND, noise_ND = torch.randn(2, sum(lengths), width, generator=generator, dtype=torch.float64)
+    return z0_ND, z0_ND + noise_ND, to_offsets(torch.tensor(lengths))
+
+
+def value_and_gradient(
+    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float, autocast: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each document, and the gradients of a sum that weighs every document differently."""
+    z0_ND, z1_ND = z0_ND.detach().requires_grad_(), z1_ND.detach().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):  # backward too, which callers should not do
+        loss_N = simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=temperature)
+        grads = torch.autograd.grad((document_weights(len(loss_N)).to(loss_N) * loss_N).sum(), [z0_ND, z1_ND])
+    return loss_N.detach(), *grads
+
+
+def document_weights(n: int) -> Tensor:
+    return 1 + torch.sin(torch.arange(n, dtype=torch.float64))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.sampled_from([0.01, 0.1, 1.0]), st.integers(0, 99))
+def test_value_and_gradient_are_those_of_the_loop_over_groups(
+    lengths: list[int], temperature: float, seed: int
+) -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(seed, lengths)
+    ours = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature)
+
+    z0_ND.requires_grad_()
+    z1_ND = z1_ND.detach().requires_grad_()
+    groups = pairwise(offsets_Q1.tolist())
+    loss_N = torch.cat([reference.simclr_rank(z0_ND[a:b], z1_ND[a:b], temperature) for a, b in groups])
+    total = (document_weights(len(loss_N)) * loss_N).sum() + 0 * (z0_ND.sum() + z1_ND.sum())
+    for actual, expected in zip(ours, (loss_N.detach(), *torch.autograd.grad(total, [z0_ND, z1_ND])), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_gradcheck() -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(1, [4, 0, 1, 3], width=3)
+    inputs = (z0_ND.requires_grad_(), z1_ND.detach().requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: simclr_rank(a, b, offsets_Q1, temperature=0.3), inputs)
+
+
+@pytest.mark.parametrize("similarities", [1, 300, 5000])
+def test_neither_the_batch_nor_the_size_of_blocks_matters(similarities: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(2, [5, 0, 1, 40, 13, 40, 2])
+    alone_N = torch.cat(
+        [
+            simclr_rank(z0_ND[a:b], z1_ND[a:b], torch.tensor([0, b - a]), temperature=0.1)
+            for a, b in pairwise(offsets_Q1.tolist())
+        ]
+    )
+    _, *expected = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.1)
+    monkeypatch.setattr(contrast, "SIMILARITIES_PER_BLOCK", similarities)
+    loss_N, *grads = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.1)
+    torch.testing.assert_close(loss_N, alone_N)
+    torch.testing.assert_close(grads, expected)
+
+
+def test_documents_of_a_group_have_no_order_and_views_are_interchangeable() -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(3, [30])
+    loss_N = simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=0.1)
+    shuffled_N = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    moved_N = simclr_rank(z0_ND[shuffled_N], z1_ND[shuffled_N], offsets_Q1, temperature=0.1)
+    torch.testing.assert_close(moved_N, loss_N[shuffled_N])
+    torch.testing.assert_close(simclr_rank(z1_ND, z0_ND, offsets_Q1, temperature=0.1), loss_N)
+
+
+def test_lengths_of_vectors_do_not_matter() -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(4, [6, 3])
+    scales_N1 = torch.logspace(-6, 6, 9, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(
+        simclr_rank(z0_ND * scales_N1, z1_ND / scales_N1, offsets_Q1, temperature=0.1),
+        simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=0.1),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.5])
+def test_a_document_alone_in_its_group_has_loss_and_gradient_zero(temperature: float) -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(5, [1, 1, 1])
+    for values in value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature):
+        torch.testing.assert_close(values, torch.zeros_like(values), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_opposite_views_at_a_small_temperature_are_finite(dtype: torch.dtype, autocast: bool) -> None:
+    z0_ND, _, offsets_Q1 = random_views(6, [50, 1, 7])
+    z0_ND = z0_ND.to(dtype)
+    loss_N, *grads = value_and_gradient(z0_ND, -z0_ND, offsets_Q1, temperature=0.01, autocast=autocast)
+    assert loss_N.dtype == torch.float32
+    assert loss_N.isfinite().all()
+    assert (loss_N[:50] > 200).all()  # a cosine of -1 costs 1 / tau in each view, and the others cost more
+    assert all(grad_ND.dtype == dtype and grad_ND.isfinite().all() and grad_ND.any() for grad_ND in grads)
+
+
+def test_a_document_far_from_everything_leaves_shorter_groups_finite() -> None:
+    z_ND = torch.ones(4, 2)
+    opposite_ND = z_ND * torch.tensor([-1.0, 1.0, 1.0, 1.0])[:, None]  # only document 0 has opposite views
+    for values in value_and_gradient(z_ND, opposite_ND, torch.tensor([0, 1, 3, 4]), temperature=0.01):
+        assert values.isfinite().all()
+
+
+def test_equal_and_zero_vectors_are_finite() -> None:
+    z_ND = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
+    for values in value_and_gradient(z_ND, z_ND, torch.tensor([0, 3, 4]), temperature=0.01):
+        assert values.isfinite().all()
+
+
+def test_a_zero_vector_has_cosine_zero() -> None:
+    zero_ND = torch.zeros(4, 3)
+    loss_N = simclr_rank(zero_ND, zero_ND, torch.tensor([0, 4]), temperature=0.1)
+    torch.testing.assert_close(loss_N, torch.full((4,), 7.0).log() * 2)
+
+
+def test_autocast_changes_nothing_and_float32_is_close_to_float64() -> None:
+    z0_ND, z1_ND, offsets_Q1 = random_views(7, [60, 9], width=32)
+    exact = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.05)
+    plain = value_and_gradient(z0_ND.float(), z1_ND.float(), offsets_Q1, temperature=0.05)
+    cast = value_and_gradient(z0_ND.float(), z1_ND.float(), offsets_Q1, temperature=0.05, autocast=True)
+    torch.testing.assert_close(cast, plain, rtol=0, atol=0)
+    torch.testing.assert_close([values.double() for values in plain], list(exact), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_kept_for_backward_does_not_grow_with_the_list_length() -> None:
+    def kept(lengths: list[int]) -> int:
+        z0_ND, z1_ND, offsets_Q1 = random_views(8, lengths)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()), lambda t: t):
+            simclr_rank(z0_ND.requires_grad_(), z1_ND, offsets_Q1, temperature=0.1)
+        return sum(sizes)
+
+    assert kept([512]) <= kept([4] * 128)
+
+
+def test_an_empty_batch_gives_no_values() -> None:
+    assert simclr_rank(torch.zeros(0, 3), torch.zeros(0, 3), torch.tensor([0, 0]), temperature=1.0).shape == (0,)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        simclr_rank(torch.ones(1, 2), torch.ones(1, 2), torch.tensor([0, 1]), temperature=temperature)
+
+
+def test_simsiam_is_the_formula_and_stops_the_gradient_at_the_projections() -> None:
+    p0_ND, p1_ND, z0_ND, z1_ND = (random_views(seed, [6])[0].requires_grad_() for seed in range(4))
+    loss_N = simsiam(p0_ND, p1_ND, z0_ND, z1_ND)
+    expected = [
+        -reference.cosine(p0_ND[n], z1_ND[n].detach()) - reference.cosine(p1_ND[n], z0_ND[n].detach()) for n in range(6)
+    ]
+    torch.testing.assert_close(loss_N, torch.stack(expected), rtol=1e-12, atol=1e-12)
+    grads = torch.autograd.grad(loss_N.sum(), [p0_ND, p1_ND, z0_ND, z1_ND], allow_unused=True)
+    torch.testing.assert_close(grads[:2], torch.autograd.grad(sum(expected), [p0_ND, p1_ND]))
+    assert grads[2:] == (None, None)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_simsiam_in_half_precision_and_with_zero_vectors(dtype: torch.dtype) -> None:
+    p_ND = random_views(9, [3])[0].to(dtype)
+    p_ND[0] = 0
+    p_ND.requires_grad_()
+    loss_N = simsiam(p_ND, p_ND, p_ND, p_ND)
+    loss_N.sum().backward()
+    torch.testing.assert_close(loss_N, torch.tensor([0.0, -2.0, -2.0]))
+    assert p_ND.grad is not None
+    assert p_ND.grad.isfinite().all()

@@ -1,0 +1,160 @@
+"""Metrics: the policy for ties, undefined groups and short lists, against enumeration and known libraries."""
+
+import math
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import ir_measures
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ir_measures import AP, RR, P, nDCG
+from sklearn.metrics import ndcg_score
+from torch import Tensor
+
+from ltrscale.batch import to_offsets
+from ltrscale.ranking import metrics
+
+Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
+Group = list[tuple[float, float]]  # score, label
+METRICS: dict[str, Metric] = {
+    "ndcg": lambda s, y, o: metrics.ndcg(s, y, o, k=3),
+    "mrr": metrics.mrr,
+    "map": metrics.average_precision,
+    "precision": lambda s, y, o: metrics.precision(s, y, o, k=3),
+}
+every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+
+document = st.tuples(st.sampled_from([-math.inf, -1.0, 0.0, 2.0, math.inf]), st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]))
+groups = st.lists(st.lists(document, max_size=6), min_size=1, max_size=4)
+
+
+def ragged(groups: Iterable[Group]) -> tuple[Tensor, Tensor, Tensor]:
+    pairs = torch.tensor([d for group in groups for d in group], dtype=torch.float64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1], to_offsets(torch.tensor([len(group) for group in groups]))
+
+
+def random_lists(seed: int, lengths: list[int], levels: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (of few levels, hence tied, or distinct) and labels 0 to 4 of lists of these lengths."""
+    rng = np.random.default_rng(seed)
+    n = sum(lengths)
+    scores = rng.permutation(n) if levels is None else rng.integers(0, levels, n)
+    labels = rng.choice(5, n, p=[0.5, 0.3, 0.15, 0.04, 0.01])
+    return torch.tensor(scores).double(), torch.tensor(labels).double(), to_offsets(torch.tensor(lengths))
+
+
+def close(actual: Tensor, expected: Iterable[float] | Tensor, tolerance: float = 1e-12) -> None:
+    expected = torch.as_tensor(list(expected) if not isinstance(expected, Tensor) else expected, dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@settings(deadline=None, max_examples=150)
+@given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]))
+def test_values_are_the_mean_over_all_orders_that_ties_allow(groups: list[Group], k: int, threshold: float) -> None:
+    scores_N, labels_N, offsets_Q1 = ragged(groups)
+    lists = [([s for s, _ in group], [y for _, y in group]) for group in groups]
+    close(metrics.ndcg(scores_N, labels_N, offsets_Q1, k=k), (reference.ndcg(s, y, k) for s, y in lists))
+    close(
+        metrics.mrr(scores_N, labels_N, offsets_Q1, threshold=threshold),
+        (reference.mrr(s, y, threshold) for s, y in lists),
+    )
+    close(
+        metrics.average_precision(scores_N, labels_N, offsets_Q1, threshold=threshold),
+        (reference.average_precision(s, y, threshold) for s, y in lists),
+    )
+    close(
+        metrics.precision(scores_N, labels_N, offsets_Q1, k=k, threshold=threshold),
+        (reference.precision(s, y, k, threshold) for s, y in lists),
+    )
+
+
+@every_metric
+@pytest.mark.parametrize("slots", [1, 100, 1 << 16])
+def test_a_group_does_not_see_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "SLOTS_PER_CHUNK", slots)
+    scores_N, labels_N, offsets_Q1 = random_lists(0, [3, 0, 1, 40, 7, 40, 200, 2], levels=6)
+    together_Q = metric(scores_N, labels_N, offsets_Q1)
+    alone = [metric(scores_N[a:b], labels_N[a:b], torch.tensor([0, b - a])) for a, b in pairwise(offsets_Q1.tolist())]
+    close(together_Q, torch.cat(alone))
+
+
+@every_metric
+@pytest.mark.parametrize("levels", [1, 5, 50])
+def test_the_order_of_the_input_does_not_matter(metric: Metric, levels: int) -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(levels, [300], levels)
+    shuffled_N = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+    close(metric(scores_N[shuffled_N], labels_N[shuffled_N], offsets_Q1), metric(scores_N, labels_N, offsets_Q1))
+
+
+@every_metric
+def test_only_the_order_of_the_scores_matters(metric: Metric) -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(3, [30, 60, 5], levels=20)
+    expected_Q = metric(scores_N, labels_N, offsets_Q1)
+    for moved_N in (scores_N * 1e6 - 7e6, (scores_N / 7).exp(), scores_N.float(), scores_N.bfloat16()):
+        moved_Q = metric(moved_N, labels_N, offsets_Q1)
+        assert moved_Q.dtype == torch.float64
+        close(moved_Q, expected_Q)
+
+
+@every_metric
+def test_a_group_without_a_relevant_document_is_undefined(metric: Metric) -> None:
+    labels_N = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    values_Q = metric(torch.arange(4.0), labels_N, torch.tensor([0, 2, 2, 3, 4]))
+    assert values_Q.isnan().tolist() == [True, True, True, False]
+
+
+@every_metric
+def test_a_single_relevant_document_is_perfect(metric: Metric) -> None:
+    close(metric(torch.tensor([-1e6]), torch.tensor([3.0]), torch.tensor([0, 1])), [1.0])
+
+
+@every_metric
+def test_equal_labels_make_every_order_perfect(metric: Metric) -> None:
+    scores_N, _, offsets_Q1 = random_lists(4, [20, 3, 1], levels=4)
+    close(metric(scores_N, torch.full((24,), 2.0), offsets_Q1), [1.0, 1.0, 1.0])
+
+
+@every_metric
+def test_nan_scores_are_refused(metric: Metric) -> None:
+    with pytest.raises(ValueError, match="scores contain NaN"):
+        metric(torch.tensor([1.0, math.nan]), torch.ones(2), torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize("metric", [metrics.ndcg, metrics.precision])
+def test_k_below_one_is_refused(metric: Callable[..., Tensor]) -> None:
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        metric(torch.ones(2), torch.ones(2), torch.tensor([0, 2]), k=0)
+
+
+@pytest.mark.parametrize("k", [1, 5, 10, 1000])
+@pytest.mark.parametrize("levels", [None, 4, 40])
+def test_ndcg_agrees_with_scikit_learn(k: int, levels: int | None) -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(k, [2, 9, 30, 120, 400], levels)
+    labels_N[0] = 1.0
+    expected = [
+        ndcg_score([2 ** labels_N[a:b].numpy() - 1], [scores_N[a:b].numpy()], k=k, ignore_ties=False)
+        for a, b in pairwise(offsets_Q1.tolist())
+    ]
+    close(metrics.ndcg(scores_N, labels_N, offsets_Q1, k=k), expected, tolerance=1e-9)
+
+
+def test_metrics_agree_with_trec_eval() -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(5, [12, 30, 120, 250])
+    lists = list(enumerate(pairwise(offsets_Q1.tolist())))
+    qrels = [ir_measures.Qrel(str(q), str(n), int(2 ** labels_N[n] - 1)) for q, (a, b) in lists for n in range(a, b)]
+    run = [ir_measures.ScoredDoc(str(q), str(n), float(scores_N[n])) for q, (a, b) in lists for n in range(a, b)]
+    ours = {
+        nDCG @ 5: metrics.ndcg(scores_N, labels_N, offsets_Q1, k=5),
+        nDCG @ 10: metrics.ndcg(scores_N, labels_N, offsets_Q1, k=10),
+        RR(rel=3): metrics.mrr(scores_N, labels_N, offsets_Q1, threshold=2),
+        AP(rel=1): metrics.average_precision(scores_N, labels_N, offsets_Q1),
+        P(rel=3) @ 5: metrics.precision(scores_N, labels_N, offsets_Q1, k=5, threshold=2),
+    }
+    provider = ir_measures.pytrec_eval
+    theirs = {(value.measure, int(value.query_id)): value.value for value in provider.iter_calc(list(ours), qrels, run)}
+    assert len(theirs) == len(ours) * len(lists)
+    for measure, values_Q in ours.items():
+        close(values_Q, [theirs[measure, q] for q, _ in lists], tolerance=1e-6)
