@@ -1,0 +1,346 @@
+"""ModelBundle: a directory with all that scoring needs, for networks and trees alike; no pickle anywhere.
+
+    config.json           kind, features, architecture, training settings, data set hash, metrics, versions
+    weights.safetensors   of a network, its feature transform included
+    model.txt             of trees: LightGBM's own text format
+    README.md             a card for people
+    manifest.json         written last: format, content hashes, origin
+
+Shapes: N documents.
+"""
+
+import json
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, Unpack
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config, validate
+from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.models.encoders import ResNet, ResNetConfig, build_encoder
+from ltrscale.models.features import FeatureTransform, TransformConfig
+from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
+from ltrscale.models.ranker import Ranker
+
+Scorer = Callable[[QueryGroups], Tensor]
+"""Scores [N] of the documents of a batch, higher is better."""
+
+Metric = float | int | str | None
+Kind = Literal["neural", "pretrained", "trees"]
+_FORMAT, _VERSION = "ltrscale-bundle", 1
+_CONFIG, _WEIGHTS, _TREES, _CARD = "config.json", "weights.safetensors", "model.txt", "README.md"
+
+
+class Architecture(Config):
+    """What a network is built from before its weights are loaded; a pretrained one has a projector, a ranker a head."""
+
+    transform: TransformConfig
+    encoder: ResNetConfig
+    head: HeadConfig | None = None
+    projector: ProjectorConfig | None = None
+
+
+class BundleConfig(Config):
+    """`config.json` of a bundle."""
+
+    kind: Kind
+    features: tuple[Feature, ...]
+    """What the model reads, in order."""
+    architecture: Architecture | None = None
+    """Of a network; None for trees."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the run that made it."""
+    dataset_hash: str
+    """Of the training data."""
+    metrics: dict[str, Metric] = Field(default_factory=dict)
+    """As training reported them; None where undefined."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of Python and the libraries."""
+
+
+class PretrainedParts(Protocol):
+    """The parts of a pretrained network that are worth keeping."""
+
+    transform: FeatureTransform
+    encoder: ResNet
+    projector: Projector
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle, opened and checked against its hashes; `load` makes it."""
+
+    url: str
+    kind: Kind
+    features: tuple[Feature, ...]
+    config: Mapping[str, Any]
+    """Settings of the run that made it."""
+    architecture: Architecture | None
+    dataset_hash: str
+    metrics: Mapping[str, Metric]
+    made_by: Mapping[str, Any]
+    content: bytes
+    """Weights or trees, as they lie in the file."""
+
+    def check_features(self, features: Sequence[Feature]) -> None:
+        """Check that data has the features of the bundle, in its order.
+
+        Raises:
+            InputError: it has not; names the first difference.
+        """
+        for i, (ours, theirs) in enumerate(zip(self.features, features, strict=False)):
+            if ours != theirs:
+                raise InputError(
+                    f"{self.url}: feature {i} of the data is {theirs.name!r} ({theirs.kind}), the bundle's is "
+                    f"{ours.name!r} ({ours.kind}); prepare the data with the features that the bundle was trained on"
+                )
+        if len(self.features) != len(features):
+            raise InputError(
+                f"{self.url}: the data has {len(features)} features, the bundle {len(self.features)}; "
+                "prepare the data with the features that the bundle was trained on"
+            )
+
+    def encoder(self) -> tuple[FeatureTransform, ResNet]:
+        """The feature transform and the encoder of a network, to finetune from.
+
+        Raises:
+            InputError: the bundle holds trees.
+        """
+        if self.architecture is None:
+            raise InputError(f"{self.url}: holds trees, which have no encoder; name a bundle made by jobs.pretrain")
+        weights = self._weights()
+        transform = FeatureTransform.from_state(_below("transform.", weights), self.architecture.transform)
+        encoder = build_encoder(self.architecture.encoder, transform)
+        encoder.load_state_dict(_below("encoder.", weights))
+        return transform, encoder
+
+    def ranker(self) -> Ranker:
+        """The network that scores, in inference mode.
+
+        Raises:
+            InputError: the bundle holds trees, or an encoder without a head.
+        """
+        transform, encoder = self.encoder()
+        if self.architecture is None or self.architecture.head is None:
+            raise InputError(f"{self.url}: a pretrained encoder cannot score; finetune it first with jobs.finetune")
+        ranker = Ranker(transform, encoder, self.architecture.head)
+        ranker.head.load_state_dict(_below("head.", self._weights()))
+        return ranker.eval()
+
+    def scorer(self, *, device: torch.device | str = "cpu", threads: int = 0) -> Scorer:
+        """The function that scores a batch; scores come back on the CPU.
+
+        Args:
+            device: where a network runs.
+            threads: of a tree model; 0 takes all cores.
+
+        Raises:
+            InputError: the bundle holds an encoder without a head.
+        """
+        if self.kind == "trees":
+            return _tree_scorer(self.content, self.features, threads)
+        return _neural_scorer(self.ranker(), device)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return safetensors.torch.load(self.content)
+
+
+class About(TypedDict):
+    """What every bundle says of itself.
+
+    `config`: settings of the run; `files`: more files to lie beside the model, by name.
+    """
+
+    config: Mapping[str, Any]
+    features: Sequence[Feature]
+    dataset_hash: str
+    metrics: Mapping[str, Metric]
+    made_by: Mapping[str, Any]
+    files: NotRequired[Mapping[str, bytes]]
+
+
+def save_ranker(url: str, model: Ranker, **about: Unpack[About]) -> None:
+    """Commit a ranker as a bundle."""
+    architecture = Architecture(transform=model.transform.config, encoder=model.encoder.config, head=model.head_config)
+    modules = {"transform": model.transform, "encoder": model.encoder, "head": model.head}
+    _save(url, "neural", architecture, _serialise(modules), about)
+
+
+def save_pretrained(url: str, model: PretrainedParts, **about: Unpack[About]) -> None:
+    """Commit the transform, encoder and projector of a pretrained network as a bundle."""
+    architecture = Architecture(
+        transform=model.transform.config, encoder=model.encoder.config, projector=model.projector.config
+    )
+    modules = {"transform": model.transform, "encoder": model.encoder, "projector": model.projector}
+    _save(url, "pretrained", architecture, _serialise(modules), about)
+
+
+def save_trees(url: str, model_text: str, **about: Unpack[About]) -> None:
+    """Commit LightGBM trees, `Booster.model_to_string()`, as a bundle.
+
+    The trees were grown on the output of `renumber`; the codes are the text's `pandas_categorical`.
+    """
+    _save(url, "trees", None, model_text.encode(), about)
+
+
+def load(url: str) -> Bundle:
+    """Open a bundle and check its content against its hashes.
+
+    Raises:
+        InputError: nothing is committed there, it is no bundle or one of another version, or a file is missing or
+            was changed; the file is named.
+    """
+    manifest = storage.read_manifest(url)
+    if manifest is None:
+        raise InputError(
+            f"{url}: no bundle is committed there (no {storage.MANIFEST}); "
+            "make it with jobs.pretrain, jobs.finetune or jobs.train_gbdt"
+        )
+    where = storage.join(url, storage.MANIFEST)
+    if manifest.get("format") != _FORMAT:
+        raise InputError(f"{where}: not a bundle but {manifest.get('format', 'something else')!r}; check the path")
+    if manifest.get("version") != _VERSION:
+        raise InputError(
+            f"{where}: a bundle of version {manifest.get('version')}, this ltrscale reads version {_VERSION}; "
+            "install the ltrscale that made it, or train it again"
+        )
+    values = json.loads(storage.read_verified(url, _CONFIG, manifest))
+    config = validate(BundleConfig, values, storage.join(url, _CONFIG))
+    return Bundle(
+        url,
+        config.kind,
+        config.features,
+        config.training,
+        config.architecture,
+        config.dataset_hash,
+        config.metrics,
+        manifest.get("made_by", {}),
+        storage.read_verified(url, _model_file(config.kind), manifest),
+    )
+
+
+def _save(url: str, kind: Kind, architecture: Architecture | None, content: bytes, about: About) -> None:
+    metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about["metrics"].items()}
+    config = BundleConfig(
+        kind=kind,
+        features=tuple(about["features"]),
+        architecture=architecture,
+        training=dict(about["config"]),
+        dataset_hash=about["dataset_hash"],
+        metrics=metrics,
+        versions={"python": platform.python_version()}
+        | {name: version(name) for name in ("ltrscale", "torch", "lightgbm", "numpy")},
+    )
+    files = {
+        _CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
+        _model_file(kind): content,
+        _CARD: _card(config).encode(),
+        **about.get("files", {}),
+    }
+    with storage.Commit(url) as commit:
+        for name, data in files.items():
+            with commit.file(name) as path:
+                path.write_bytes(data)
+        commit.finish({"format": _FORMAT, "version": _VERSION, "made_by": dict(about["made_by"])})
+
+
+def _model_file(kind: Kind) -> str:
+    return _TREES if kind == "trees" else _WEIGHTS
+
+
+def _card(config: BundleConfig) -> str:
+    """What a person wants to know first, in Markdown."""
+    what = {
+        "neural": "A neural ranker: raw features in, one score a document out.",
+        "pretrained": "A pretrained encoder: to be finetuned with jobs.finetune; it does not score.",
+        "trees": "Gradient boosted trees (LightGBM): raw features in, one score a document out.",
+    }
+    categorical = sum(feature.kind == "categorical" for feature in config.features)
+    metrics = [f"| {name} | {value} |" for name, value in config.metrics.items()]
+    versions = ", ".join(f"{name} {value}" for name, value in config.versions.items())
+    lines = [
+        f"# {what[config.kind]}",
+        "",
+        f"- features: {len(config.features)}, {categorical} of them categorical; names and order in `{_CONFIG}`",
+        f"- trained on the data set with hash `{config.dataset_hash}`",
+        f"- made with {versions}",
+        "",
+        *(["| metric | value |", "|---|---|", *metrics, ""] if metrics else []),
+        'Load it with `ltrscale.bundle.load("this directory")`. Its training settings are in '
+        f"`{_CONFIG}`, content hashes and origin in `{storage.MANIFEST}`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _serialise(modules: Mapping[str, nn.Module]) -> bytes:
+    """The weights and buffers of modules, each under its name."""
+    tensors = {
+        f"{name}.{key}": value.detach().cpu().contiguous()
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+    return bytes(safetensors.torch.save(tensors))
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def _neural_scorer(ranker: Ranker, device: torch.device | str) -> Scorer:
+    ranker.to(device)
+
+    def score(groups: QueryGroups) -> Tensor:
+        with torch.no_grad():
+            scores_N: Tensor = ranker(groups.to(device)).cpu()
+        return scores_N
+
+    return score
+
+
+def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Replace the codes of categorical columns by their numbers in the columns' rising vocabularies.
+
+    LightGBM stores a set of codes as one bit for every integer up to the largest, megabytes a split with hashed codes.
+    Codes that the vocabulary does not have become missing values.
+
+    Example:
+        >>> renumber(np.float32([[7, 0.5], [9, 0.5], [8, 0.5]]), {0: np.float32([7, 9])}).tolist()
+        [[0.0, 0.5], [1.0, 0.5], [nan, 0.5]]
+    """
+    if not vocabularies:
+        return features_NF
+    renumbered_NF = features_NF.copy()
+    for column, codes in vocabularies.items():
+        number_N = np.searchsorted(codes, features_NF[:, column])
+        known_N = np.append(codes, np.float32("nan"))[number_N] == features_NF[:, column]
+        renumbered_NF[:, column] = np.where(known_N, number_N, np.float32("nan"))
+    return renumbered_NF
+
+
+def _tree_scorer(model_text: bytes, features: Sequence[Feature], threads: int) -> Scorer:
+    import lightgbm  # here, so that scoring with a network does not load it
+
+    booster = lightgbm.Booster(model_str=model_text.decode())
+    categorical = [column for column, feature in enumerate(features) if feature.kind == "categorical"]
+    codes = [np.array(codes, np.float32) for codes in booster.pandas_categorical or []]  # LightGBM's own place for them
+    vocabularies = dict(zip(categorical, codes, strict=True))
+
+    def score(groups: QueryGroups) -> Tensor:
+        if groups.n_documents == 0:
+            return torch.zeros(0, dtype=torch.float64)
+        features_NF = renumber(groups.features_NF.cpu().numpy(), vocabularies)
+        return torch.from_numpy(booster.predict(features_NF, num_threads=threads))
+
+    return score

@@ -1,0 +1,94 @@
+"""Heads: what sits on an encoder, for ranking (scores) and for pretraining (projector, predictor).
+
+Shapes: N documents, D embedding, P projection.
+"""
+
+from itertools import pairwise
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale.config import Config
+from ltrscale.models.encoders import MicroBatchNorm
+
+
+class HeadConfig(Config):
+    """The MLP that turns an embedding into a score."""
+
+    layers: int = Field(3, ge=1)
+    """Linear layers, with ReLU between them: 3 in HOU24, 1 for its binary feedback."""
+    width: int | None = Field(None, ge=1)
+    """Size of the hidden layers; the encoder's width by default."""
+
+
+def mlp_head(config: HeadConfig, width: int) -> nn.Sequential:
+    """A head from embeddings [N, width] to scores [N].
+
+    Example:
+        >>> import torch
+        >>> mlp_head(HeadConfig(layers=1), 4)(torch.zeros(3, 4)).shape
+        torch.Size([3])
+    """
+    sizes = [width, *[config.width or width] * (config.layers - 1)]
+    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], 1), nn.Flatten(0))
+
+
+class ProjectorConfig(Config):
+    """The MLP between an embedding and the pretext loss; dropped after pretraining."""
+
+    layers: int = Field(2, ge=0)
+    """Hidden layers."""
+    width: int | None = Field(None, ge=1)
+    """Size of the hidden layers; the encoder's width by default."""
+    output: int | None = Field(None, ge=1)
+    """Size of the projection; the encoder's width by default."""
+    batch_norm: bool = False
+    """Normalise hidden layers, and the output without scale and shift: for SimSiam. SimCLR-Rank goes without."""
+
+
+class Projector(nn.Module):
+    """Linear layers without bias, ReLU after the hidden ones, BatchNorm if asked for (HOU24, A.2.5).
+
+    Args:
+        width: size of the embedding.
+        config: sizes and norm.
+
+    Example:
+        >>> import torch
+        >>> Projector(136, ProjectorConfig(output=64))(torch.zeros(3, 136)).shape
+        torch.Size([3, 64])
+    """
+
+    def __init__(self, width: int, config: ProjectorConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.output or width
+        layers: list[nn.Module] = []
+        sizes = [width, *[config.width or width] * config.layers]
+        for a, b in pairwise(sizes):
+            norm = [MicroBatchNorm(b)] if config.batch_norm else []
+            layers += [nn.Linear(a, b, bias=False), *norm, nn.ReLU()]
+        layers.append(nn.Linear(sizes[-1], self.width, bias=False))
+        if config.batch_norm:
+            layers.append(MicroBatchNorm(self.width, affine=False))
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, h_ND: Tensor) -> Tensor:
+        """Embeddings [N, D] to projections [N, P]."""
+        z_NP: Tensor = self.layers(h_ND)
+        return z_NP
+
+
+class Predictor(nn.Sequential):
+    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU, no bias, output of the input's size.
+
+    Args:
+        width: size P of the projection.
+        bottleneck: size of the hidden layer; a quarter of the width by default (the public code of HOU24: 136 to 34).
+    """
+
+    def __init__(self, width: int, bottleneck: int | None = None) -> None:
+        hidden = bottleneck or max(1, width // 4)
+        first, second = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        super().__init__(first, MicroBatchNorm(hidden), nn.ReLU(), second)

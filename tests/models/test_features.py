@@ -1,0 +1,207 @@
+"""FeatureTransform against scikit-learn, and its laws: any batching, finite outputs, the same once rebuilt."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.preprocessing import QuantileTransformer, StandardScaler
+from torch import Tensor
+
+from ltrscale.errors import InputError
+from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, signed_log1p
+
+METHODS = ["none", "log1p", "standard", "log1p_standard", "quantile_normal"]
+FAR = 1e30
+
+
+def heavy_tailed(n: int = 3000, seed: int = 0) -> Tensor:
+    """Raw features as logs have them: long tails, shifts, small scales, a fifth of the values missing."""
+    generator = torch.Generator().manual_seed(seed)
+    x_NF = torch.randn(n, 5, generator=generator)
+    x_NF = torch.stack([x_NF[:, 0].exp() * 100, -x_NF[:, 1].exp(), x_NF[:, 2], x_NF[:, 3] + 50, x_NF[:, 4] * 1e-6], 1)
+    x_NF[torch.rand(n, 5, generator=generator) < 0.2] = math.nan
+    return x_NF
+
+
+def fit(x_NF: Tensor, numeric: str, **settings: float) -> FeatureTransform:
+    config = TransformConfig.model_validate({"numeric": numeric, **settings})
+    return fit_transform([x_NF], ["numeric"] * x_NF.shape[1], config)
+
+
+@pytest.mark.parametrize("numeric", ["standard", "log1p_standard"])
+def test_standardisation_agrees_with_scikit_learn(numeric: str) -> None:
+    x_NF, new_NF = heavy_tailed(), heavy_tailed(seed=1)
+    before = signed_log1p if numeric == "log1p_standard" else torch.clone
+    scaler = StandardScaler().fit(before(x_NF).double().numpy())
+    expected_NF = np.nan_to_num(scaler.transform(before(new_NF).double().numpy()))
+    actual_NF = fit(x_NF, numeric, clip=FAR)(new_NF)
+    assert actual_NF.dtype == torch.float32
+    np.testing.assert_allclose(actual_NF.numpy(), expected_NF, rtol=1e-4, atol=1e-4)
+    clipped_NF = fit(x_NF, numeric, clip=1.5)(new_NF)
+    np.testing.assert_allclose(clipped_NF.numpy(), expected_NF.clip(-1.5, 1.5), rtol=1e-4, atol=1e-4)
+    assert (clipped_NF == 1.5).any()
+
+
+@pytest.mark.parametrize("quantiles", [10, 256, 5000])
+def test_quantile_map_agrees_with_scikit_learn(quantiles: int) -> None:
+    x_NF, new_NF = heavy_tailed(), heavy_tailed(seed=1)
+    actual_NF = fit(x_NF, "quantile_normal", quantiles=quantiles)(new_NF)
+    oracle = QuantileTransformer(n_quantiles=min(quantiles, 2000), output_distribution="normal", subsample=None)
+    for feature in range(x_NF.shape[1]):
+        column = x_NF[:, feature]
+        oracle.set_params(n_quantiles=min(quantiles, int((~column.isnan()).sum())))
+        oracle.fit(column[~column.isnan(), None].double().numpy())
+        expected_N = oracle.transform(new_NF[:, feature, None].double().numpy())[:, 0]
+        inside_N = np.abs(expected_N) < 2.5  # in the tails float32 rounds what scikit-learn does not
+        difference_N = np.abs(actual_NF[:, feature].numpy() - expected_N)
+        assert inside_N.mean() > 0.7
+        assert difference_N[inside_N].max() < (1e-3 if quantiles <= 256 else 0.02)
+        missing_N = new_NF[:, feature].isnan()
+        assert not actual_NF[missing_N, feature].any()
+
+
+def test_quantile_map_gives_a_normal_distribution_and_keeps_order() -> None:
+    x_NF = heavy_tailed(20_000)
+    z_NF = fit(x_NF, "quantile_normal")(x_NF)
+    for x_N, z_N in zip(x_NF.T, z_NF.T, strict=True):
+        seen_N = ~x_N.isnan()
+        order = x_N[seen_N].argsort()
+        assert (z_N[seen_N][order].diff() >= 0).all()
+        assert abs(float(z_N[seen_N].mean())) < 0.02
+        assert abs(float(z_N[seen_N].std()) - 1) < 0.05
+
+
+def test_tied_values_take_the_middle_of_their_block() -> None:
+    x_NF = torch.tensor([0.0] * 60 + [1.0] * 40)[:, None]
+    transform = fit(x_NF, "quantile_normal", quantiles=101)
+    middle = torch.special.ndtri(torch.tensor([0.30, 0.80])).tolist()
+    assert transform(torch.tensor([[0.0], [1.0]]))[:, 0].tolist() == pytest.approx(middle, abs=0.02)
+    ends = transform(torch.tensor([[-0.001], [1.001]]))[:, 0]
+    assert ends.tolist() == pytest.approx([-5.2, 5.2], abs=0.05)
+
+
+@pytest.mark.parametrize("numeric", METHODS)
+def test_batches_do_not_matter(numeric: str) -> None:
+    x_NF = heavy_tailed(500)
+    codes_N1 = torch.arange(500)[:, None] % 7 * 1000.0
+    x_NF = torch.cat([x_NF, codes_N1], 1)
+    kinds = ["numeric"] * 5 + ["categorical"]
+    config = TransformConfig.model_validate({"numeric": numeric, "sample": 100})
+    whole = fit_transform([x_NF], kinds, config).state_dict()
+    parts = fit_transform(x_NF.split([1, 0, 250, 249]), kinds, config).state_dict()
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-6, atol=0)
+    again = fit_transform([x_NF], kinds, config).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+
+
+def test_the_sample_is_uniform_and_exact_when_it_holds_everything() -> None:
+    n = 20_000
+    x_N1 = torch.arange(n).float()[:, None]
+    exact = fit(x_N1, "quantile_normal", quantiles=5, sample=n).quantiles_FK
+    assert exact.tolist() == [[0, 4999.75, 9999.5, 14999.25, 19999]]
+    config = TransformConfig(numeric="quantile_normal", quantiles=11, sample=2000)
+    sampled_K = fit_transform(x_N1.split(700), ["numeric"], config).quantiles_FK[0] / n
+    error_K = (sampled_K - torch.linspace(0, 1, 11)).abs()
+    assert 0 < float(error_K.max()) < 4 * 0.5 / math.sqrt(2000)
+
+
+numbers = st.sampled_from(
+    [math.nan, 0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 1e38, -3.4e38, 3.4e38, 16777215.0]
+) | st.floats(width=32, allow_infinity=False)
+matrices = st.integers(1, 4).flatmap(
+    lambda f: st.lists(st.lists(numbers, min_size=f, max_size=f), min_size=1, max_size=6)
+)
+
+
+@pytest.mark.parametrize("numeric", METHODS)
+@given(seen=matrices, new=matrices)
+def test_outputs_are_finite(numeric: str, seen: list[list[float]], new: list[list[float]]) -> None:
+    width = min(len(seen[0]), len(new[0]))
+    transform = fit(torch.tensor(seen)[:, :width], numeric, quantiles=7)
+    x_NF = transform(torch.tensor(new)[:, :width])
+    assert x_NF.isfinite().all()
+    bound = {"standard": 10.0, "log1p_standard": 10.0, "quantile_normal": 5.3}.get(numeric, math.inf)
+    assert (x_NF.abs() <= bound).all()
+
+
+@pytest.mark.parametrize("numeric", METHODS)
+def test_constant_and_missing_features(numeric: str) -> None:
+    x_NF = torch.tensor([[0.1, math.nan], [0.1, math.nan], [math.nan, math.nan]])
+    transform = fit(x_NF, numeric)
+    kept = {"none": 0.1, "log1p": math.log1p(0.1)}.get(numeric, 0.0)
+    assert transform(x_NF)[:, 0].tolist() == pytest.approx([kept] * 3)
+    assert transform(x_NF)[:, 1].tolist() == [0.0] * 3
+    if numeric == "standard":
+        assert transform(torch.tensor([[1.1, 2.0]]))[0].tolist() == pytest.approx([1.0, 2.0])
+
+
+def test_rounding_of_a_constant_is_not_amplified() -> None:
+    value = 1e8
+    x_NF = torch.full((1000, 1), value)
+    x_NF[0] = torch.nextafter(torch.tensor(value), torch.tensor(2e8))
+    assert fit(x_NF, "standard")(x_NF).abs().max() <= 8
+
+
+@pytest.mark.parametrize("numeric", ["none", "log1p"])
+def test_missing_values_become_the_training_mean(numeric: str) -> None:
+    x_NF = torch.tensor([[1.0], [3.0], [math.nan]])
+    before = signed_log1p if numeric == "log1p" else torch.clone
+    mean = float(before(x_NF[:2]).mean())
+    assert fit(x_NF, numeric)(torch.tensor([[math.nan]])).item() == pytest.approx(mean)
+
+
+def test_categories_are_numbered_and_unknown_ones_are_zero() -> None:
+    x_NF = torch.tensor([[30.0, 1.0, 5.0], [10.0, 2.0, math.nan], [30.0, math.nan, math.nan], [16777215.0, 3.0, 5.0]])
+    transform = fit_transform([x_NF], ["categorical", "numeric", "categorical"], TransformConfig(numeric="none"))
+    assert transform.cardinalities == (4, 2)
+    assert transform.numeric_F.tolist() == [False, True, False]
+    new_NF = torch.tensor([[10.0, 0.0, 6.0], [30.0, 0.0, 5.0], [math.nan, 0.0, 4.0], [16777215.0, 0.0, math.nan]])
+    assert transform(new_NF).tolist() == [[1, 0, 0], [2, 0, 1], [0, 0, 0], [3, 0, 0]]
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(1, 12), st.integers(1, 50))
+def test_the_most_frequent_codes_are_kept(codes: list[int], limit: int, batch: int) -> None:
+    x_N1 = torch.tensor(codes).float()[:, None]
+    transform = fit_transform(x_N1.split(batch), ["categorical"], TransformConfig(max_vocabulary=limit))
+    by_frequency = sorted(set(codes), key=lambda code: (-codes.count(code), code))
+    assert transform.codes_V.tolist() == sorted(by_frequency[:limit])
+    place = {code: i + 1 for i, code in enumerate(sorted(by_frequency[:limit]))}
+    assert transform(x_N1)[:, 0].tolist() == [place.get(code, 0) for code in codes]
+
+
+def test_a_category_without_any_value_is_unknown() -> None:
+    transform = fit_transform([torch.full((2, 1), math.nan)], ["categorical"], TransformConfig())
+    assert transform.cardinalities == (1,)
+    assert transform(torch.tensor([[3.0], [math.nan]])).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("numeric", METHODS)
+def test_the_state_rebuilds_the_transform(numeric: str) -> None:
+    x_NF = torch.cat([heavy_tailed(200), torch.arange(200)[:, None] % 9.0], 1)
+    config = TransformConfig.model_validate({"numeric": numeric, "quantiles": 20})
+    transform = fit_transform([x_NF], ["numeric"] * 5 + ["categorical"], config)
+    rebuilt = FeatureTransform.from_state(transform.state_dict(), config)
+    assert torch.equal(rebuilt(x_NF), transform(x_NF))
+    assert rebuilt.cardinalities == transform.cardinalities
+    assert not list(rebuilt.parameters())
+
+
+def test_inputs_are_left_as_they_were_and_none_may_be_no_document() -> None:
+    x_NF = torch.tensor([[1.0, 7.0], [math.nan, 8.0]])
+    copy_NF = x_NF.clone()
+    for numeric in METHODS:
+        transform = fit_transform(
+            [x_NF], ["numeric", "categorical"], TransformConfig.model_validate({"numeric": numeric})
+        )
+        assert transform(x_NF)[:, 1].tolist() == [1.0, 2.0]
+        assert transform(x_NF[:0]).shape == (0, 2)
+        assert torch.equal(x_NF.nan_to_num(9), copy_NF.nan_to_num(9))
+
+
+def test_no_document_to_fit_on_is_told() -> None:
+    with pytest.raises(InputError, match="no document to fit it on"):
+        fit_transform([torch.zeros(0, 2)], ["numeric", "numeric"], TransformConfig())

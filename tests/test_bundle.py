@@ -1,0 +1,211 @@
+"""Bundles: what is saved scores the same once loaded, and nothing damaged or foreign is loaded."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ltrscale import bundle, storage
+from ltrscale.batch import QueryGroups
+from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.models.encoders import MicroBatchNorm, ResNetConfig, build_encoder
+from ltrscale.models.features import TransformConfig, fit_transform
+from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
+from ltrscale.models.ranker import Ranker
+
+FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
+
+
+def documents(n: int = 60, seed: int = 0) -> QueryGroups:
+    generator = torch.Generator().manual_seed(seed)
+    x_NF = torch.randn(n, 3, generator=generator)
+    x_NF[:, 2] = torch.randint(0, 5, (n,), generator=generator) * 1000.0
+    x_NF[::7, 0] = math.nan
+    x_NF[3, 2] = 99.0
+    return QueryGroups(x_NF, torch.tensor([0, n // 3, n]))
+
+
+def about(**changes: Any) -> bundle.About:
+    values: dict[str, Any] = {
+        "config": {"seed": 3, "network": {"width": 16}},
+        "features": FEATURES,
+        "dataset_hash": "abc",
+        "metrics": {"validation_ndcg@5": 0.5, "epoch": 7, "lost": math.nan},
+        "made_by": {"stage": "test"},
+    }
+    return values | changes  # type: ignore[return-value]
+
+
+def trained_ranker(numeric: str = "log1p_standard") -> Ranker:
+    """A ranker whose running statistics and weights are not the initial ones."""
+    torch.manual_seed(0)
+    config = TransformConfig.model_validate({"numeric": numeric, "quantiles": 20})
+    transform = fit_transform([documents().features_NF], [f.kind for f in FEATURES], config)
+    encoder = build_encoder(ResNetConfig(width=16, blocks=2, activation="gelu", embedding=2), transform)
+    ranker = Ranker(transform, encoder, HeadConfig(layers=2, width=6))
+    optimizer = torch.optim.SGD(ranker.parameters(), lr=0.1)
+    for _ in range(3):
+        ranker(documents()).square().sum().backward()
+        optimizer.step()
+        for module in ranker.modules():
+            if isinstance(module, MicroBatchNorm):
+                module.update_running_statistics(module.moments())
+    return ranker.eval()
+
+
+class Pretrained(nn.Module):
+    def __init__(self, ranker: Ranker) -> None:
+        super().__init__()
+        self.transform, self.encoder = ranker.transform, ranker.encoder
+        self.projector = Projector(16, ProjectorConfig(output=4, batch_norm=True))
+
+
+def trees() -> tuple[lightgbm.Booster, str]:
+    groups = documents(400)
+    vocabularies = {2: np.arange(5, dtype=np.float32) * 1000}
+    x_NF = bundle.renumber(groups.features_NF.numpy(), vocabularies)
+    data = lightgbm.Dataset(x_NF, label=(x_NF[:, 2] == 3) + np.nan_to_num(x_NF[:, 0]), categorical_feature=[2])
+    booster = lightgbm.train({"verbosity": -1, "num_threads": 1, "min_data_in_leaf": 5}, data, 5)
+    booster.pandas_categorical = [codes.astype(int).tolist() for codes in vocabularies.values()]
+    return booster, booster.model_to_string()
+
+
+@pytest.fixture
+def neural(tmp_path: Path) -> str:
+    url = str(tmp_path / "neural")
+    bundle.save_ranker(url, trained_ranker(), **about())
+    return url
+
+
+@pytest.mark.parametrize("numeric", ["none", "standard", "log1p_standard", "quantile_normal"])
+def test_a_ranker_scores_the_same_once_loaded(tmp_path: Path, numeric: str) -> None:
+    url, ranker, groups = str(tmp_path / "out"), trained_ranker(numeric), documents(seed=1)
+    bundle.save_ranker(url, ranker, **about())
+    opened = bundle.load(url)
+    assert torch.equal(opened.scorer()(groups), ranker(groups).detach())
+    assert opened.scorer()(QueryGroups(torch.zeros(0, 3), torch.tensor([0]))).shape == (0,)
+    assert opened.kind == "neural"
+    assert opened.features == FEATURES
+    assert opened.config == {"seed": 3, "network": {"width": 16}}
+    assert opened.metrics == {"validation_ndcg@5": 0.5, "epoch": 7, "lost": None}
+    assert (opened.dataset_hash, opened.made_by) == ("abc", {"stage": "test"})
+    transform, encoder = opened.encoder()
+    assert torch.equal(encoder.eval()(transform(groups.features_NF)), ranker.embed(groups))
+
+
+def test_a_score_depends_on_its_document_alone(neural: str) -> None:
+    score, groups = bundle.load(neural).scorer(), documents()
+    scores_N = score(groups)
+    assert not scores_N.requires_grad
+    order = torch.tensor([1, 0, 1])
+    expected_N = torch.cat([scores_N[20:], scores_N[:20], scores_N[20:]])
+    torch.testing.assert_close(score(groups.select(order)), expected_N, rtol=1e-5, atol=1e-5)
+    alone = [score(QueryGroups(row_1F, torch.tensor([0, 1]))) for row_1F in groups.features_NF.split(1)]
+    torch.testing.assert_close(torch.cat(alone), scores_N, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pretrained_encoder_goes_on_but_does_not_score(tmp_path: Path) -> None:
+    url, model, groups = str(tmp_path / "out"), Pretrained(trained_ranker()).eval(), documents()
+    bundle.save_pretrained(url, model, **about())
+    opened = bundle.load(url)
+    assert opened.kind == "pretrained"
+    transform, encoder = opened.encoder()
+    x_NF = transform(groups.features_NF)
+    assert torch.equal(encoder.eval()(x_NF), model.encoder(model.transform(groups.features_NF)))
+    assert encoder.train().blocks[0].first.weight.requires_grad
+    assert opened.architecture is not None
+    assert opened.architecture.projector == ProjectorConfig(output=4, batch_norm=True)
+    with pytest.raises(InputError, match=r"cannot score; finetune it first"):
+        opened.scorer()
+
+
+def test_trees_score_as_lightgbm_does(tmp_path: Path) -> None:
+    url, (booster, text), groups = str(tmp_path / "out"), trees(), documents()
+    bundle.save_trees(url, text, **about())
+    opened = bundle.load(url)
+    known_N = groups.features_NF[:, 2] % 1000 == 0
+    x_NF = groups.features_NF.numpy().copy()
+    x_NF[:, 2] = np.where(known_N, x_NF[:, 2] / 1000, np.nan)
+    assert (~known_N).sum() == 1
+    for threads in (1, 2):
+        np.testing.assert_array_equal(opened.scorer(threads=threads)(groups).numpy(), booster.predict(x_NF))
+    assert opened.scorer()(QueryGroups(torch.zeros(0, 3), torch.tensor([0]))).shape == (0,)
+    assert (Path(url) / "model.txt").read_text() == text
+    with pytest.raises(InputError, match="holds trees, which have no encoder"):
+        opened.encoder()
+
+
+def test_features_must_be_the_bundles(neural: str) -> None:
+    opened = bundle.load(neural)
+    opened.check_features(list(FEATURES))
+    price, age, brand = FEATURES
+    for features, message in (
+        ([price, brand, age], r"feature 1 of the data is 'brand' \(categorical\), the bundle's is 'age' \(numeric\)"),
+        ([price, Feature(name="age", kind="categorical"), brand], r"feature 1 of the data is 'age' \(categorical\)"),
+        ([price, age], "the data has 2 features, the bundle 3"),
+        ([price, age, brand, price], "the data has 4 features, the bundle 3"),
+    ):
+        with pytest.raises(InputError, match=f"^{neural}: {message}"):
+            opened.check_features(features)
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
+def test_a_damaged_or_missing_file_is_named(neural: str, name: str) -> None:
+    path = Path(neural) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}: .*hash differs"):
+        bundle.load(neural)
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{name}: no such file"):
+        bundle.load(neural)
+
+
+def test_what_is_no_bundle_is_told(neural: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no bundle is committed there"):
+        bundle.load(str(tmp_path / "nothing"))
+    path = Path(neural) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(InputError, match=r"manifest\.json: a bundle of version 2, .* reads version 1"):
+        bundle.load(neural)
+    path.write_text(json.dumps({**manifest, "format": "ltrscale-dataset"}))
+    with pytest.raises(InputError, match="not a bundle but 'ltrscale-dataset'"):
+        bundle.load(neural)
+
+
+def test_the_directory_holds_a_card_and_the_files_of_the_run(tmp_path: Path) -> None:
+    url = str(tmp_path / "out")
+    bundle.save_ranker(url, trained_ranker(), **about(files={"config.yaml": b"seed: 3\n", "log/run.txt": b"done"}))
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert {file["path"] for file in manifest["files"]} == {
+        "config.json", "weights.safetensors", "README.md", "config.yaml", "log/run.txt",
+    }  # fmt: skip
+    assert storage.read_verified(url, "log/run.txt", manifest) == b"done"
+    card = (Path(url) / "README.md").read_text()
+    assert card.startswith("# A neural ranker")
+    for text in ("features: 3, 1 of them categorical", "`abc`", "| validation_ndcg@5 | 0.5 |", "| lost | None |"):
+        assert text in card
+    bundle.save_ranker(url, trained_ranker("none"), **about())
+    assert not (Path(url) / "config.yaml").exists()
+    assert bundle.load(url).architecture.transform.numeric == "none"
+
+
+def test_no_pickle_is_written(neural: str) -> None:
+    assert {path.suffix for path in Path(neural).iterdir()} == {".json", ".safetensors", ".md"}
+
+
+@pytest.mark.s3
+def test_a_bundle_on_s3(s3: str, tmp_path: Path) -> None:
+    url, ranker, groups = storage.join(s3, tmp_path.name), trained_ranker(), documents()
+    bundle.save_ranker(url, ranker, **about())
+    assert torch.equal(bundle.load(url).scorer()(groups), ranker(groups).detach())
