@@ -1,0 +1,124 @@
+"""The order of an epoch, as pure functions of (seed, epoch, key): no data, no state, no dependence on the workers.
+
+Row groups are permuted and dealt to C canonical streams; a stream is read in windows of some row groups, and the groups
+of a window are permuted. Worker r of W serves the streams c with c mod W = r, so the order does not depend on W.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def mix(*parts: int | str) -> int:
+    """A 63-bit number from integers and texts, the same on every machine and in every version.
+
+    Example:
+        >>> mix("order", 1, 2) == mix("order", 1, 2), mix("order", 1, 2) == mix("order", 12)
+        (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
+    """A permutation of 0 .. n - 1 that `parts` determine, shape [n].
+
+    It sorts the raw output of PCG64, which numpy promises not to change; `Generator.permutation` has no such promise.
+    """
+    return np.argsort(np.random.PCG64(mix(*parts)).random_raw(n), kind="stable").astype(np.int64)
+
+
+def step_seed(seed: int, step: int, stream: int) -> int:
+    """The seed of all that is random in one micro-batch: that of one stream in one step.
+
+    Example:
+        >>> step_seed(0, 1, 2) == step_seed(0, 1, 2), step_seed(0, 1, 2) == step_seed(0, 2, 1)
+        (True, False)
+    """
+    return mix("step", seed, step, stream)
+
+
+def canonical_streams(
+    documents: Sequence[int], *, seed: int, epoch: int, key: str, streams: int, shuffle: bool = True
+) -> list[list[int]]:
+    """Deal row groups to streams that are balanced by documents.
+
+    The row groups are permuted (in file order without `shuffle`); each in turn goes to the stream that has the fewest
+    documents so far, the lowest-numbered of equals. So no two streams differ by more than the largest row group.
+
+    Args:
+        documents: documents of each row group.
+        seed: seed of the order.
+        epoch: number of the epoch.
+        key: hash of what is read.
+        streams: number of canonical streams, C.
+        shuffle: whether to permute.
+
+    Returns:
+        The row groups of each stream, in order.
+
+    Example:
+        >>> canonical_streams([5, 1, 1, 1, 1], seed=0, epoch=0, key="", streams=2, shuffle=False)
+        [[0], [1, 2, 3, 4]]
+    """
+    order = permutation(len(documents), "deal", seed, epoch, key).tolist() if shuffle else range(len(documents))
+    dealt: list[list[int]] = [[] for _ in range(streams)]
+    loads = [(0, stream) for stream in range(streams)]  # a heap
+    for row_group in order:
+        load, stream = loads[0]
+        dealt[stream].append(row_group)
+        heapq.heapreplace(loads, (load + documents[row_group], stream))
+    return dealt
+
+
+def windows(row_groups: Sequence[int], window: int) -> list[list[int]]:
+    """Cut a stream into windows of at most `window` row groups.
+
+    Example:
+        >>> windows([4, 2, 0, 1, 3], 2)
+        [[4, 2], [0, 1], [3]]
+    """
+    return [list(row_groups[i : i + window]) for i in range(0, len(row_groups), window)]
+
+
+def window_order(
+    groups: int, *, seed: int, epoch: int, stream: int, window: int, shuffle: bool = True
+) -> NDArray[np.int64]:
+    """The order in which the groups of a window are served, shape [groups]; file order without `shuffle`."""
+    return permutation(groups, "window", seed, epoch, stream, window) if shuffle else np.arange(groups)
+
+
+def local_streams(streams: int, *, rank: int, world: int) -> range:
+    """The streams that worker `rank` of `world` serves.
+
+    Example:
+        >>> list(local_streams(8, rank=1, world=3))
+        [1, 4, 7]
+    """
+    return range(rank, streams, world)
+
+
+def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
+    """Interleave the windows of several streams in the order in which they will be needed.
+
+    Streams are consumed at the same rate, so a window is needed once the documents before it in its stream are used up.
+
+    Args:
+        window_documents: documents of each window that is to be read, by stream.
+
+    Returns:
+        (stream, number of the window among those given).
+
+    Example:
+        >>> read_order({0: [10, 10], 1: [3, 3, 20]})
+        [(0, 0), (1, 0), (1, 1), (1, 2), (0, 1)]
+    """
+    needed = []
+    for stream, documents in window_documents.items():
+        before = 0
+        for window, n in enumerate(documents):
+            needed.append((before, window, stream))
+            before += n
+    return [(stream, window) for _, window, stream in sorted(needed)]

@@ -1,0 +1,269 @@
+"""Splits: which periods of which data sets a job reads, and which of their labels it may use.
+
+A split is resolved to row groups from the manifests alone; no data file is opened.
+"""
+
+import datetime
+import difflib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+
+from ltrscale import storage
+from ltrscale.config import Config, digest
+from ltrscale.data.manifest import Dataset, Feature, open_dataset
+from ltrscale.data.plan import permutation
+from ltrscale.errors import InputError
+
+
+def _texts(value: Any) -> Any:
+    """One text for a tuple of one; YAML's dates and numbers as the texts that they were written as."""
+    items = value if isinstance(value, list | tuple) else (value,)
+    plain = (int, datetime.date)
+    return tuple(str(item) if isinstance(item, plain) and not isinstance(item, bool) else item for item in items)
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+
+
+class Split(Config):
+    """Some periods of some data sets, and the part of their labels that is used."""
+
+    data: Texts = ()
+    """Data set directories; one may be given as plain text. A pipeline reads its own where none is named."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included, in text order; empty for all."""
+    labelled_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of the labelled groups whose labels are used, sampled uniformly; at least one group."""
+    labelled_seed: int = 0
+    """Seed of that sample; with the same seed a smaller fraction is a part of a larger one."""
+
+
+class Splits(Config):
+    """The splits of a job; they must not share a period of a data set."""
+
+    train: Split
+    validation: Split
+    test: Split
+    gap: int = Field(default=0, ge=0)
+    """Whole periods that must lie between a training period and any validation or test period."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """One Parquet row group, with its counts from the manifest.
+
+    `gid_base` is added to `gid`, so that ids are unique over several data sets; `first_labelled` is the number of
+    labelled groups before it in the split.
+    """
+
+    url: str
+    index: int
+    period: str
+    groups: int
+    documents: int
+    labelled: int
+    gid_base: int
+    first_labelled: int
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What a job reads: row groups in file order, and of their labelled groups those that are kept.
+
+    With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
+    labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
+    `hash` changes with the data, the periods and the sample, not with where the data lie.
+    """
+
+    features: tuple[Feature, ...]
+    row_groups: tuple[RowGroup, ...]
+    hash: str
+    labelled: bool
+    kept_labelled: NDArray[np.bool_] | None = None
+
+    def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
+        """Which of a row group's labelled groups are kept, shape [labelled]."""
+        if self.kept_labelled is None:
+            return np.ones(row_group.labelled, dtype=np.bool_)
+        return self.kept_labelled[row_group.first_labelled :][: row_group.labelled]
+
+    def served_groups(self, row_group: RowGroup) -> int:
+        """Groups of a row group that are served."""
+        return int(self.kept(row_group).sum()) if self.labelled else row_group.groups
+
+    def served_documents(self, row_group: RowGroup) -> int:
+        """Documents of a row group that are served; in proportion to the groups where only some are."""
+        share = self.served_groups(row_group) / max(1, row_group.groups)
+        return round(row_group.documents * share)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups that are served."""
+        return sum(map(self.served_groups, self.row_groups))
+
+    @property
+    def n_documents(self) -> int:
+        """Documents that are served; an estimate where only some groups of a row group are."""
+        return sum(map(self.served_documents, self.row_groups))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A data set of a split, and the periods that the split takes from it, sorted."""
+
+    dataset: Dataset
+    periods: tuple[str, ...]
+
+
+def select(split: Split, *, labelled: bool) -> Selection:
+    """Resolve a split to the row groups to read; those of which nothing is served are left out.
+
+    Args:
+        split: data sets, periods and labelled fraction.
+        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n that have some;
+            otherwise all groups, without labels.
+
+    Raises:
+        InputError: a data set or period is missing, features differ between data sets, a data set is named twice, or
+            there is no group (no labelled one, if `labelled`) to serve.
+    """
+    parts = _resolve(split)
+    row_groups = tuple(_row_groups(parts))
+    kept = None
+    identity: dict[str, Any] = {"parts": [(part.dataset.manifest.hash, part.periods) for part in parts]}
+    if labelled:
+        n = sum(row_group.labelled for row_group in row_groups)
+        if n == 0:
+            raise InputError(f"{_name(split)}: no group has labels; name periods that have some, or pretrain on these")
+        kept = _sample(n, split)
+        identity["labelled"] = (split.labelled_fraction, split.labelled_seed)
+    whole = Selection(parts[0].dataset.manifest.features, row_groups, digest(identity), labelled, kept)
+    served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
+    if not served:
+        raise InputError(f"{_name(split)}: no query group there; see in the manifest what prepare kept and rejected")
+    return replace(whole, row_groups=served)
+
+
+def check_disjoint(splits: Splits) -> None:
+    """Check that no two splits share a period of a data set, and that the gap is kept.
+
+    Periods are counted in the sorted union of the periods of all data sets named.
+
+    Raises:
+        InputError: names the two splits, the period and the remedy.
+    """
+    parts = {
+        "train": _resolve(splits.train),
+        "validation": _resolve(splits.validation),
+        "test": _resolve(splits.test),
+    }
+    takers: dict[tuple[str, str], str] = {}
+    for name in parts:
+        for part in parts[name]:
+            for period in part.periods:
+                taker = takers.setdefault((part.dataset.manifest.hash, period), name)
+                if taker != name:
+                    where = f"period {period!r} of {part.dataset.url}"
+                    raise InputError(f"{taker} and {name} both take {where}; name it in one of them only")
+    if splits.gap:
+        _check_gap(parts, splits.gap)
+
+
+def _check_gap(parts: dict[str, list[_Part]], gap: int) -> None:
+    """Check that `gap` whole periods lie between any period of train and any of validation or test."""
+    known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
+    place = {period: i for i, period in enumerate(known)}
+    taken = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
+    for name in ("validation", "test"):
+        for period, training in itertools.product(taken[name], taken["train"]):
+            if abs(place[period] - place[training]) <= gap:
+                raise InputError(
+                    f"train takes period {training!r} and {name} takes {period!r}, with fewer than gap = {gap} periods "
+                    f"between them; leave {training!r} out of train or lower gap"
+                )
+
+
+def _resolve(split: Split) -> list[_Part]:
+    """Open the data sets of a split and choose their periods."""
+    if not split.data:
+        raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
+    datasets = [open_dataset(_absolute(url)) for url in split.data]
+    urls: dict[str, str] = {}
+    for dataset in datasets:
+        _check_features(datasets[0], dataset)
+        if dataset.manifest.hash in urls:
+            twice = f"{urls[dataset.manifest.hash]} and {dataset.url}"
+            raise InputError(f"{twice} are the same data set; name it once in a split")
+        urls[dataset.manifest.hash] = dataset.url
+    chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
+    return [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
+
+
+def _absolute(url: str) -> str:
+    """A local path that means the same in a worker's working directory."""
+    return str(storage.local_path(url).absolute()) if storage.is_local(url) else url
+
+
+def _check_features(one: Dataset, other: Dataset) -> None:
+    """Check that two data sets have the same features in the same order."""
+    if one.manifest.features == other.manifest.features:
+        return
+    for mine, theirs in itertools.zip_longest(one.manifest.features, other.manifest.features):
+        if mine != theirs:
+            names = [f"feature {f.name!r} ({f.kind})" if f else "no feature" for f in (mine, theirs)]
+            remedy = "prepare both with the same columns"
+            raise InputError(f"{other.url} has {names[1]} where {one.url} has {names[0]}; {remedy}")
+
+
+def _chosen_periods(split: Split, known: list[str]) -> set[str]:
+    """The periods that a split names; all where it names none."""
+    if not split.periods:
+        return set(known)
+    chosen: set[str] = set()
+    for item in split.periods:
+        first, dots, last = item.partition("..")
+        last = last if dots else first
+        for period in (first, last):
+            if period not in known:
+                near = difflib.get_close_matches(period, known, n=1, cutoff=0)
+                hint = f"the nearest is {near[0]!r}" if near else "it is empty"
+                raise InputError(f"{', '.join(split.data)}: there is no period {period!r}; {hint}")
+        if first > last:
+            raise InputError(f"periods: the range {item} runs backwards; write {last}..{first}")
+        chosen.update(period for period in known if first <= period <= last)
+    return chosen
+
+
+def _row_groups(parts: list[_Part]) -> Iterator[RowGroup]:
+    """The row groups of the chosen periods, in the order of the manifests."""
+    gid_base = first_labelled = 0
+    for part in parts:
+        manifest = part.dataset.manifest
+        for file in manifest.files:
+            if file.period not in part.periods:
+                continue
+            url = storage.join(part.dataset.url, file.path)
+            for index, counts in enumerate(file.row_groups):
+                yield RowGroup(url, index, file.period, *counts, gid_base, first_labelled)
+                first_labelled += counts.labelled
+        gid_base += manifest.counts().groups
+
+
+def _sample(n: int, split: Split) -> NDArray[np.bool_] | None:
+    """Which of n labelled groups are kept, shape [n], or None for all."""
+    keep = max(1, round(split.labelled_fraction * n))
+    if keep == n:
+        return None
+    kept = np.zeros(n, dtype=np.bool_)
+    kept[permutation(n, "labelled", split.labelled_seed)[:keep]] = True
+    return kept
+
+
+def _name(split: Split) -> str:
+    return f"{', '.join(split.data)} (periods: {', '.join(split.periods) or 'all'})"
