@@ -1,0 +1,344 @@
+"""Evaluate bundles on the test split: metrics of every group, outlier groups, comparison with a baseline, report.
+
+Shapes: N documents, Q groups, T trials (bundles of all methods), K methods, M metrics, S resamples.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle, load
+from ltrscale.config import Config
+from ltrscale.data.split import Selection, Splits, Texts, check_disjoint, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.compare import Floats, bootstrap_means, holm, sign_flip_p
+from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
+from ltrscale.evaluation.report import (
+    METRICS,
+    Comparison,
+    EvaluatedData,
+    Evaluation,
+    MethodResult,
+    Scope,
+    Summary,
+    page,
+    plot,
+)
+from ltrscale.progress import Report, progress
+from ltrscale.ranking.metrics import average_precision, mrr, ndcg, precision
+
+_PICTURE = "ndcg.png"
+_INTERVAL = (0.025, 0.975)
+
+
+class EvaluateSettings(Config):
+    """How methods are evaluated and compared."""
+
+    baseline: str | None = "gbdt"
+    """The method that the others are compared with; null for no comparison."""
+    ndcg_at: tuple[int, ...] = Field(default=(1, 5, 10), min_length=1)
+    """Cut-offs of NDCG."""
+    precision_at: tuple[int, ...] = (5,)
+    """Cut-offs of precision."""
+    primary_cutoff: int = 5
+    """The NDCG cut-off of the comparison column and the picture."""
+    relevant_from: float = Field(default=1.0, gt=0)
+    """Documents are relevant to MRR, MAP and precision from this label on."""
+    outliers: OutlierConfig = OutlierConfig()
+    """How outlier groups are found."""
+    resamples: int = Field(default=10_000, ge=100)
+    """Bootstrap resamples, and random sign patterns of the test."""
+    seed: int = 0
+    """Seed of the resampling."""
+    docs_per_batch: int = Field(default=65_536, ge=1)
+    """Documents scored at once; the result does not depend on it."""
+
+
+class EvaluateConfig(EvaluateSettings):
+    """Which bundles are evaluated, on which groups, and how."""
+
+    models: dict[str, Texts] = Field(min_length=1)
+    """Bundles of each method by its name; several bundles of one method are its trials (seeds)."""
+    splits: Splits
+    """Metrics are of the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.baseline is not None and self.baseline not in self.models:
+            raise ValueError(f"baseline {self.baseline!r} is none of the models {', '.join(self.models)}; or set null")
+        if self.primary_cutoff not in self.ndcg_at:
+            raise ValueError(f"primary_cutoff {self.primary_cutoff} is not in ndcg_at {list(self.ndcg_at)}; add it")
+        if empty := [name for name, urls in self.models.items() if not urls]:
+            raise ValueError(f"models.{empty[0]} has no bundle; name one")
+        return self
+
+
+def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Evaluation:
+    """Evaluate every bundle on the labelled groups of the test split and commit the findings to a directory.
+
+    The directory holds `report.md` with its picture, `metrics.json` (`read_evaluation` reads it), `groups.parquet`
+    (every metric of every group and trial, null where undefined) and `outliers.json`.
+
+    Args:
+        config: see `EvaluateConfig`.
+        out: URL of the directory.
+        made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
+        report: receives the means of each method.
+
+    Raises:
+        InputError: splits overlap, a bundle is missing, was made for other features, or gives scores that are no
+            numbers.
+    """
+    check_disjoint(config.splits)
+    test = select(config.splits.test, labelled=True)
+    trials = [_Trial(name, i, url, load(url)) for name, urls in config.models.items() for i, url in enumerate(urls)]
+    for trial in trials:
+        trial.bundle.check_features(test.features)
+    measured = _measure(test, trials, _fit_detector(config), config)
+    evaluation = _summarise(measured, trials, test, config)
+    with storage.Commit(out) as commit:
+        with commit.file("groups.parquet") as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
+            for t, trial in enumerate(trials):
+                writer.write_table(_group_table(measured, t, trial))
+        with commit.file(_PICTURE) as path:
+            plot(evaluation, path)
+        for name, text in (
+            ("outliers.json", measured.detector.model_dump_json(indent=1) + "\n"),
+            (METRICS, evaluation.model_dump_json(indent=1) + "\n"),
+            ("report.md", page(evaluation, picture=_PICTURE)),
+        ):
+            with commit.file(name) as path:
+                path.write_text(text, encoding="utf-8")
+        commit.finish({"made_by": made_by})
+    for method in evaluation.methods:
+        means = {name: summary.mean for name, summary in method.everywhere.summaries.items()}
+        report({"method": method.name, **means})
+    return evaluation
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One bundle, the `number`-th of its method."""
+
+    method: str
+    number: int
+    url: str
+    bundle: Bundle
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Every metric of every group and trial; NaN where undefined."""
+
+    metrics: tuple[str, ...]
+    values_QTM: Floats
+    gids_Q: NDArray[np.int64]
+    periods_Q: list[str]
+    documents_Q: NDArray[np.int64]
+    outlier_Q: NDArray[np.bool_]
+    detector: OutlierDetector
+
+
+def _fit_detector(config: EvaluateConfig) -> OutlierDetector:
+    validation = select(config.splits.validation, labelled=False)
+    return fit_outliers(
+        lambda: iterate(validation, docs_per_batch=config.docs_per_batch),
+        validation.features,
+        config.outliers,
+        data=validation.hash,
+    )
+
+
+def _metrics(config: EvaluateConfig) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    """The metrics of a config, by name, as functions of scores, labels and offsets."""
+    threshold = config.relevant_from
+    return {
+        **{f"ndcg@{k}": partial(ndcg, k=k) for k in config.ndcg_at},
+        "mrr": partial(mrr, threshold=threshold),
+        "map": partial(average_precision, threshold=threshold),
+        **{f"precision@{k}": partial(precision, k=k, threshold=threshold) for k in config.precision_at},
+    }
+
+
+def _by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str, QueryGroups]]:
+    """The groups of a selection, and the period that they are of."""
+    for period in dict.fromkeys(row_group.period for row_group in selection.row_groups):
+        part = replace(selection, row_groups=tuple(r for r in selection.row_groups if r.period == period))
+        for groups in iterate(part, docs_per_batch=docs_per_batch):
+            yield period, groups
+
+
+def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetector, config: EvaluateConfig) -> _Measured:
+    """Score the test groups with every bundle, in one pass over the data."""
+    metrics, scorers = _metrics(config), [trial.bundle.scorer() for trial in trials]
+    values, gids, documents, outlier = [], [], [], []
+    periods: list[str] = []
+    with progress("evaluate", test.n_documents) as advance:
+        for period, groups in _by_period(test, config.docs_per_batch):
+            assert groups.labels_N is not None
+            assert groups.ids_Q is not None
+            values_TMQ = []
+            for trial, scorer in zip(trials, scorers, strict=True):
+                scores_N = scorer(groups)
+                if not torch.isfinite(scores_N).all():
+                    raise InputError(f"{trial.url}: gives scores that are no numbers (period {period}); train it again")
+                of_trial = [metric(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
+                values_TMQ.append(torch.stack(of_trial).double())
+            values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
+            gids.append(groups.ids_Q.numpy())
+            documents.append(groups.lengths_Q.numpy())
+            outlier.append(detector.outlier_groups(groups).numpy())
+            periods += [period] * groups.n_groups
+            advance(groups.n_documents)
+    return _Measured(
+        tuple(metrics),
+        np.concatenate(values),
+        np.concatenate(gids),
+        periods,
+        np.concatenate(documents),
+        np.concatenate(outlier),
+        detector,
+    )
+
+
+def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, config: EvaluateConfig) -> Evaluation:
+    """All figures of the report."""
+    everywhere = _scopes(measured.values_QTM, measured.metrics, config)
+    outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, config)
+    methods = [
+        MethodResult(
+            name=name,
+            bundles=urls,
+            kinds=tuple(trial.bundle.kind for trial in trials if trial.method == name),
+            everywhere=everywhere[k],
+            outliers=outliers[k],
+        )
+        for k, (name, urls) in enumerate(config.models.items())
+    ]
+    data = EvaluatedData(
+        data=config.splits.test.data,
+        periods=tuple(dict.fromkeys(measured.periods_Q)),
+        hash=test.hash,
+        groups=len(measured.gids_Q),
+        documents=int(measured.documents_Q.sum()),
+        outlier_groups=int(measured.outlier_Q.sum()),
+    )
+    return Evaluation(
+        methods=tuple(methods),
+        baseline=config.baseline,
+        primary=f"ndcg@{config.primary_cutoff}",
+        relevant_from=config.relevant_from,
+        resamples=config.resamples,
+        test=data,
+        detector=measured.detector,
+    )
+
+
+def _scopes(values_QTM: Floats, metrics: Sequence[str], config: EvaluateConfig) -> list[Scope]:
+    """Summaries and comparisons of each method, over the groups given."""
+    names, samples, seed = list(config.models), config.resamples, config.seed
+    ends = np.cumsum([len(urls) for urls in config.models.values()])[:-1]
+    trials_K = np.split(values_QTM, ends, axis=1)
+    values_QKM = np.stack([values_QtM.mean(axis=1) for values_QtM in trials_K], axis=1)
+    q, k, m = values_QKM.shape
+    means_SKM = bootstrap_means(values_QKM.reshape(q, k * m), samples=samples, seed=seed).reshape(samples, k, m)
+    comparisons: list[dict[str, Comparison]] = [{} for _ in names]
+    if config.baseline is not None:
+        comparisons = _comparisons(values_QKM, means_SKM, metrics, names.index(config.baseline), config)
+    return [
+        Scope(
+            summaries={metric: _summary(trials_K[i][:, :, j], means_SKM[:, i, j]) for j, metric in enumerate(metrics)},
+            comparisons=comparisons[i],
+        )
+        for i in range(k)
+    ]
+
+
+def _summary(values_Qt: Floats, means_S: Floats) -> Summary:
+    """One metric of one method; the trials define the same groups, for that depends on labels alone."""
+    defined_Q = ~np.isnan(values_Qt[:, 0])
+    n, undefined = int(defined_Q.sum()), int((~defined_Q).sum())
+    total_t = values_Qt[defined_Q].sum(axis=0)
+    trials = [total / n if n else math.nan for total in total_t.tolist()]
+    mean = float(np.mean(trials))
+    low, high = np.nanquantile(means_S, _INTERVAL) if n else (math.nan, math.nan)
+    return Summary(
+        mean=_known(mean),
+        low=_known(low),
+        high=_known(high),
+        trials=tuple(map(_known, trials)),
+        std_error=_known(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
+        groups=n,
+        undefined=undefined,
+        as_zero=_known(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
+        as_one=_known((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,
+    )
+
+
+def _comparisons(
+    values_QKM: Floats, means_SKM: Floats, metrics: Sequence[str], baseline: int, config: EvaluateConfig
+) -> list[dict[str, Comparison]]:
+    """Each method against the baseline, by metric; for a metric that some group defines."""
+    q, k, m = values_QKM.shape
+    found: list[dict[str, Comparison]] = [{} for _ in range(k)]
+    others = [i for i in range(k) if i != baseline]
+    differences_QKM = values_QKM - values_QKM[:, [baseline]]
+    p_KM = sign_flip_p(differences_QKM.reshape(q, k * m), samples=config.resamples, seed=config.seed).reshape(k, m)
+    for j, metric in enumerate(metrics):
+        defined_Q = ~np.isnan(differences_QKM[:, baseline, j])
+        if not defined_Q.any():
+            continue
+        adjusted = holm(p_KM[others, j])
+        for i, p_holm in zip(others, adjusted, strict=True):
+            low, high = np.nanquantile(means_SKM[:, i, j] - means_SKM[:, baseline, j], _INTERVAL)
+            difference = differences_QKM[defined_Q, i, j].mean()
+            found[i][metric] = Comparison(difference=difference, low=low, high=high, p=p_KM[i, j], p_holm=p_holm)
+    return found
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _schema(metrics: Sequence[str]) -> pa.Schema:
+    """Columns of `groups.parquet`, one row for each group and trial."""
+    columns = {
+        "gid": pa.int64(),
+        "period": pa.string(),
+        "documents": pa.int64(),
+        "outlier": pa.bool_(),
+        "method": pa.string(),
+        "trial": pa.int32(),
+    }
+    return pa.schema([*columns.items(), *((metric, pa.float64()) for metric in metrics)])
+
+
+def _group_table(measured: _Measured, t: int, trial: _Trial) -> pa.Table:
+    """The rows of one trial."""
+    q = len(measured.gids_Q)
+    values_QM = measured.values_QTM[:, t]
+    return pa.table(
+        [
+            measured.gids_Q,
+            measured.periods_Q,
+            measured.documents_Q,
+            measured.outlier_Q,
+            [trial.method] * q,
+            [trial.number] * q,
+            *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_QM.T),
+        ],
+        schema=_schema(measured.metrics),
+    )

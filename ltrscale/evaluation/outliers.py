@@ -1,0 +1,209 @@
+"""Outlier groups: query groups with a feature value far from the bulk of the validation set (HOU24, A.2.2).
+
+Shapes: N documents, Q groups, F features, B bins.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups, sum_by_group
+from ltrscale.config import Config
+from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
+
+BINS = 100
+TAIL = 0.01
+"""Values beyond a gap are outliers when fewer than this share of the documents have them."""
+GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+"""The gaps that `gap: auto` chooses from."""
+
+Pass = Callable[[], Iterable[QueryGroups]]
+"""Starts one pass over the validation groups."""
+
+
+class OutlierRule(Config):
+    """Which values of a feature are outliers; of several conditions one is enough."""
+
+    below: float | None = None
+    """Values below this one."""
+    at_least: float | None = None
+    """Values of this size and above; 1 for a 0/1 flag."""
+    missing: bool = False
+    """Missing values."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.below is None and self.at_least is None and not self.missing:
+            raise ValueError("an outlier rule needs below, at_least or missing: true")
+        return self
+
+    def matches(self, values_N: Tensor) -> Tensor:
+        """True for each value that is an outlier."""
+        outlier_N = values_N.isnan() if self.missing else torch.zeros_like(values_N, dtype=torch.bool)
+        if self.below is not None:
+            outlier_N = outlier_N | (values_N.double() < self.below)
+        if self.at_least is not None:
+            outlier_N = outlier_N | (values_N.double() >= self.at_least)
+        return outlier_N
+
+
+class OutlierConfig(Config):
+    """How outlier groups are found."""
+
+    gap: Annotated[int, Field(ge=1, lt=BINS)] | Literal["auto"] | None = "auto"
+    """Empty histogram bins in a row that part outliers from the rest; auto = the gap that brings the share of outlier
+    groups in the validation set nearest to `target`, of equals the smallest; null = only the features of `known`."""
+    target: float = Field(default=0.01, gt=0, lt=1)
+    """Share of outlier groups that `gap: auto` aims at."""
+    known: dict[str, OutlierRule] = Field(default_factory=dict)
+    """Features whose outliers are known, by name; they are judged by their rule and not by their histogram."""
+
+
+class OutlierDetector(Config):
+    """Fitted rules; `outliers.json` of an evaluation."""
+
+    data: str
+    """Hash of the validation data that the rules were fitted on."""
+    features: tuple[str, ...]
+    gap: int | None
+    share: float
+    """Outlier groups among the validation groups."""
+    rules: dict[str, OutlierRule]
+    """By feature name; a feature without a rule has no outliers."""
+
+    def outlier_groups(self, groups: QueryGroups) -> Tensor:
+        """True for each group that has a document with an outlier value, shape [Q].
+
+        Example:
+            >>> rules = {"price": OutlierRule(at_least=100)}
+            >>> detector = OutlierDetector(data="", features=("price",), gap=5, share=0, rules=rules)
+            >>> detector.outlier_groups(QueryGroups(torch.tensor([[1.0], [100], [99]]), torch.tensor([0, 2, 3])))
+            tensor([ True, False])
+        """
+        assert groups.n_features == len(self.features)
+        outlier_N = torch.zeros(groups.n_documents, dtype=torch.bool)
+        for column, name in enumerate(self.features):
+            if name in self.rules:
+                outlier_N |= self.rules[name].matches(groups.features_NF[:, column])
+        return sum_by_group(outlier_N.double(), groups.offsets_Q1) > 0
+
+
+def fit_outliers(
+    validation: Pass, features: Sequence[Feature], config: OutlierConfig, *, data: str = ""
+) -> OutlierDetector:
+    """Find the values of each feature that lie beyond a gap of its histogram.
+
+    100 bins from the smallest to the largest value; from left to right until `gap` empty bins follow each other: if
+    fewer than 1% of the documents lie above, values above are outliers, otherwise the scan goes on behind the gap. The
+    same from right to left (HOU24, A.2.2). Missing values are in no bin; categorical and constant features have no
+    histogram. Three passes over the validation set: range, histogram, share of outlier groups.
+
+    Args:
+        validation: starts a pass; every pass must give the same groups.
+        features: the data set's features, in order.
+        config: see `OutlierConfig`.
+        data: hash of the validation data, kept with the rules.
+
+    Raises:
+        InputError: `known` names a feature that the data set does not have.
+
+    Example:
+        >>> x_NF = torch.cat([torch.linspace(0, 1, 999), torch.tensor([50.0])])[:, None]
+        >>> groups = QueryGroups(x_NF, torch.tensor([0, 500, 1000]))
+        >>> fit_outliers(lambda: [groups], [Feature(name="x")], OutlierConfig(gap=20)).rules
+        {'x': OutlierRule(below=None, at_least=11.5, missing=False)}
+    """
+    names = tuple(feature.name for feature in features)
+    for name in config.known:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "name a feature of the data set"
+            raise InputError(f"outliers.known.{name}: no such feature; {hint}")
+    columns = [i for i, f in enumerate(features) if f.kind == "numeric" and f.name not in config.known]
+    candidates: Sequence[int | None]
+    if config.gap is None:
+        candidates, histograms = (None,), {}
+    else:
+        candidates = GAPS if config.gap == "auto" else (config.gap,)
+        histograms = {names[i]: histogram for i, histogram in _histograms(validation, columns).items()}
+    detectors = []
+    for gap in candidates:
+        rules = dict(config.known)
+        for name, histogram in histograms.items():
+            assert gap is not None
+            if rule := histogram.rule(gap):
+                rules[name] = rule
+        detectors.append(OutlierDetector(data=data, features=names, gap=gap, share=0, rules=rules))
+    shares = _shares(validation, detectors)
+    best = min(range(len(shares)), key=lambda i: abs(shares[i] - config.target))
+    return detectors[best].replace(share=shares[best])
+
+
+@dataclass
+class _Histogram:
+    """Documents in each bin, the bins' edges, and how many documents there are with missing ones."""
+
+    counts_B: NDArray[np.int64]
+    edges_B1: NDArray[np.float64]
+    documents: int
+
+    def rule(self, gap: int) -> OutlierRule | None:
+        """The outliers beyond gaps of so many empty bins, or None where there are none."""
+        limit = TAIL * self.documents
+        right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
+        if right is None and left is None:
+            return None
+        return OutlierRule(
+            below=None if left is None else float(self.edges_B1[BINS - left]),
+            at_least=None if right is None else float(self.edges_B1[right]),
+        )
+
+
+def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
+    """The first bin after the first `gap` empty bins in a row that have fewer than `limit` documents after them."""
+    after_B = counts_B.sum() - counts_B.cumsum()
+    empty = 0
+    for b in range(len(counts_B)):
+        empty = empty + 1 if counts_B[b] == 0 else 0
+        if empty >= gap and after_B[b] < limit:
+            return b + 1
+    return None
+
+
+def _histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, _Histogram]:
+    """Histograms of these columns, by column; none for a column that has fewer than two different values."""
+    low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
+    for groups in validation():
+        values_NC = groups.features_NF.numpy()[:, columns]
+        low_C = np.fmin(low_C, np.fmin.reduce(values_NC, axis=0, initial=np.inf))
+        high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
+    ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
+    found = {
+        column: _Histogram(np.zeros(BINS, np.int64), np.histogram_bin_edges([], BINS, span), 0)
+        for column, span in ranges.items()
+    }
+    for groups in validation():
+        values_NF = groups.features_NF.numpy()
+        for column, histogram in found.items():
+            values_N = values_NF[:, column].astype(np.float64)
+            histogram.counts_B += np.histogram(values_N, BINS, ranges[column])[0]
+            histogram.documents += len(values_N)
+    return found
+
+
+def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
+    """The share of outlier groups by each detector."""
+    outliers, total = [0] * len(detectors), 0
+    for groups in validation():
+        total += groups.n_groups
+        for i, detector in enumerate(detectors):
+            outliers[i] += int(detector.outlier_groups(groups).sum())
+    return [count / max(total, 1) for count in outliers]

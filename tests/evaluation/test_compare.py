@@ -1,0 +1,85 @@
+"""Laws of the resampling: exact small cases, coverage, size of the test, and agreement with scipy."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from ltrscale.evaluation.compare import bootstrap_means, holm, sign_flip_p
+
+
+def test_bootstrap_agrees_with_scipy() -> None:
+    values_Q = np.random.default_rng(0).gamma(2.0, size=200)
+    means_S = bootstrap_means(values_Q[:, None], samples=20_000, seed=1)[:, 0]
+    expected = scipy.stats.bootstrap((values_Q,), np.mean, n_resamples=20_000, method="percentile", rng=2)
+    interval = expected.confidence_interval
+    np.testing.assert_allclose(np.quantile(means_S, [0.025, 0.975]), [interval.low, interval.high], rtol=0.01)
+
+
+def test_bootstrap_interval_covers_the_mean_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    values_QM = rng.exponential(size=(80, 300))  # 300 experiments side by side; the mean is 1
+    low_M, high_M = np.quantile(bootstrap_means(values_QM, samples=2000, seed=4), [0.025, 0.975], axis=0)
+    assert 0.90 <= ((low_M <= 1) & (high_M >= 1)).mean() <= 0.97
+
+
+def test_bootstrap_leaves_undefined_groups_out() -> None:
+    values_QM = np.array([[1.0, np.nan], [np.nan, 4.0], [3.0, 4.0], [np.nan, 4.0]])
+    means_SM = bootstrap_means(values_QM, samples=4000, seed=0)
+    np.testing.assert_array_equal(means_SM[~np.isnan(means_SM[:, 1]), 1], 4.0)
+    drawn = ~np.isnan(means_SM[:, 0])
+    assert (~drawn).mean() == pytest.approx(0.5**4, abs=0.015)  # neither of the two defined groups is drawn
+    assert means_SM[drawn, 0].mean() == pytest.approx(2.0, abs=0.05)
+    assert np.isnan(bootstrap_means(np.empty((0, 2)), samples=5, seed=0)).all()
+
+
+def test_bootstrap_draws_the_same_groups_for_all_columns_and_seeds_repeat() -> None:
+    values_Q = np.random.default_rng(5).normal(size=30)
+    means_SM = bootstrap_means(np.stack([values_Q, values_Q + 1], axis=1), samples=100, seed=6)
+    np.testing.assert_allclose(means_SM[:, 1] - means_SM[:, 0], 1.0, atol=1e-12)
+    again_SM = bootstrap_means(np.stack([values_Q, values_Q], axis=1), samples=100, seed=6)
+    np.testing.assert_array_equal(again_SM[:, 0], means_SM[:, 0])
+    assert (bootstrap_means(values_Q[:, None], samples=100, seed=7)[:, 0] != means_SM[:, 0]).any()
+
+
+def test_blocks_cut_the_resamples_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ltrscale.evaluation.compare._BLOCK", 70)
+    means_SM = bootstrap_means(np.arange(10.0)[:, None], samples=101, seed=0)
+    assert means_SM.shape == (101, 1)
+    assert not np.isnan(means_SM).any()
+    assert means_SM.std() > 0
+
+
+def test_sign_flip_agrees_with_all_patterns() -> None:
+    differences_Q = np.random.default_rng(8).normal(0.4, 1.0, size=10)
+    sums = [abs(np.dot(signs, differences_Q)) for signs in itertools.product((-1, 1), repeat=10)]
+    exact = np.mean(np.array(sums) >= abs(differences_Q.sum()) - 1e-12)
+    assert sign_flip_p(differences_Q[:, None], samples=50_000, seed=9)[0] == pytest.approx(exact, abs=0.01)
+
+
+def test_sign_flip_p_is_uniform_without_a_difference_and_small_with_one() -> None:
+    null_QM = np.random.default_rng(10).standard_t(4, size=(60, 400))
+    p_M = sign_flip_p(null_QM, samples=1000, seed=11)
+    assert scipy.stats.kstest(p_M, "uniform").pvalue > 0.01
+    assert (sign_flip_p(null_QM + 2.0, samples=1000, seed=11) == 1 / 1001).all()
+
+
+def test_sign_flip_is_two_sided_ignores_undefined_groups_and_knows_no_difference() -> None:
+    differences_Q = np.random.default_rng(12).normal(0.3, 1.0, size=40)
+    gaps_Q = np.where(np.arange(40) < 20, differences_Q, np.nan)
+    zeros_Q = np.where(np.arange(40) < 20, differences_Q, 0.0)
+    columns_QM = np.stack([differences_Q, -differences_Q, gaps_Q, zeros_Q, np.zeros(40)], axis=1)
+    p_M = sign_flip_p(columns_QM, samples=5000, seed=13)
+    assert p_M[0] == p_M[1]
+    assert p_M[2] == p_M[3]
+    assert p_M[4] == 1.0
+    assert (sign_flip_p(np.empty((0, 2)), samples=10, seed=0) == 1.0).all()
+
+
+def test_holm_by_hand_and_order() -> None:
+    np.testing.assert_allclose(holm(np.array([0.5, 0.02, 0.02, 0.9])), [1.0, 0.08, 0.08, 1.0])
+    p_M = np.random.default_rng(14).uniform(size=6)
+    order_M = np.random.default_rng(15).permutation(6)
+    np.testing.assert_array_equal(holm(p_M)[order_M], holm(p_M[order_M]))
+    assert (holm(p_M) >= p_M).all()

@@ -1,0 +1,261 @@
+"""A whole evaluation of trees and networks on a small data set, against metrics computed group by group."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.bundle import load, save_ranker
+from ltrscale.config import validate
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import Splits, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.report import Evaluation, print_table, read_evaluation, table
+from ltrscale.models.encoders import ResNetConfig, build_encoder
+from ltrscale.models.features import TransformConfig, fit_transform
+from ltrscale.models.heads import HeadConfig
+from ltrscale.models.ranker import Ranker
+from ltrscale.ranking import metrics
+from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+FEATURES = [Feature(name=name) for name in ("x", "y", "flag")]
+PERIODS = ("2026-W01", "2026-W02", "2026-W03", "2026-W04")
+
+
+def make_groups(rng: np.random.Generator, count: int) -> Groups:
+    """Labels follow the first feature, noisily; a fifth of the groups has no relevant document, some no labels."""
+    found: Groups = []
+    for i in range(count):
+        x_LF = rng.normal(size=(rng.integers(1, 15), 3)).astype(np.float32)
+        x_LF[:, 2] = (rng.random(len(x_LF)) < 0.03).astype(np.float32)
+        labels_L = np.clip(np.round(x_LF[:, 0] + rng.normal(size=len(x_LF))), 0, 3).astype(np.float32)
+        found.append((x_LF, None if i % 10 == 9 else labels_L * (i % 5 != 0)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def splits(write_dataset: WriteDataset) -> Splits:
+    rng = np.random.default_rng(0)
+    url = write_dataset({period: make_groups(rng, 80) for period in PERIODS}, FEATURES)
+    parts = {"train": PERIODS[:1], "validation": PERIODS[1:2], "test": PERIODS[2:]}
+    return Splits.model_validate({name: {"data": url, "periods": periods} for name, periods in parts.items()})
+
+
+def network(url: Path, splits: Splits, *, seed: int, features: list[Feature] = FEATURES) -> str:
+    """A small network with random weights."""
+    groups = list(iterate(select(splits.train, labelled=True), docs_per_batch=1000))
+    transform = fit_transform((g.features_NF for g in groups), ["numeric"] * 3, TransformConfig())
+    torch.manual_seed(seed)
+    ranker = Ranker(transform, build_encoder(ResNetConfig(width=8), transform), HeadConfig())
+    save_ranker(str(url), ranker, config={}, features=features, dataset_hash="", metrics={}, made_by={})
+    return str(url)
+
+
+@pytest.fixture(scope="module")
+def config(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfig:
+    folder = tmp_path_factory.mktemp("bundles")
+    trees = GBDTConfig(num_trees=5, num_threads=1)
+    train_gbdt(trees, splits, str(folder / "gbdt"), made_by={}, report=lambda _: None)
+    return EvaluateConfig.model_validate(
+        {
+            "models": {
+                "gbdt": str(folder / "gbdt"),
+                "network": [network(folder / f"net{seed}", splits, seed=seed) for seed in range(3)],
+            },
+            "splits": splits,
+            "outliers": {"gap": None, "known": {"flag": {"at_least": 1}}},
+            "resamples": 500,
+            "docs_per_batch": 300,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def evaluated(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
+    out = tmp_path_factory.mktemp("out") / "evaluation"
+    return evaluate(config, str(out), made_by={"stage": "evaluate"}, report=lambda _: None), out
+
+
+def values_by_hand(config: EvaluateConfig, url: str) -> dict[str, list[float]]:
+    """Every metric, one group at a time."""
+    found: dict[str, list[float]] = {}
+    scorer = load(url).scorer()
+    for batch in iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000):
+        for q in range(batch.n_groups):
+            one = batch.select(torch.tensor([q]))
+            assert one.labels_N is not None
+            what = (scorer(one), one.labels_N, one.offsets_Q1)
+            for k in (1, 5, 10):
+                found.setdefault(f"ndcg@{k}", []).append(metrics.ndcg(*what, k=k).item())
+            found.setdefault("mrr", []).append(metrics.mrr(*what).item())
+            found.setdefault("map", []).append(metrics.average_precision(*what).item())
+            found.setdefault("precision@5", []).append(metrics.precision(*what, k=5).item())
+    return found
+
+
+def test_every_group_and_mean_is_that_of_the_metrics(
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path]
+) -> None:
+    evaluation, out = evaluated
+    rows = pq.read_table(out / "groups.parquet").to_pylist()
+    assert len(rows) == 4 * evaluation.test.groups == 4 * 144  # 2 periods of 80 groups, a tenth without labels
+    by_method: dict[str, list[dict[str, list[float]]]] = {}
+    for method, urls in config.models.items():
+        for trial, url in enumerate(urls):
+            expected = values_by_hand(config, url)
+            by_method.setdefault(method, []).append(expected)
+            mine = [row for row in rows if (row["method"], row["trial"]) == (method, trial)]
+            for name, values in expected.items():
+                got = [math.nan if row[name] is None else row[name] for row in mine]
+                np.testing.assert_allclose(got, values, atol=1e-6)
+    for result in evaluation.methods:
+        for name, summary in result.everywhere.summaries.items():
+            values_tQ = np.array([trial[name] for trial in by_method[result.name]])
+            means_t = np.nanmean(values_tQ, axis=1)
+            assert summary.trials == pytest.approx(tuple(means_t), abs=1e-6)
+            assert summary.mean == pytest.approx(means_t.mean(), abs=1e-6)
+            assert summary.groups == (~np.isnan(values_tQ[0])).sum()
+            assert summary.groups + summary.undefined == 144
+            assert summary.undefined >= 16
+            assert summary.as_zero == pytest.approx(np.nan_to_num(values_tQ, nan=0).mean(), abs=1e-6)
+            assert summary.as_one == pytest.approx(np.nan_to_num(values_tQ, nan=1).mean(), abs=1e-6)
+            assert summary.low is not None
+            assert summary.high is not None
+            assert summary.low < summary.mean < summary.high
+            if result.name == "network":
+                assert summary.std_error == pytest.approx(means_t.std(ddof=1) / math.sqrt(3), abs=1e-6)
+            else:
+                assert summary.std_error is None
+
+
+def test_outlier_groups_are_those_with_the_flag(config: EvaluateConfig, evaluated: tuple[Evaluation, Path]) -> None:
+    evaluation, out = evaluated
+    rows = [row for row in pq.read_table(out / "groups.parquet").to_pylist() if row["method"] == "gbdt"]
+    flagged: dict[int, bool] = {}
+    for batch in iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000):
+        assert batch.ids_Q is not None
+        for q, gid in enumerate(batch.ids_Q.tolist()):
+            flagged[gid] = bool((batch.select(torch.tensor([q])).features_NF[:, 2] >= 1).any())
+    assert {row["gid"]: row["outlier"] for row in rows} == flagged
+    assert 0 < sum(flagged.values()) < 144
+    outliers = [row["ndcg@5"] for row in rows if row["outlier"] and row["ndcg@5"] is not None]
+    summary = evaluation.methods[0].outliers.summaries["ndcg@5"]
+    assert summary.groups == len(outliers)
+    assert summary.mean == pytest.approx(np.mean(outliers))
+    assert evaluation.test.outlier_groups == sum(flagged.values())
+    assert {row["period"] for row in rows} == {"2026-W03", "2026-W04"}
+    assert (
+        json.loads((out / "outliers.json").read_text())["data"] == select(config.splits.validation, labelled=False).hash
+    )
+
+
+def test_comparison_is_paired_and_against_the_baseline(evaluated: tuple[Evaluation, Path]) -> None:
+    evaluation, _ = evaluated
+    gbdt, net = evaluation.methods
+    assert gbdt.everywhere.comparisons == {}
+    for scope in ("everywhere", "outliers"):
+        for name, comparison in getattr(net, scope).comparisons.items():
+            means = [getattr(method, scope).summaries[name].mean for method in (net, gbdt)]
+            assert comparison.difference == pytest.approx(means[0] - means[1])
+            assert comparison.low <= comparison.difference <= comparison.high
+    worse = net.everywhere.comparisons["ndcg@5"]  # random weights against trees that learned
+    assert worse.high < 0
+    assert worse.p < 0.01
+
+
+def test_a_method_compared_with_itself_shows_no_difference(config: EvaluateConfig, tmp_path: Path) -> None:
+    same = config.replace(models={"gbdt": config.models["gbdt"], "again": config.models["gbdt"]})
+    comparison = evaluate(same, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods[1].everywhere
+    assert {(c.difference, c.low, c.high, c.p, c.p_holm) for c in comparison.comparisons.values()} == {(0, 0, 0, 1, 1)}
+
+
+def test_the_result_does_not_depend_on_batches_and_repeats(
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
+) -> None:
+    again = evaluate(config.replace(docs_per_batch=41), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    for ours, theirs in zip(again.methods, evaluated[0].methods, strict=True):
+        for name, summary in ours.everywhere.summaries.items():
+            assert summary.mean == pytest.approx(theirs.everywhere.summaries[name].mean, abs=1e-6)
+            assert summary.low == pytest.approx(theirs.everywhere.summaries[name].low, abs=1e-6)
+
+
+def test_directory_reads_back_and_the_report_says_it_all(
+    evaluated: tuple[Evaluation, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation, out = evaluated
+    assert read_evaluation(str(out)) == evaluation
+    manifest = storage.read_manifest(str(out))
+    assert manifest is not None
+    assert manifest["made_by"] == {"stage": "evaluate"}
+    assert (out / "ndcg.png").read_bytes()[:4] == b"\x89PNG"
+    text = (out / "report.md").read_text()
+    assert table(evaluation) in text
+    for part in ("NDCG@10", "MRR", "MAP", "P@5", "Holm", "`flag`: >= 1", "](ndcg.png)", "144 labelled query groups"):
+        assert part in text
+    print_table(str(out))
+    assert capsys.readouterr().out.startswith(table(evaluation))
+
+
+def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluation, Path]) -> None:
+    lines = table(evaluated[0]).splitlines()
+    assert len(lines) == 4
+    assert len({len(line) for line in lines}) == 1
+    assert [line.count("|") for line in lines] == [10] * 4
+    net = evaluated[0].methods[1].everywhere
+    summary = net.summaries["ndcg@5"]
+    assert f" {summary.mean:.4f} ± {summary.std_error:.4f} |" in lines[3]
+    assert f" {net.comparisons['ndcg@5'].difference:+.4f} [" in lines[3]
+
+
+def test_without_outliers_and_baseline(config: EvaluateConfig, tmp_path: Path) -> None:
+    quiet = config.replace(
+        outliers={"gap": None, "known": {"flag": {"at_least": 9}}},
+        baseline=None,
+        models={"only": config.models["gbdt"]},
+    )
+    evaluation = evaluate(quiet, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    summary = evaluation.methods[0].outliers.summaries["ndcg@5"]
+    assert (summary.mean, summary.low, summary.trials, summary.groups, summary.as_one) == (None, None, (None,), 0, None)
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "Outlier-NDCG@5 (n=0)" in text
+    assert "Against" not in text
+
+
+def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
+    plain = config.model_dump(mode="json")
+    for change, message in (
+        ({"baseline": "gbtd"}, "baseline 'gbtd' is none of the models gbdt, network"),
+        ({"primary_cutoff": 3}, r"primary_cutoff 3 is not in ndcg_at \[1, 5, 10\]"),
+        ({"models": {"gbdt": []}}, "models.gbdt has no bundle"),
+    ):
+        with pytest.raises(InputError, match=message):
+            validate(EvaluateConfig, {**plain, **change}, "evaluate")
+    renamed = [Feature(name="x"), Feature(name="z"), Feature(name="flag")]
+    other = network(tmp_path / "other", splits, seed=0, features=renamed)
+    with pytest.raises(InputError, match="feature 1 of the data is 'y'"):
+        evaluate(config.replace(models={"gbdt": [other]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    assert not storage.exists(str(tmp_path / "out"))
+    with pytest.raises(InputError, match="no evaluation is committed"):
+        read_evaluation(str(tmp_path / "out"))
+
+
+def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
+    groups = list(iterate(select(splits.train, labelled=True), docs_per_batch=1000))
+    transform = fit_transform((g.features_NF for g in groups), ["numeric"] * 3, TransformConfig())
+    ranker = Ranker(transform, build_encoder(ResNetConfig(width=8), transform), HeadConfig())
+    torch.nn.init.constant_(ranker.head[-2].weight, math.inf)  # type: ignore[arg-type]
+    diverged = str(tmp_path / "diverged")
+    save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
+    with pytest.raises(InputError, match="diverged: gives scores that are no numbers"):
+        evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)

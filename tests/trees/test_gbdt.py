@@ -1,0 +1,244 @@
+"""LightGBM training: our validation metric, gains, categories, missing values, repeatability, bad input."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.bundle import Bundle
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import Splits, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.ranking.metrics import ndcg
+from ltrscale.trees import gbdt
+from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+NUMERIC = [Feature(name=name) for name in ("a", "b@c[0]", "d")]
+SMALL = GBDTConfig(num_trees=20, num_threads=1, early_stopping_rounds=10)
+
+
+def splits_of(url: str, **train: object) -> Splits:
+    return Splits.model_validate(
+        {
+            "train": {"data": url, "periods": "train", **train},
+            "validation": {"data": url, "periods": "validation"},
+            "test": {"data": url, "periods": "test"},
+        }
+    )
+
+
+def make_groups(
+    rng: np.random.Generator,
+    count: int,
+    label_of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    length: int = 10,
+) -> Groups:
+    """Groups of three features whose labels are a function of them."""
+    found: Groups = []
+    for _ in range(count):
+        x_LF = rng.normal(size=(rng.integers(2, length), 3))
+        found.append((x_LF.astype(np.float32), label_of(x_LF).astype(np.float32)))
+    return found
+
+
+def grades(x_LF: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.clip(np.round(x_LF[:, 0] + 1), 0, 4)
+
+
+def three(
+    rng: np.random.Generator, label_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> dict[str, Groups]:
+    sizes = {"train": 150, "validation": 60, "test": 60}
+    return {period: make_groups(rng, count, label_of) for period, count in sizes.items()}
+
+
+def train(url: str, out: Path, config: GBDTConfig = SMALL) -> tuple[Bundle, list[dict[str, object]]]:
+    records: list[dict[str, object]] = []
+    bundle = train_gbdt(config, splits_of(url), str(out), made_by={}, report=lambda r: records.append(dict(r)))
+    return bundle, records
+
+
+def score(bundle: Bundle, url: str, split: str) -> float:
+    """Mean NDCG@5 of a bundle by the package's own metric and scorer."""
+    selection = select(getattr(splits_of(url), split), labelled=True)
+    groups = QueryGroups.concat(list(iterate(selection, docs_per_batch=64)))
+    assert groups.labels_N is not None
+    return float(ndcg(bundle.scorer()(groups), groups.labels_N, groups.offsets_Q1, k=5).nanmean())
+
+
+def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    url = write_dataset(three(np.random.default_rng(0), grades), NUMERIC)
+    bundle, records = train(url, tmp_path / "out")
+    assert bundle.kind == "trees"
+    assert [feature.name for feature in bundle.features] == ["a", "b@c[0]", "d"]
+    assert score(bundle, url, "test") > 0.97
+    values = [r["validation_ndcg@5"] for r in records]
+    assert bundle.metrics["validation_ndcg@5"] == max(values) == pytest.approx(score(bundle, url, "validation"))
+    assert bundle.metrics["trees"] == 1 + values.index(max(values))
+    assert [r["tree"] for r in records] == list(range(1, len(records) + 1))
+    assert all(0 < r["validation_ndcg@5_lightgbm"] <= 1 for r in records)  # type: ignore[operator]
+
+
+def test_our_metric_leaves_out_what_the_library_counts_as_one(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    data = three(rng, grades)
+    data["validation"] = [
+        (x, y if i % 3 else np.zeros_like(y)) for i, (x, y) in enumerate(data["validation"]) if y is not None
+    ]
+    _, records = train(write_dataset(data, NUMERIC), tmp_path / "out", SMALL.replace(num_trees=3))
+    defined = np.mean([bool(y.any()) for _, y in data["validation"] if y is not None])
+    for record in records:  # scores of real numbers: no ties, so only the policy differs
+        ours, theirs = float(record["validation_ndcg@5"]), float(record["validation_ndcg@5_lightgbm"])  # type: ignore[arg-type]
+        assert ours < theirs
+        assert ours * defined + (1 - defined) == pytest.approx(theirs, abs=0.02)
+
+
+def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    url = write_dataset(three(rng, lambda x_LF: rng.integers(0, 3, len(x_LF)).astype(float)), NUMERIC)
+    bundle, records = train(url, tmp_path / "out", SMALL.replace(num_trees=300, early_stopping_rounds=5))
+    assert len(records) == int(bundle.metrics["trees"] or 0) + 5
+    text = bundle.content.decode()
+    assert text.count("Tree=") == bundle.metrics["trees"]
+
+
+def test_the_same_bytes_twice(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    url = write_dataset(three(np.random.default_rng(3), grades), NUMERIC)
+    config = SMALL.replace(feature_fraction=0.5)
+    first, second = train(url, tmp_path / "1", config)[0], train(url, tmp_path / "2", config)[0]
+    assert first.content == second.content
+    other = train(url, tmp_path / "3", config.replace(seed=1))[0]
+    assert other.content != first.content
+
+
+def test_ten_grades_get_their_gains(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    url = write_dataset(three(np.random.default_rng(4), lambda x: np.clip(np.round(3 * x[:, 1] + 5), 1, 10)), NUMERIC)
+    bundle, _ = train(url, tmp_path / "out")
+    assert f"[label_gain: {','.join(str(2**y - 1) for y in range(11))}]" in bundle.content.decode()
+    assert score(bundle, url, "test") > 0.97
+
+
+def test_a_category_counts_by_its_code_and_large_codes_cost_nothing(
+    write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    """Relevance depends on a scrambled property of the code, which order cannot tell; codes are hashes."""
+    rng = np.random.default_rng(5)
+    codes_K = rng.integers(0, 1 << 24, size=40).astype(np.float32)
+    good_K = rng.permutation(40) % 2
+
+    def groups(count: int) -> Groups:
+        found: Groups = []
+        for _ in range(count):
+            k_L = rng.integers(0, 40, size=8)
+            noise_LF = rng.normal(size=(8, 2))
+            found.append((np.column_stack([codes_K[k_L], noise_LF]).astype(np.float32), good_K[k_L].astype(np.float32)))
+        return found
+
+    data = {"train": groups(200), "validation": groups(60), "test": groups(60)}
+    features = [Feature(name="brand", kind="categorical"), Feature(name="x"), Feature(name="y")]
+    url = write_dataset(data, features)
+    one_split = SMALL.replace(num_trees=1, num_leaves=2)
+    bundle, _ = train(url, tmp_path / "as_category", one_split)
+    numeric_url = write_dataset(data, NUMERIC)
+    plain, _ = train(numeric_url, tmp_path / "as_number", one_split)
+    assert score(bundle, url, "test") > 0.94 > score(plain, numeric_url, "test") + 0.05
+    assert bundle.metrics["validation_ndcg@5"] == pytest.approx(score(bundle, url, "validation"))
+    assert len(bundle.content) < 20_000
+    strange = QueryGroups(torch.tensor([[5.0, 0, 0], [float("nan"), 0, 0]]), torch.tensor([0, 2]))
+    scores = bundle.scorer()(strange)
+    assert scores[0] == scores[1], "a code never seen in training is like a missing one"
+
+
+def test_missing_values_are_split_on(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    data = three(rng, lambda x_LF: (x_LF[:, 2] > 0.5).astype(float))
+    for of_period in data.values():
+        for x_LF, labels_L in of_period:
+            assert labels_L is not None
+            x_LF[:, 2] = np.where(labels_L > 0, np.nan, rng.normal(size=len(x_LF)))
+    url = write_dataset(data, NUMERIC)
+    assert score(train(url, tmp_path / "out")[0], url, "test") > 0.99
+
+
+def test_too_few_documents_give_equal_scores_and_say_so(
+    write_dataset: WriteDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = three(np.random.default_rng(7), grades)
+    data["train"] = data["train"][:2]
+    url = write_dataset(data, NUMERIC)
+    with caplog.at_level("WARNING", logger="ltrscale"):
+        bundle, records = train(url, tmp_path / "out")
+    assert "min_data_in_leaf = 20" in caplog.text
+    assert len(records) == 1
+    scores_N = bundle.scorer()(QueryGroups(torch.randn(5, 3), torch.tensor([0, 5])))
+    assert len(scores_N.unique()) == 1
+
+
+def test_labelled_fraction_is_used(
+    write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write_dataset(three(np.random.default_rng(8), grades), NUMERIC)
+    splits = splits_of(url, labelled_fraction=0.1)
+    read = gbdt._read
+    seen = {}
+
+    def spy(selection: object, split: str) -> object:
+        seen[split] = read(selection, split)  # type: ignore[arg-type]
+        return seen[split]
+
+    monkeypatch.setattr(gbdt, "_read", spy)
+    train_gbdt(SMALL.replace(num_trees=1), splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    assert len(seen["train"].offsets_Q1) - 1 == 15
+    assert len(seen["validation"].offsets_Q1) - 1 == 60
+
+
+def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(9)
+
+    def error_of(change: Callable[[dict[str, Groups]], None]) -> str:
+        data = three(rng, grades)
+        change(data)
+        with pytest.raises(InputError) as caught:
+            train(write_dataset(data, NUMERIC), tmp_path / "out")
+        return str(caught.value)
+
+    def set_label(data: dict[str, Groups], value: float) -> None:
+        labels_L = data["train"][7][1]
+        assert labels_L is not None
+        labels_L[1] = value
+
+    assert error_of(lambda data: set_label(data, 0.5)).startswith("train: group 7 has label 0.5; ")
+    assert error_of(lambda data: set_label(data, 32)).startswith("train: group 7 has label 32; ")
+    irrelevant = [(x, np.zeros(len(x), np.float32)) for x, _ in three(rng, grades)["validation"]]
+    assert "none of its labelled groups" in error_of(lambda data: data.update(validation=irrelevant))
+    unlabelled: Groups = [(x, None) for x, _ in irrelevant]
+    assert "no group has labels" in error_of(lambda data: data.update(train=unlabelled))
+    monkeypatch.setattr(gbdt, "LONGEST", 11)
+    assert "train: group 3 has 12 documents" in error_of(
+        lambda data: data["train"].__setitem__(3, (np.zeros((12, 3), np.float32), np.ones(12, np.float32)))
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_config_is_plain_data() -> None:
+    assert GBDTConfig.model_validate(json.loads(GBDTConfig().model_dump_json())) == GBDTConfig()
+
+
+def test_mean_ndcg_is_that_of_the_metric() -> None:
+    rng = np.random.default_rng(10)
+    labels_N = torch.tensor(rng.integers(0, 3, 60), dtype=torch.float32)
+    offsets_Q1 = to_offsets(torch.tensor([10, 20, 1, 29]))
+    labels_N[30] = 0
+    scores_N = rng.integers(0, 9, 60).astype(np.float64)
+    values_Q = ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=5)
+    assert values_Q.isnan().tolist() == [False, False, True, False]
+    mean = gbdt.mean_ndcg(scores_N, gbdt._Labelled([], labels_N, offsets_Q1))
+    assert mean == pytest.approx(values_Q[[0, 1, 3]].mean().item(), abs=1e-12)
