@@ -1,0 +1,357 @@
+"""A made-up search log, so that everything can be tried without a download.
+
+What is made up: a shop's search. A query has topics and a taste (for cheap, for new, a device); a document has topics
+near those of the query that retrieved it, a seller, quality, popularity, age and price. These latent factors are never
+written. The numeric features are nonlinear, noisy, long-tailed views of a few factors each (scores, counts, amounts,
+ratios), some are the same for the whole list, and some tell nothing. Relevance is the match of topics, quality and
+taste, with interactions; its noisy grade is the label. Unlabelled groups come from the same distribution. Nothing here
+is fitted to real traffic: use it to see that a pipeline works and how methods react to scarce labels, not to claim
+that one is better.
+
+Shapes: N documents, Q queries, F numeric features, T topics, Z latent factors, S sellers, G grades above 0.
+"""
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from ltrscale import storage
+from ltrscale.config import Config, is_current, made_by
+from ltrscale.progress import Report, log
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_TOPICS = 6
+_SELLERS = 400
+_CATEGORIES = ("audio", "books", "clothing", "garden", "games", "kitchen", "phones", "sports", "tools", "toys")
+_DEVICES = ("desktop", "phone", "tablet")
+_GRADE_SHARES = (0.24, 0.11, 0.05, 0.02)  # documents at least of grade 1, 2, 3, 4 where the query has an answer
+_BLOCK = 1024  # queries drawn at once, and a Parquet row group
+_FLAG = 1e6  # what a broken upstream job writes for "unknown"
+_DAY_MS = 24 * 3600 * 1000
+
+# Families of numeric features, in the proportion in which they are dealt to the columns.
+_SCORE, _COUNT, _AMOUNT, _RATIO, _PLAIN, _QUERY, _NOISE = range(7)
+_DEAL = (_SCORE, _COUNT, _AMOUNT, _RATIO, _PLAIN, _SCORE, _COUNT, _QUERY, _AMOUNT, _NOISE)
+
+
+class SyntheticLogConfig(Config):
+    """Size and nature of a synthetic log. A week depends on its name and on the settings, not on the other weeks."""
+
+    first_week: str = "2026-W01"
+    """First ISO week."""
+    weeks: int = Field(default=8, ge=1)
+    """Number of consecutive weeks, one Parquet file each."""
+    groups_per_week: int = Field(default=1500, ge=1)
+    """Queries a week."""
+    mean_documents: float = Field(default=16.0, ge=1)
+    """Mean length of a list; lengths are lognormal, at least 1."""
+    max_documents: int = Field(default=200, ge=1)
+    """Longest list; longer draws are cut."""
+    n_features: int = Field(default=40, ge=1)
+    """Numeric features; three categorical ones come on top."""
+    missing: float = Field(default=0.06, ge=0, le=0.4)
+    """Mean share of missing numeric values; ratios are missing more often for unpopular documents."""
+    outliers: float = Field(default=0.02, ge=0, le=1)
+    """Share of queries in which a few features are broken: the value 1e6 for unknown, or a wrong scale."""
+    labelled: float = Field(default=0.5, ge=0, le=1)
+    """Share of queries that have labels, drawn at random."""
+    unanswered: float = Field(default=0.08, ge=0, le=0.9)
+    """Share of queries to which nothing is relevant; short lists add to the groups without a relevant document."""
+    noise: float = Field(default=0.5, ge=0)
+    """Standard deviation of the labels' noise, in standard deviations of relevance."""
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("first_week")
+    @classmethod
+    def _is_a_week(cls, value: str) -> str:
+        _monday(value)
+        return value
+
+
+def column_mapping() -> dict[str, Any]:
+    """The column mapping with which `jobs.prepare` reads the log."""
+    return {
+        "query": "query_id",
+        "item": "item_id",
+        "label": "label",
+        "time": "event_time",
+        "features": ["f_*"],
+        "categorical": ["c_*"],
+    }
+
+
+def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[str]:
+    """Write the log as item-a-row Parquet, `week=2026-W01/part-0.parquet` and so on; returns the files' URLs.
+
+    Rows of a query are together and queries are in order of time. Columns: `query_id`, `item_id`, `event_time` (ms,
+    UTC), `label` (0 to 4, null in an unlabelled query), `f_*` numeric, `c_*` categorical. Memory does not grow with
+    the number of queries. Nothing is written where the same log is committed already.
+    """
+    origin = made_by("synthetic_log", config, {})
+    weeks = week_names(config.first_week, config.weeks)
+    names = [f"week={week}/part-0.parquet" for week in weeks]
+    files = [storage.join(out, name) for name in names]
+    if is_current(out, origin):
+        log.info("synthetic log: %s is up to date", out)
+        return files
+    world = _make_world(config)
+    with storage.Commit(out) as commit:
+        for week, name in zip(weeks, names, strict=True):
+            with commit.file(name) as path:
+                report({"stage": "simulate", "week": week, **_write_week(config, world, week, path)})
+        commit.finish({"format": "ltrscale-log", "version": 1, "made_by": origin})
+    return files
+
+
+def week_names(first: str, weeks: int) -> list[str]:
+    """Consecutive ISO weeks.
+
+    Example:
+        >>> week_names("2026-W52", 3)
+        ['2026-W52', '2026-W53', '2027-W01']
+    """
+    monday = _monday(first)
+    return [(monday + datetime.timedelta(weeks=i)).strftime("%G-W%V") for i in range(weeks)]
+
+
+def _monday(week: str) -> datetime.date:
+    try:
+        return datetime.datetime.strptime(f"{week}-1", "%G-W%V-%u").replace(tzinfo=datetime.UTC).date()
+    except ValueError as error:
+        raise ValueError("not an ISO week; write it as 2026-W01") from error
+
+
+def _write_week(config: SyntheticLogConfig, world: "_World", week: str, path: Path) -> dict[str, int]:
+    """Write one week's file and count what is in it."""
+    schema = _schema(config)
+    counts = {"groups": config.groups_per_week, "documents": 0, "labelled_documents": 0}
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in _draw_week(config, world, week, schema):
+            counts["documents"] += len(table)
+            counts["labelled_documents"] += len(table) - table["label"].null_count
+            writer.write_table(table)
+    return counts
+
+
+def _schema(config: SyntheticLogConfig) -> pa.Schema:
+    fields = {
+        "query_id": pa.string(),
+        "item_id": pa.string(),
+        "event_time": pa.timestamp("ms", tz="UTC"),
+        "label": pa.int8(),
+        **{f"f_{j:02d}": pa.float32() for j in range(config.n_features)},
+        "c_category": pa.string(),
+        "c_device": pa.string(),
+        "c_seller": pa.int32(),
+    }
+    return pa.schema(list(fields.items()))
+
+
+@dataclass(frozen=True)
+class _World:
+    """What stays the same from week to week: how features show the factors, the sellers, the bar for each grade."""
+
+    family_F: Ints
+    linear_ZF: Floats
+    bend_ZF: Floats
+    bend_F: Floats
+    noise_F: Floats
+    scale_F: Floats
+    quality_S: Floats
+    popularity_S: Floats
+    category_CT: Floats
+    missing_F: Floats
+    location: float
+    spread: float
+    bars_G: Floats
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Queries and documents before anything is measured of them: latent factors and what follows from them."""
+
+    query_N: Ints
+    latent_NZ: Floats
+    category_N: Ints
+    device_Q: Ints
+    seller_N: Ints
+    relevance_N: Floats
+
+
+def _make_world(config: SyntheticLogConfig) -> _World:
+    rng = default_rng([config.seed])
+    n_query, n_document = _TOPICS + 2, 2 * _TOPICS + 4
+    family_F = np.resize(_DEAL, config.n_features)
+    visible_ZF = np.ones((n_query + n_document, config.n_features), bool)
+    visible_ZF[n_query:, family_F == _QUERY] = False
+    visible_ZF[:, family_F == _NOISE] = False
+    world = _World(
+        family_F=family_F,
+        linear_ZF=_sparse(rng, visible_ZF),
+        bend_ZF=_sparse(rng, visible_ZF),
+        bend_F=rng.normal(0, 1, config.n_features),
+        noise_F=rng.uniform(0.3, 1.0, config.n_features),
+        scale_F=np.exp(rng.normal(0, 2, config.n_features)),
+        quality_S=rng.normal(0, 1, _SELLERS),
+        popularity_S=1 / np.arange(1, _SELLERS + 1) ** 0.8,
+        category_CT=rng.normal(0, 1, (len(_CATEGORIES), _TOPICS)),
+        missing_F=np.minimum(rng.gamma(1.0, config.missing, config.n_features), 0.6),
+        location=0.0,
+        spread=1.0,
+        bars_G=np.zeros(len(_GRADE_SHARES)),
+    )
+    return _calibrate(config, world, rng)
+
+
+def _sparse(rng: Generator, visible_ZF: NDArray[np.bool_], factors: int = 3) -> Floats:
+    """Random weights by which each feature shows a few of the factors that it may show."""
+    rank_ZF = np.argsort(np.argsort(rng.random(visible_ZF.shape) + ~visible_ZF, axis=0), axis=0)
+    return np.where((rank_ZF < factors) & visible_ZF, rng.normal(0, 0.7, visible_ZF.shape), 0.0)
+
+
+def _calibrate(config: SyntheticLogConfig, world: _World, rng: Generator) -> _World:
+    """Standardise relevance and set the bars so that grades have their shares whatever the seed and the noise."""
+    relevance_N = _draw(world, rng, np.full(2048, 16)).relevance_N
+    location, spread = float(relevance_N.mean()), float(relevance_N.std())
+    noisy_N = (relevance_N - location) / spread + rng.normal(0, config.noise, len(relevance_N))
+    bars_G = np.quantile(noisy_N, 1 - np.array(_GRADE_SHARES))
+    return replace(world, location=location, spread=spread, bars_G=bars_G)
+
+
+def _draw(world: _World, rng: Generator, lengths_Q: Ints) -> _Draw:
+    """Draw queries with lists of these lengths.
+
+    Relevance = match + taste for quality, for what is new and against what is dear, and the interactions of quality
+    with match and of popularity with price.
+    """
+    n_queries, query_N = len(lengths_Q), np.repeat(np.arange(len(lengths_Q)), lengths_Q)
+    n = len(query_N)
+    category_Q = rng.choice(len(_CATEGORIES), n_queries, p=rng.dirichlet(np.full(len(_CATEGORIES), 5.0)))
+    topics_QT = world.category_CT[category_Q] + rng.normal(0, 0.7, (n_queries, _TOPICS))
+    device_Q = rng.choice(len(_DEVICES), n_queries, p=(0.4, 0.5, 0.1))
+    taste_Q2 = rng.normal(0, 1, (n_queries, 2)) + (device_Q == 1)[:, None] * (0.8, 0.0)
+    cheap_N, new_N = taste_Q2[query_N].T
+
+    seller_N = rng.choice(_SELLERS, n, p=world.popularity_S / world.popularity_S.sum())
+    quality_N = 0.6 * world.quality_S[seller_N] + rng.normal(0, 0.8, n)
+    youth_N = rng.normal(0, 1, n)
+    popularity_N = 0.5 * quality_N - 0.4 * youth_N + rng.normal(0, 0.8, n)
+    price_N = 0.4 * quality_N + rng.normal(0, 0.9, n)
+    closeness_N = rng.uniform(0.2, 1.0, n)[:, None]  # retrieval finds near and far documents
+    topics_NT = closeness_N * topics_QT[query_N] + (1.1 - closeness_N) * rng.normal(0, 1.3, (n, _TOPICS))
+    distance_NT = np.abs(topics_NT - topics_QT[query_N])
+    match_N = 2.0 - distance_NT.mean(1) * 2.0
+
+    relevance_N = (
+        1.3 * np.tanh(match_N)
+        + 0.5 * quality_N * (1 + np.tanh(match_N))
+        + 0.5 * np.tanh(popularity_N - price_N)
+        + 0.5 * np.maximum(new_N, 0) * youth_N
+        - 0.5 * np.logaddexp(0, cheap_N) * price_N
+    )
+    of_query_QZ = np.concatenate([topics_QT, taste_Q2], axis=1)
+    of_document_NZ = np.column_stack([topics_NT, distance_NT, quality_N, popularity_N, youth_N, price_N])
+    latent_NZ = np.concatenate([of_query_QZ[query_N], of_document_NZ], axis=1)
+    category_N = np.where(
+        rng.random(n) < 0.15, rng.integers(0, len(_CATEGORIES), n), _nearest(topics_NT, world.category_CT)
+    )
+    return _Draw(query_N, latent_NZ, category_N, device_Q, seller_N, relevance_N)
+
+
+def _nearest(points_NT: Floats, centres_CT: Floats) -> Ints:
+    """The nearest centre of each point."""
+    distances_NC: Floats = (centres_CT**2).sum(1) - 2 * points_NT @ centres_CT.T
+    return np.asarray(distances_NC.argmin(1))
+
+
+def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Floats:
+    """Numeric features, shape [N, F]: each family's view of the latent factors, with noise that differs by document."""
+    n, f = len(draw.query_N), len(world.family_F)
+    of_query_F = world.family_F == _QUERY
+    noise_NF = rng.normal(0, 1, (n, f)) * np.exp(rng.normal(0, 0.4, (n, 1)))
+    noise_NF[:, of_query_F] = rng.normal(0, 1, (len(lengths_Q), int(of_query_F.sum())))[draw.query_N]
+    view_NF = draw.latent_NZ @ world.linear_ZF + np.tanh(2 * draw.latent_NZ @ world.bend_ZF) * world.bend_F
+    view_NF = np.clip(view_NF + world.noise_F * noise_NF, -6, 6)
+    query_scale_N1 = np.exp(rng.normal(0, 0.5, len(lengths_Q)))[draw.query_N, None]
+
+    features_NF = view_NF * world.scale_F
+    score, count, amount, ratio, noise = (world.family_F == k for k in (_SCORE, _COUNT, _AMOUNT, _RATIO, _NOISE))
+    features_NF[:, score] = np.logaddexp(0, 2 * view_NF[:, score]) * query_scale_N1
+    features_NF[:, count] = rng.poisson(np.exp(1 + view_NF[:, count]))
+    features_NF[:, amount] = np.exp(1.2 * view_NF[:, amount]) * world.scale_F[amount]
+    events = 1 + rng.poisson(np.exp(2 + rng.normal(0, 1, (n, int(ratio.sum())))))
+    features_NF[:, ratio] = rng.binomial(events, 1 / (1 + np.exp(-view_NF[:, ratio]))) / events
+    features_NF[:, noise] = np.exp(noise_NF[:, noise]) * world.scale_F[noise]
+    return features_NF
+
+
+def _blank(features_NF: Floats, world: _World, draw: _Draw, rng: Generator) -> None:
+    """Take values out: at random, and of ratios the more often the less popular the document is."""
+    popularity_N = draw.latent_NZ[:, -3]
+    share_NF = np.broadcast_to(world.missing_F, features_NF.shape).copy()
+    share_NF[:, world.family_F == _RATIO] *= (2 / (1 + np.exp(2 * popularity_N)))[:, None]
+    features_NF[rng.random(features_NF.shape) < share_NF] = np.nan
+
+
+def _break(features_NF: Floats, config: SyntheticLogConfig, draw: _Draw, rng: Generator, n_queries: int) -> None:
+    """Break a few features of some queries: the flag 1e6 in about half of the rows, or a thousandfold scale in all."""
+    f = config.n_features
+    broken_QF = (rng.random((n_queries, 1)) < config.outliers) & (rng.random((n_queries, f)) < 2 / f)
+    flagged_Q = rng.random(n_queries) < 0.5
+    hit_NF = broken_QF[draw.query_N]
+    flag_N1 = flagged_Q[draw.query_N, None]
+    features_NF[hit_NF & ~flag_N1] *= 1000
+    features_NF[hit_NF & flag_N1 & (rng.random(features_NF.shape) < 0.5)] = _FLAG
+
+
+def _grade(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> pa.Array:
+    """Labels: how many bars noisy relevance clears; 0 for all where there is no answer, null where no label is."""
+    standard_N = (draw.relevance_N - world.location) / world.spread
+    ease_Q = rng.normal(0, 0.4, n_queries)
+    noisy_N = standard_N + ease_Q[draw.query_N] + rng.normal(0, config.noise, len(draw.query_N))
+    grade_N = (noisy_N[:, None] > world.bars_G).sum(1)
+    grade_N[(rng.random(n_queries) < config.unanswered)[draw.query_N]] = 0
+    unlabelled_Q = rng.random(n_queries) >= config.labelled
+    return pa.array(grade_N.astype(np.int8), mask=unlabelled_Q[draw.query_N])
+
+
+def _draw_week(config: SyntheticLogConfig, world: _World, week: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The week's rows, a block of queries at a time; a block has its own slice of the week's time."""
+    monday = _monday(week)
+    start_ms = (monday - datetime.date(1970, 1, 1)).days * _DAY_MS
+    sigma = 0.7
+    for first in range(0, config.groups_per_week, _BLOCK):
+        n_queries = min(_BLOCK, config.groups_per_week - first)
+        rng = default_rng([config.seed, monday.toordinal(), first])
+        raw_Q = rng.lognormal(np.log(config.mean_documents) - sigma**2 / 2, sigma, n_queries)
+        lengths_Q = np.clip(np.round(raw_Q), 1, config.max_documents).astype(np.int64)
+        time_Q = (first + np.sort(rng.random(n_queries)) * n_queries) / config.groups_per_week * 7 * _DAY_MS
+
+        draw = _draw(world, rng, lengths_Q)
+        features_NF = _measure(world, draw, rng, lengths_Q)
+        _blank(features_NF, world, draw, rng)
+        _break(features_NF, config, draw, rng, n_queries)
+        item_N = np.arange(len(draw.query_N)) - np.repeat(np.cumsum(lengths_Q) - lengths_Q, lengths_Q)
+        query_id_Q = np.array([f"{week}-{first + q:07d}" for q in range(n_queries)])
+        columns = [
+            query_id_Q[draw.query_N],
+            [f"{q}-{i:03d}" for q, i in zip(query_id_Q[draw.query_N], item_N, strict=True)],
+            pa.array(start_ms + time_Q.astype(np.int64)[draw.query_N], schema.field("event_time").type),
+            _grade(config, world, draw, rng, n_queries),
+            *(pa.array(column.astype(np.float32), from_pandas=True) for column in features_NF.T),
+            np.array(_CATEGORIES)[draw.category_N],
+            np.array(_DEVICES)[draw.device_Q][draw.query_N],
+            draw.seller_N,
+        ]
+        yield pa.table([pa.array(c).cast(t) for c, t in zip(columns, schema.types, strict=True)], schema=schema)
