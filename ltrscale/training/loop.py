@@ -1,0 +1,146 @@
+"""The training loop: pretraining and finetuning, one process or many, with or without Ray.
+
+A step takes one micro-batch from each of the C canonical streams of the data; this worker has those of its own
+streams. Losses are summed, not averaged: the sum over all micro-batches of all workers is divided once by the count
+of what the objective averages over, so the update does not depend on how the streams are dealt to workers.
+Randomness is seeded before each micro-batch from (seed, step, stream) and so does not depend on it either.
+
+Shapes: see `ltrscale.batch`.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config
+from ltrscale.data.plan import step_seed
+from ltrscale.data.stream import GroupStream, Position
+from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
+
+Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
+"""Summed loss of a micro-batch, and the count it is to be divided by: documents for pretext objectives, groups with a
+defined loss for ranking losses."""
+
+
+class OptimizerConfig(Config):
+    """The optimizer, its schedule by epoch, and gradient clipping."""
+
+    kind: Literal["adam", "adamw"] = "adam"
+    """`adam` adds weight decay to the gradient, `adamw` decouples it."""
+    learning_rate: float = Field(5e-4, gt=0)
+    """Step size at the start."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Clip the gradient of a step to this norm (HOU23: 2 for pretraining, 1 for finetuning)."""
+    decay_every: int = Field(0, ge=0)
+    """Multiply the learning rate by `decay` every so many epochs; 0 keeps it constant."""
+    decay: float = Field(0.9, gt=0, le=1)
+    """Factor of the step schedule."""
+
+
+def learning_rate(config: OptimizerConfig, epoch: int) -> float:
+    """The learning rate of an epoch; a function of the epoch, so that no schedule has to be saved.
+
+    Example:
+        >>> learning_rate(OptimizerConfig(learning_rate=1.0, decay_every=20, decay=0.5), epoch=40)
+        0.25
+    """
+    return config.learning_rate * (config.decay ** (epoch // config.decay_every) if config.decay_every else 1.0)
+
+
+@dataclass
+class State:
+    """Where training stands: enough, with weights and optimizer, to go on as if never stopped."""
+
+    epoch: int = 0
+    step: int = 0
+    positions: dict[int, Position] = field(default_factory=dict)
+    """Position in each local stream within the epoch; empty at an epoch's start."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step, summed over all workers."""
+
+    loss: float
+    """Mean over `count`; NaN where the step has nothing to average."""
+    groups: int
+    documents: int
+    count: float
+    gradient_norm: float
+
+
+class Trainer:
+    """Trains the parameters that require gradients, step by step.
+
+    Args:
+        model: moved to `device` already; its BatchNorms are `MicroBatchNorm`.
+        objective: summed loss and count of a micro-batch.
+        stream: this worker's share of the data.
+        config: optimizer settings.
+        seed: of augmentation, dropout and noise.
+    """
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, stream: GroupStream, config: OptimizerConfig, *, seed: int
+    ) -> None:
+        self.model, self.objective, self.stream, self.config, self.seed = model, objective, stream, config, seed
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.parameters[0].device
+        optimizer = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
+        self.optimizer = optimizer(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.generator = torch.Generator(self.device)
+        self.state = State()
+
+    def epoch(self) -> Iterator[StepResult]:
+        """Run the rest of the current epoch, yielding after each step, when `state` is good to be saved."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.state.epoch)
+        micro_batches = self.stream.epoch(self.state.epoch, self.state.positions or None)
+        while True:
+            result = self.step(next(micro_batches, {}))
+            if result.groups == 0:  # on every worker: the counts are summed over all
+                break
+            self.state.step += 1
+            self.state.positions = self.stream.positions()
+            yield result
+        self.state.epoch += 1
+        self.state.positions = {}
+
+    def step(self, micro_batches: dict[int, QueryGroups | None]) -> StepResult:
+        """Accumulate the micro-batches of the local streams, reduce over the workers, update."""
+        sums = torch.zeros(4, dtype=torch.float64)  # loss, groups, documents, count
+        for stream, groups in sorted(micro_batches.items()):
+            if groups is not None:
+                sums += self.backward(stream, groups)
+        sum_over_workers(sums)
+        loss, groups_read, documents, count = sums.tolist()
+        norm = self.update(count) if count > 0 else math.nan
+        update_running_statistics(self.model)
+        self.optimizer.zero_grad()
+        mean = loss / count if count > 0 else math.nan
+        return StepResult(mean, int(groups_read), int(documents), count, norm)
+
+    def backward(self, stream: int, groups: QueryGroups) -> Tensor:
+        """Add one micro-batch's gradient; returns its loss, groups, documents and count."""
+        seed = step_seed(self.seed, self.state.step, stream)
+        torch.manual_seed(seed)  # dropout
+        self.generator.manual_seed(seed)  # augmentation
+        loss, count = self.objective(groups.to(self.device, non_blocking=True), self.generator)
+        if count > 0:
+            loss.backward()  # type: ignore[no-untyped-call]
+        return torch.tensor([loss.item(), groups.n_groups, groups.n_documents, count], dtype=torch.float64)
+
+    def update(self, count: float) -> float:
+        """Apply the step's mean gradient; returns its norm before clipping."""
+        reduce_gradients(self.parameters, count)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf)
+        self.optimizer.step()
+        return float(norm)

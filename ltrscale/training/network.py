@@ -1,0 +1,57 @@
+"""The network that pretraining and finetuning share: feature transform and encoder, built the same way for both."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ltrscale.config import Config
+from ltrscale.data.split import Split, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.models.encoders import ResNetConfig
+from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform
+from ltrscale.progress import progress
+
+
+class NetworkConfig(Config):
+    """Feature transform and encoder."""
+
+    transform: TransformConfig = TransformConfig()
+    encoder: ResNetConfig = ResNetConfig()
+
+
+def fit(train: Split, config: NetworkConfig) -> FeatureTransform:
+    """Fit the feature transform on all documents of the training split, in one streaming pass.
+
+    Unlabelled groups count too: what a feature looks like needs no label, and so a baseline without pretraining gets
+    the same transform as a pretrained network.
+    """
+    selection = select(train, labelled=False)
+    kinds = [feature.kind for feature in selection.features]
+    with progress("feature statistics", selection.n_documents) as advance:
+
+        def batches() -> Iterator[Tensor]:
+            for groups in iterate(selection, docs_per_batch=65_536):
+                yield groups.features_NF
+                advance(groups.n_documents)
+
+        return fit_transform(batches(), kinds, config.transform)
+
+
+def device(name: str) -> torch.device:
+    """The device of a config: `auto` is the GPU of this worker where there is one.
+
+    Raises:
+        InputError: a GPU is asked for and there is none.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("device: cuda is asked for and torch sees no GPU; set device to auto or cpu")
+    return torch.device(name)
+
+
+def state_on_cpu(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's weights and buffers that later training does not touch."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in module.state_dict().items()}

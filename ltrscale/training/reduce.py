@@ -1,0 +1,49 @@
+"""Sums over workers: counts, gradients and BatchNorm moments.
+
+Gradients are summed here, once a step, instead of by DistributedDataParallel's hooks: a step accumulates the
+micro-batches of all streams of a worker, one of which may have run out, and divides by the count of the whole step,
+which no worker knows before its last backward pass. In one process every function is the identity.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ltrscale.models.encoders import MicroBatchNorm
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This worker's rank and the number of workers; (0, 1) without a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def sum_over_workers(values: Tensor) -> Tensor:
+    """Sum a tensor over the workers, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def reduce_gradients(parameters: Iterable[nn.Parameter], count: float) -> None:
+    """Give every parameter the gradient of the step: the sum over all workers divided by `count`.
+
+    All gradients travel as one flat tensor. A worker without micro-batches contributes zeros.
+    """
+    parameters = [p for p in parameters if p.requires_grad]
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
+    sum_over_workers(flat).div_(count)
+    for parameter, gradient in zip(parameters, torch.split(flat, [p.numel() for p in parameters]), strict=True):
+        parameter.grad = gradient.view_as(parameter)
+
+
+def update_running_statistics(model: nn.Module) -> None:
+    """Update every BatchNorm once from the moments of all micro-batches of the step, on all workers."""
+    norms = [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
+    if not norms:
+        return
+    moments = [norm.moments() for norm in norms]
+    flat = sum_over_workers(torch.cat(moments))
+    for norm, total in zip(norms, torch.split(flat, [len(m) for m in moments]), strict=True):
+        norm.update_running_statistics(total)

@@ -1,0 +1,162 @@
+"""Pretraining and finetuning from a data set to a bundle, in one process and under Ray."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ltrscale import bundle
+from ltrscale.data.split import Split, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.ranking.metrics import ndcg
+from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.pretrain import PretrainConfig, pretrain
+
+NETWORK = {"encoder": {"width": 16, "blocks": 2}}
+Records = list[dict[str, object]]
+
+
+def pretrain_config(method: str = "simclr_rank", epochs: int = 2) -> PretrainConfig:
+    return PretrainConfig.model_validate(
+        {
+            "method": {"kind": method},
+            "augment": {"kind": "zeroing", "probability": 0.3},
+            "network": NETWORK,
+            "epochs": epochs,
+            "stream": {"docs_per_batch": 1000, "streams": 2},
+        }
+    )
+
+
+def finetune_config(**changes: object) -> FinetuneConfig:
+    values = {"network": NETWORK, "head_epochs": 2, "epochs": 4, "stream": {"docs_per_batch": 500, "streams": 2}}
+    values["optimizer"] = {"learning_rate": 1e-3}
+    return FinetuneConfig.model_validate({**values, **changes})
+
+
+def splits(data: str) -> tuple[Split, Split, Split]:
+    train = Split(data=(data,), periods=("2026-W01..2026-W02",))
+    return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
+
+
+def test_ndcg(url: str, test: Split) -> float:
+    scorer = bundle.load(url).scorer()
+    values = [
+        ndcg(scorer(groups), groups.labels_N, groups.offsets_Q1, k=5)
+        for groups in iterate(select(test, labelled=True))
+        if groups.labels_N is not None
+    ]
+    return float(torch.cat(values).nanmean())
+
+
+def random_ndcg(test: Split) -> float:
+    generator = torch.Generator().manual_seed(0)
+    values = [
+        ndcg(torch.rand(groups.n_documents, generator=generator), groups.labels_N, groups.offsets_Q1, k=5)
+        for groups in iterate(select(test, labelled=True))
+        if groups.labels_N is not None
+        for _ in range(20)
+    ]
+    return float(torch.cat(values).nanmean())
+
+
+test_ndcg.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["simclr_rank", "simsiam"])
+def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
+    train, validation, test = splits(synthetic_dataset)
+    records: Records = []
+    pretrained, ranker = str(tmp_path / "pretrained"), str(tmp_path / "ranker")
+    pretrain(pretrain_config(method, 6), train, pretrained, origin={}, report=lambda r: records.append(dict(r)))
+    means = [float(str(r["mean_loss"])) for r in records if "mean_loss" in r]
+    assert len(means) == 6
+    assert means[-1] < means[0]
+    with pytest.raises(InputError, match="cannot score"):
+        bundle.load(pretrained).scorer()
+    config = finetune_config(head_epochs=10, epochs=20, optimizer={"learning_rate": 3e-3})
+    finetune(config, train, validation, ranker, pretrained=pretrained, origin={}, report=lambda _: None)
+    assert test_ndcg(ranker, test) > random_ndcg(test) + 0.08
+
+
+def test_training_twice_gives_the_same_bytes(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    for name in ("a", "b"):
+        pretrain(pretrain_config(), train, str(tmp_path / name), origin={}, report=lambda _: None)
+        finetune(
+            finetune_config(),
+            train,
+            validation,
+            str(tmp_path / f"{name}-ranker"),
+            pretrained=str(tmp_path / name),
+            origin={},
+            report=lambda _: None,
+        )
+    for stage in ("", "-ranker"):
+        contents = {(tmp_path / f"{name}{stage}" / "weights.safetensors").read_bytes() for name in ("a", "b")}
+        assert len(contents) == 1
+
+
+def test_the_head_phase_leaves_the_encoder_alone(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    pretrained, ranker = str(tmp_path / "pretrained"), str(tmp_path / "ranker")
+    pretrain(pretrain_config(), train, pretrained, origin={}, report=lambda _: None)
+    still = {"learning_rate": 1e-30}  # the second phase changes nothing that float32 can hold
+    config = finetune_config(optimizer=still, head_epochs=1, epochs=1)
+    finetune(config, train, validation, ranker, pretrained=pretrained, origin={}, report=lambda _: None)
+    _, before = bundle.load(pretrained).encoder()
+    _, after = bundle.load(ranker).encoder()
+    for (name, a), (_, b) in zip(before.named_parameters(), after.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_validation_split_without_relevant_documents_is_an_error(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    nothing = validation.replace(periods=("2031-W01",))
+    with pytest.raises(InputError, match="2031-W01"):
+        finetune(
+            finetune_config(), train, nothing, str(tmp_path / "r"), pretrained=None, origin={}, report=lambda _: None
+        )
+
+
+def test_more_workers_than_streams_is_an_error(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, _, _ = splits(synthetic_dataset)
+    config = pretrain_config().replace(stream={"docs_per_batch": 1000, "streams": 1})
+    with pytest.raises(InputError, match="streams"):
+        pretrain(config, train, str(tmp_path / "r"), origin={}, report=lambda _: None, workers=2)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_workers_under_ray_take_the_steps_of_one_process(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    losses: dict[int, Records] = {1: [], 2: []}
+    tuned: dict[int, Records] = {1: [], 2: []}
+    for workers in (1, 2):
+        pretrained, ranker = str(tmp_path / f"pretrained-{workers}"), str(tmp_path / f"ranker-{workers}")
+        pretrain(
+            pretrain_config(),
+            train,
+            pretrained,
+            origin={},
+            report=lambda r, kept=losses[workers]: kept.append(dict(r)),
+            workers=workers,
+        )
+        finetune(
+            finetune_config(epochs=2),
+            train,
+            validation,
+            ranker,
+            pretrained=str(tmp_path / "pretrained-1"),
+            origin={},
+            report=lambda r, kept=tuned[workers]: kept.append(dict(r)),
+            workers=workers,
+        )
+    steps = {workers: [r for r in records if "step" in r] for workers, records in losses.items()}
+    assert [r["documents"] for r in steps[1]] == [r["documents"] for r in steps[2]]
+    assert len(steps[1]) > 4
+    for one, two in zip(steps[1], steps[2], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    for one, two in zip(tuned[1], tuned[2], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
