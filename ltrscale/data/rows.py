@@ -3,8 +3,8 @@
 Shapes: N rows (documents) of a block, F features.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -79,3 +79,66 @@ class BlockReader(Protocol):
                 not fit the config.
         """
         ...
+
+
+def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
+    """The rows from `start` to `stop`, without rejections."""
+    n = stop - start
+    return replace(
+        rows,
+        lines_N=rows.lines_N[start:stop],
+        query_ids_N=rows.query_ids_N.slice(start, n),
+        features_NF=rows.features_NF[start:stop],
+        labels_N=rows.labels_N[start:stop],
+        periods_N=None if rows.periods_N is None else rows.periods_N.slice(start, n),
+        doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.slice(start, n),
+        starts_N=None if rows.starts_N is None else rows.starts_N[start:stop],
+        columns={name: column.slice(start, n) for name, column in rows.columns.items()},
+        rejected=[],
+    )
+
+
+def concat(pieces: Sequence[RowBlock]) -> RowBlock:
+    """The rows of all pieces; what only some of them have is null in the others."""
+    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
+    if len(pieces) == 1:
+        return pieces[0]
+
+    def strings(arrays: list[pa.StringArray | None]) -> pa.StringArray | None:
+        if all(array is None for array in arrays):
+            return None
+        sized = zip(arrays, pieces, strict=True)
+        return pa.concat_arrays([pa.nulls(len(p), pa.string()) if a is None else a for a, p in sized])
+
+    types = {name: column.type for piece in pieces for name, column in piece.columns.items()}
+    return RowBlock(
+        file=pieces[0].file,
+        lines_N=np.concatenate([piece.lines_N for piece in pieces]),
+        query_ids_N=pa.concat_arrays([piece.query_ids_N for piece in pieces]),
+        features_NF=np.concatenate([piece.features_NF for piece in pieces]),
+        labels_N=np.concatenate([piece.labels_N for piece in pieces]),
+        period=pieces[0].period,
+        periods_N=strings([piece.periods_N for piece in pieces]),
+        doc_ids_N=strings([piece.doc_ids_N for piece in pieces]),
+        columns={
+            name: pa.concat_arrays([p.columns.get(name, pa.nulls(len(p), kind)) for p in pieces])
+            for name, kind in types.items()
+        },
+    )
+
+
+def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
+    """The rows where `keep_N` is True, without rejections."""
+    mask = pa.array(keep_N)
+    return replace(
+        rows,
+        lines_N=rows.lines_N[keep_N],
+        query_ids_N=rows.query_ids_N.filter(mask),
+        features_NF=rows.features_NF[keep_N],
+        labels_N=rows.labels_N[keep_N],
+        periods_N=None if rows.periods_N is None else rows.periods_N.filter(mask),
+        doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.filter(mask),
+        starts_N=None,
+        columns={name: column.filter(mask) for name, column in rows.columns.items()},
+        rejected=[],
+    )

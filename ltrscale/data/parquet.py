@@ -1,0 +1,72 @@
+"""Raw Parquet files in batches of bounded memory, and errors that say where a file is damaged."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ltrscale import storage
+from ltrscale.errors import InputError
+
+_READ_AHEAD = 1 << 18
+
+
+def read_schema(url: str) -> pa.Schema:
+    """The columns of a Parquet file."""
+    with _open(url) as file:
+        return file.schema_arrow
+
+
+def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches of at most `batch_rows` rows with the 1-based number of their first row; `columns` in file order.
+
+    A row group is read a page at a time: memory does not grow with the file or with its row groups.
+
+    Raises:
+        InputError: the file is missing or cannot be decoded; row group, row and offset are named.
+    """
+    with _open(url) as file:
+        row = 1
+        for group in range(file.num_row_groups):
+            with _damage(url, f"row group {group} at byte {_offset(file, group)}, near row {row}"):
+                batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
+            while True:
+                with _damage(url, f"row group {group} at byte {_offset(file, group)}, near row {row}"):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                yield row, batch
+                row += len(batch)
+
+
+@contextmanager
+def _open(url: str) -> Iterator[pq.ParquetFile]:
+    with storage.open_input(url) as stream:
+        if not (end := stream.seek(0, 2)):
+            raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
+        with _damage(url, f"the footer before byte {end}"):
+            # checksums, where there are any, tell a flipped bit from a value
+            file = pq.ParquetFile(
+                stream,
+                pre_buffer=False,
+                buffer_size=_READ_AHEAD,
+                page_checksum_verification=True,
+                arrow_extensions_enabled=False,
+            )
+            assert file.schema_arrow is not None
+        yield file
+
+
+def _offset(file: pq.ParquetFile, group: int) -> int:
+    """Where the first page of a row group begins."""
+    chunk = file.metadata.row_group(group).column(0)
+    return int(chunk.dictionary_page_offset or chunk.data_page_offset)
+
+
+@contextmanager
+def _damage(url: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+        raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error

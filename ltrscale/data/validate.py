@@ -1,0 +1,243 @@
+"""Turns parsed rows into accepted query groups, and everything else into rejections; the count is exact.
+
+A group is a run of rows with one query id in one file (or in one sorted input). Rules, in this order:
+
+- of a whole group: `returning_query` (its id was a group's before, in the same scope), `group_too_long`;
+- of a row, the rest of its group being kept: `infinite` (a feature, position, click or weight), `bad_label`
+  (negative or infinite; missing where rows must have labels, or where other rows of the group have them),
+  `duplicate_document` (a document id that an accepted earlier row of the group has).
+
+Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
+A group whose labels are all missing is unlabelled.
+
+Shapes: N rows, Q groups, F features.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale.data.manifest import Accounting
+from ltrscale.data.quarantine import Quarantine
+from ltrscale.data.rows import Rejection, RowBlock, Rule, concat, cut, keep
+from ltrscale.data.seen import SeenHashes, hash_ids
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Complete, accepted groups in the order of their arrival; none is empty.
+
+    `rows.lines_N[offsets_Q1[q]:offsets_Q1[q + 1]]` are the rows of group q. The labels of a group that is not in
+    `labelled_Q` are all NaN.
+    """
+
+    rows: RowBlock
+    offsets_Q1: NDArray[np.int64]
+    labelled_Q: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.labelled_Q)
+
+
+class Validator:
+    """Applies the rules block by block; holds the rows of the group that is still open, and no others.
+
+    `add` takes a block and returns the groups that it completes; `end` completes the last one where the rows of one
+    file, or of one sorted input, end. `scope` keeps equal query ids of unrelated inputs apart. `folder` is for hashes.
+    """
+
+    def __init__(self, folder: Path, *, quarantine: Quarantine, max_group: int, missing_labels: bool) -> None:
+        self.scope = ""
+        self.rows_in = self.rows_kept = self.groups_in = self.groups_kept = self.groups_rejected = 0
+        self.hash_collisions = 0
+        self._seen, self._unread = SeenHashes(folder), SeenHashes(folder)
+        self._quarantine = quarantine
+        self._max_group = max_group
+        self._missing_labels = missing_labels
+        self._open: list[RowBlock] = []
+        self._open_rows = 0
+        self._open_id: str | None = None
+
+    def finish(self) -> Accounting:
+        """The count, when all is read; asserts that it adds up."""
+        for hashes in self._unread.blocks():
+            self._count_lost(int((~self._seen.add(hashes)).sum()))
+        rejected = self._quarantine.rows
+        assert self.rows_in == self.rows_kept + rejected
+        assert self.groups_in == self.groups_kept + self.groups_rejected
+        return Accounting(
+            rows_in=self.rows_in,
+            rows_kept=self.rows_kept,
+            rows_rejected=rejected,
+            groups_in=self.groups_in,
+            groups_kept=self.groups_kept,
+            groups_rejected=self.groups_rejected,
+            rules=dict(sorted(self._quarantine.rows_by_rule.items())),
+            hash_collisions=self.hash_collisions,
+        )
+
+    def add(self, block: RowBlock) -> Groups | None:
+        """Take a block in; returns the groups that are complete now, if any."""
+        self.rows_in += len(block) + sum(rejection.rows for rejection in block.rejected)
+        self.hash_collisions += block.hash_collisions
+        self._quarantine.add(block.rejected)
+        self._count_lost(sum(rejection.rows == 0 for rejection in block.rejected))
+        if unread := {rejection.query_id for rejection in block.rejected if rejection.rows} - {""}:
+            self._unread.add(hash_ids(unread, scope=self.scope))
+        if not len(block):
+            return None
+        starts = np.flatnonzero(self._begins(block))
+        self._open_id = block.query_ids_N[-1].as_py()
+        if not len(starts):
+            self._hold(block)
+            return None
+        first, last = int(starts[0]), int(starts[-1])
+        self._hold(cut(block, 0, first))
+        pieces = self._close()
+        held = sum(map(len, pieces))
+        offsets = [*([0] if held else []), *(starts - first + held).tolist()]
+        self._hold(cut(block, last, len(block)))
+        return self._judge([*pieces, cut(block, first, last)], np.array(offsets))
+
+    def end(self) -> Groups | None:
+        """Complete the last group of an input."""
+        pieces = self._close()
+        self._open_id = None
+        return self._judge(pieces, np.array([0, sum(map(len, pieces))])) if pieces else None
+
+    def _begins(self, block: RowBlock) -> NDArray[np.bool_]:
+        """True at the rows that start a group."""
+        ids_N = block.query_ids_N
+        begins_N = np.empty(len(block), dtype=bool)
+        begins_N[0] = self._open_id is None or ids_N[0].as_py() != self._open_id
+        begins_N[1:] = pc.not_equal(ids_N[1:], ids_N[:-1]).to_numpy(zero_copy_only=False)
+        return begins_N if block.starts_N is None else begins_N | block.starts_N
+
+    def _hold(self, piece: RowBlock) -> None:
+        """Add rows to the open group; of one that is too long only the first row is kept."""
+        self._open_rows += len(piece)
+        if self._open_rows <= self._max_group:
+            self._open += [replace(piece, features_NF=piece.features_NF.copy())] if len(piece) else []
+        else:
+            self._open = [cut((self._open or [piece])[0], 0, 1)]
+
+    def _close(self) -> list[RowBlock]:
+        """The pieces of the open group, which is closed; none if it is too long, which is recorded."""
+        pieces, rows = self._open, self._open_rows
+        self._open, self._open_rows = [], 0
+        if rows <= self._max_group:
+            return pieces
+        query_id = pieces[0].query_ids_N[0].as_py()
+        returning = bool(self._seen.add(hash_ids([query_id], scope=self.scope))[0])
+        self._reject_group(pieces, 0, returning=returning, rows=rows)
+        return []
+
+    def _reject_group(self, pieces: Sequence[RowBlock], first: int, *, returning: bool, rows: int) -> None:
+        rule: Rule = "returning_query" if returning else "group_too_long"
+        self._quarantine.add([_reject(pieces, first, rule, rows=rows)])
+        self._count_lost(1)
+
+    def _count_lost(self, groups: int) -> None:
+        self.groups_in += groups
+        self.groups_rejected += groups
+
+    def _judge(self, pieces: Sequence[RowBlock], offsets_Q1: NDArray[np.int64]) -> Groups | None:
+        """Apply the rules to complete groups."""
+        lengths_Q = np.diff(offsets_Q1)
+        if not len(lengths_Q):
+            return None
+        rows = concat(pieces)
+        ids = rows.query_ids_N.take(pa.array(offsets_Q1[:-1])).to_pylist()
+        returning_Q = self._seen.add(hash_ids(ids, scope=self.scope))
+        rejected_Q = returning_Q | (lengths_Q > self._max_group)
+        for q in np.flatnonzero(rejected_Q).tolist():
+            self._reject_group(pieces, int(offsets_Q1[q]), returning=bool(returning_Q[q]), rows=int(lengths_Q[q]))
+
+        group_N = np.repeat(np.arange(len(lengths_Q)), lengths_Q)
+        kept_N = ~rejected_Q[group_N]
+        bad: list[tuple[int, Rule]] = []
+        for rule, bad_N in self._row_rules(rows, group_N, kept_N):
+            bad += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
+        self._quarantine.add(_reject(pieces, i, rule) for i, rule in sorted(bad))
+
+        kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
+        self.rows_kept += int(kept_Q.sum())
+        self._count_lost(int(((kept_Q == 0) & ~rejected_Q).sum()))
+        self.groups_in += int((kept_Q > 0).sum())
+        self.groups_kept += int((kept_Q > 0).sum())
+        return _groups(rows if kept_N.all() else keep(rows, kept_N), kept_Q[kept_Q > 0])
+
+    def _row_rules(
+        self, rows: RowBlock, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]
+    ) -> Iterator[tuple[Rule, NDArray[np.bool_]]]:
+        """Each rule with the rows that break it and none before; takes these out of `ok_N`, in place."""
+        infinite_N = ok_N & _infinite(rows)
+        ok_N &= ~infinite_N
+        yield "infinite", infinite_N
+
+        labels_N = rows.labels_N
+        missing_N = np.isnan(labels_N)
+        bad_N = ok_N & (np.isinf(labels_N) | (labels_N < 0))
+        if self._missing_labels:
+            partly_Q = np.bincount(group_N[ok_N & ~bad_N & ~missing_N], minlength=group_N[-1] + 1) > 0
+            missing_N &= partly_Q[group_N]
+        bad_N |= ok_N & missing_N
+        ok_N &= ~bad_N
+        yield "bad_label", bad_N
+
+        if rows.doc_ids_N is not None:
+            repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N)
+            ok_N &= ~repeated_N
+            yield "duplicate_document", repeated_N
+
+
+def _groups(rows: RowBlock, lengths_Q: NDArray[np.int64]) -> Groups | None:
+    if not len(lengths_Q):
+        return None
+    offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)])
+    return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]))
+
+
+def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
+    """Rows with an infinite feature, position, click or weight."""
+    infinite_N = np.asarray(np.isinf(rows.features_NF).any(axis=1))
+    for column in rows.columns.values():
+        if pa.types.is_floating(column.type):
+            infinite_N |= np.isinf(column.to_numpy(zero_copy_only=False))
+    return infinite_N
+
+
+def _repeated(doc_ids_N: pa.StringArray, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows whose document id an earlier row of the group has, among the rows that are ok; no id is no repetition."""
+    rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
+    coded = doc_ids_N.dictionary_encode()
+    codes = coded.indices.fill_null(0).to_numpy().astype(np.int64)[rows]
+    _, first = np.unique(group_N[rows] * len(doc_ids_N) + codes, return_index=True)
+    repeated_N = np.zeros(len(doc_ids_N), dtype=bool)
+    repeated_N[np.delete(rows, first)] = True
+    return repeated_N
+
+
+def _reject(pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> Rejection:
+    """The rejection of `rows` rows of consecutive pieces, from `row` on."""
+    for piece in pieces:
+        if row < len(piece):
+            break
+        row -= len(piece)
+    text = _text(piece, row, infinite=rule == "infinite")
+    return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows)
+
+
+def _text(block: RowBlock, row: int, *, infinite: bool) -> str:
+    """A parsed row as svmlight text: the infinite features only, or the first ten that are not zero."""
+    features_F = block.features_NF[row]
+    shown = np.flatnonzero(np.isinf(features_F) if infinite else features_F)[:10]
+    doc_id = None if block.doc_ids_N is None else block.doc_ids_N[row].as_py()
+    parts = [f"{block.labels_N[row]:g}", f"qid:{block.query_ids_N[row].as_py()}"]
+    parts += [f"{i + 1}:{features_F[i]:g}" for i in shown]
+    return " ".join(parts + ([] if doc_id is None else [f"# {doc_id}"]))

@@ -1,0 +1,241 @@
+"""Writes query groups as the Parquet files of a data set directory, period by period, in bounded memory.
+
+A row group is about 8 MB. So that small data sets can fill the canonical streams too, a period that is smaller gets
+row groups that are smaller: its first 4 MB become 64 row groups, and from there a row group is a 64th of what has been
+written, until the full size is reached. Where rows are cut depends on the rows alone, never on how they arrive.
+
+Shapes: Q groups, N documents, F features.
+"""
+
+import itertools
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ltrscale.data.manifest import Counts, DataFile
+from ltrscale.data.validate import Groups
+from ltrscale.storage import Commit
+
+MIN_ROW_GROUPS = 64
+Compression = Literal["zstd", "lz4", "none"]
+_HEAD_BYTES = 4 << 20
+_SMALLEST = 64 << 10
+_BUFFERS_BYTES = 256 << 20
+_OPEN_FILES = 64
+PER_DOCUMENT = ("positions", "clicks", "weights")
+_PLAIN = ("gid", "features", "labels", *PER_DOCUMENT)
+
+
+@dataclass(eq=False)
+class _Period:
+    """What is under way for one period: rows not written yet, and the file that is open."""
+
+    name: str
+    waiting: list[pa.Table] = field(default_factory=list)
+    waiting_bytes: int = 0
+    written_bytes: int = 0
+    parts: int = 0
+    row_groups: list[Counts] = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
+    sink: pa.OSFile | None = None
+    writer: pq.ParquetWriter | None = None
+
+
+class DatasetWriter:
+    """Takes tables of whole groups, each of one period, and puts finished files in place through a commit.
+
+    The tables have the columns of the data set directory; all have one schema. `close` returns the files; without it
+    nothing but the commit's staging area is left.
+    """
+
+    def __init__(
+        self,
+        commit: Commit,
+        *,
+        n_features: int,
+        compression: Compression = "zstd",
+        row_group_bytes: int = 8 << 20,
+        file_bytes: int = 256 << 20,
+    ) -> None:
+        self.files: list[DataFile] = []
+        self._commit = commit
+        self._n_features = n_features
+        self._compression = compression
+        self._row_group_bytes = row_group_bytes
+        self._file_bytes = file_bytes
+        self._periods: dict[str, _Period] = {}
+        self._open: list[_Period] = []
+        self._waiting_bytes = 0
+
+    def add(self, period: str, table: pa.Table) -> None:
+        """Append groups to a period, whose name can be a directory's."""
+        state = self._periods.setdefault(period, _Period(period))
+        self._wait(state, table)
+        self._write_full(state)
+        while self._waiting_bytes > _BUFFERS_BYTES:
+            self._write_rest(max(self._periods.values(), key=lambda p: p.waiting_bytes))
+
+    def close(self) -> tuple[DataFile, ...]:
+        """Write what is left and put the last files in place; returns all files, by period and part."""
+        for state in self._periods.values():
+            self._write_rest(state)
+            self._close_file(state)
+        return tuple(sorted(self.files, key=lambda file: (file.period, file.path)))
+
+    def _sizes(self, table: pa.Table) -> NDArray[np.int64]:
+        """Bytes of each group's features and labels, uncompressed."""
+        return self._lengths(table) * 4 * (self._n_features + 1)
+
+    def _lengths(self, table: pa.Table) -> NDArray[np.int64]:
+        """Documents of each group."""
+        return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
+
+    def _wait(self, state: _Period, table: pa.Table) -> None:
+        size = int(self._sizes(table).sum())
+        state.waiting.append(table)
+        state.waiting_bytes += size
+        self._waiting_bytes += size
+
+    def _take_waiting(self, state: _Period) -> pa.Table:
+        table = pa.concat_tables(state.waiting)
+        self._waiting_bytes -= state.waiting_bytes
+        state.waiting, state.waiting_bytes = [], 0
+        return table
+
+    def _write_full(self, state: _Period) -> None:
+        """Write all row groups that are complete; keep the rest waiting."""
+        if state.waiting_bytes < self._target(state):
+            return
+        table = self._take_waiting(state)
+        ends_Q = np.cumsum(self._sizes(table))
+        at, done = 0, 0
+        while ends_Q[-1] - done >= (target := self._target(state)):
+            stop = int(np.searchsorted(ends_Q, done + target)) + 1
+            if state.written_bytes == 0:
+                self._write_evenly(state, table.slice(at, stop - at))
+            else:
+                self._write(state, table.slice(at, stop - at))
+            at, done = stop, int(ends_Q[stop - 1])
+        if at < len(table):
+            self._wait(state, table.slice(at))
+
+    def _write_rest(self, state: _Period) -> None:
+        if not state.waiting:
+            return
+        if state.written_bytes == 0:
+            self._write_evenly(state, self._take_waiting(state))
+        else:
+            self._write(state, self._take_waiting(state))
+
+    def _target(self, state: _Period) -> int:
+        """Bytes of the next row group, or of the period's head, which becomes many."""
+        if state.written_bytes == 0:
+            return _HEAD_BYTES
+        return min(max(state.written_bytes // MIN_ROW_GROUPS, _SMALLEST), self._row_group_bytes)
+
+    def _write_evenly(self, state: _Period, table: pa.Table) -> None:
+        """Write 64 row groups of about equal bytes, or one for each group where there are fewer."""
+        cuts = split_evenly(self._sizes(table), MIN_ROW_GROUPS)
+        for start, stop in itertools.pairwise(cuts):
+            self._write(state, table.slice(start, stop - start))
+
+    def _write(self, state: _Period, table: pa.Table) -> None:
+        """Write one row group; close the file where it is large enough."""
+        if state.writer is None:
+            self._open_file(state, table.schema)
+        assert state.writer is not None
+        assert state.sink is not None
+        state.writer.write_table(table, row_group_size=len(table))
+        labelled = len(table) - table.column("labels").null_count
+        state.row_groups.append(Counts(len(table), int(self._lengths(table).sum()), labelled))
+        state.written_bytes += int(self._sizes(table).sum())
+        if state.sink.tell() >= self._file_bytes:
+            self._close_file(state)
+
+    def _open_file(self, state: _Period, schema: pa.Schema) -> None:
+        if len(self._open) == _OPEN_FILES:
+            self._close_file(self._open[0])
+        self._open.append(state)
+        # a dictionary pays for ids that repeat; numbers are written plainly, to be read without decoding
+        names = [name for name in schema.names if name not in _PLAIN]
+        columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
+        path = self._commit.file(f"period={state.name}/part-{state.parts:05}-{{hash}}.parquet")
+        state.sink = state.stack.enter_context(pa.OSFile(str(state.stack.enter_context(path)), "wb"))
+        state.writer = pq.ParquetWriter(
+            state.sink, schema, compression=self._compression, use_dictionary=columns, write_statistics=["gid"]
+        )
+        state.parts += 1
+
+    def _close_file(self, state: _Period) -> None:
+        if state.writer is None:
+            return
+        state.writer.close()
+        state.stack.close()
+        self._open.remove(state)
+        placed = self._commit.files[-1]
+        self.files.append(DataFile(**vars(placed), period=state.name, row_groups=tuple(state.row_groups)))
+        state.writer, state.sink, state.row_groups = None, None, []
+
+
+def to_table(groups: Groups, first_gid: int) -> pa.Table:
+    """Groups as rows of the data set directory, numbered from `first_gid`; features are not copied.
+
+    Positions, clicks and weights of a group are null where none of its documents has one, and NaN where some lack it.
+    """
+    rows, offsets_Q1 = groups.rows, groups.offsets_Q1
+    every_Q = np.ones(len(groups), dtype=bool)
+    docs_N = pa.nulls(len(rows), pa.string()) if rows.doc_ids_N is None else rows.doc_ids_N
+    columns = {
+        "gid": pa.array(np.arange(first_gid, first_gid + len(groups))),
+        "query_id": rows.query_ids_N.take(pa.array(offsets_Q1[:-1])),
+        "doc_ids": _lists(docs_N, offsets_Q1, _any_valid(docs_N, offsets_Q1)),
+        "features": _lists(pa.array(rows.features_NF.ravel()), offsets_Q1 * rows.features_NF.shape[1], every_Q),
+        "labels": _lists(pa.array(rows.labels_N), offsets_Q1, groups.labelled_Q),
+    }
+    for name, column in rows.columns.items():
+        if name in PER_DOCUMENT:
+            values = column.cast(pa.float32()).fill_null(float("nan"))
+            columns[name] = _lists(values, offsets_Q1, _any_valid(column, offsets_Q1))
+        else:
+            columns[name] = column.take(pa.array(offsets_Q1[:-1]))
+    return pa.table(columns)
+
+
+def _any_valid(values_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether any of a group's values is there."""
+    valid_N = values_N.is_valid().to_numpy(zero_copy_only=False)
+    return np.logical_or.reduceat(valid_N, offsets_Q1[:-1])
+
+
+def _lists(values: pa.Array, offsets_Q1: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:
+    """One list a group; null where not present."""
+    if present_Q.all():
+        return pa.ListArray.from_arrays(pa.array(offsets_Q1, pa.int32()), values)
+    lengths_Q = np.diff(offsets_Q1)
+    values = values.filter(pa.array(np.repeat(present_Q, lengths_Q)))
+    offsets_Q1 = np.concatenate([[0], np.cumsum(np.where(present_Q, lengths_Q, 0))])
+    return pa.ListArray.from_arrays(pa.array(offsets_Q1, pa.int32()), values, mask=pa.array(~present_Q))
+
+
+def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
+    """Cut a sequence into `parts` consecutive runs of about equal sums, none empty; fewer where it is shorter.
+
+    Returns the boundaries, from 0 to Q.
+
+    Example:
+        >>> split_evenly(np.array([1, 1, 1, 1, 9, 1]), 3)
+        [0, 4, 5, 6]
+    """
+    n, parts = len(sizes_Q), min(parts, len(sizes_Q))
+    ends_Q = np.cumsum(sizes_Q)
+    k = np.arange(1, parts)
+    cuts = np.searchsorted(ends_Q, ends_Q[-1] * k / parts) + 1
+    cuts = np.maximum.accumulate(cuts - k) + k  # rising: no run is empty
+    cuts = np.minimum(cuts, n - parts + k)
+    return [0, *cuts.tolist(), n]
