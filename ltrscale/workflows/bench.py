@@ -1,0 +1,73 @@
+"""Benchmarks: speed and memory as ratios measured in one run, against the project's goals."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.workflows.benches.contrast import bench_contrast
+from ltrscale.workflows.benches.letor import bench_letor
+from ltrscale.workflows.benches.metrics import bench_metrics
+from ltrscale.workflows.benches.prepare import bench_prepare_memory
+from ltrscale.workflows.benches.row import Row
+from ltrscale.workflows.benches.stream import bench_stream
+from ltrscale.workflows.runs import environment
+
+BENCHES: dict[str, Callable[[], list[Row]]] = {
+    "stream": bench_stream,
+    "letor": bench_letor,
+    "contrast": bench_contrast,
+    "metrics": bench_metrics,
+    "prepare": bench_prepare_memory,
+}
+
+
+class BenchJob(Config):
+    """Measure speed and memory against peers, as ratios in one run."""
+
+    only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
+    out: str | None = None
+    """Directory for `bench.json`; empty prints only."""
+
+
+def bench(job: BenchJob) -> None:
+    """Run the benchmarks and print one row for each ratio.
+
+    Raises:
+        InputError: `only` names no benchmark.
+    """
+    for name in job.only:
+        if name not in BENCHES:
+            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
+    rows: list[Row] = []
+    for name in job.only or BENCHES:
+        log.info("measuring %s", name)
+        rows += BENCHES[name]()
+    Console(width=150).print(_table(rows))
+    if job.out is not None:
+        document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+        storage.write_bytes(storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table("what", "ratio", "goal", "", "ours", "peer", "note")
+    for row in rows:
+        reached = row.ratio >= row.goal if row.at_least else row.ratio <= row.goal
+        sign = ">=" if row.at_least else "<="
+        table.add_row(
+            row.name,
+            f"{row.ratio:.2f}",
+            f"{sign} {row.goal:g}",
+            "ok" if reached else "missed",
+            row.ours,
+            row.peer,
+            row.note,
+        )
+    return table

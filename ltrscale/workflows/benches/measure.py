@@ -1,0 +1,59 @@
+"""Time and memory measured so that ratios hold on a busy machine."""
+
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+
+def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
+    """Median processor time (user and system) of each work on one torch thread.
+
+    Works take turns, so that a change in the machine's speed meets all of them, after a turn that is not counted.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
+    finally:
+        torch.set_num_threads(threads)
+    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]
+
+
+def peak_bytes(work: Callable[[int], object], warm_up: int, sizes: Sequence[int]) -> list[int]:
+    """Growth of the peak resident memory through `work(size)`, each size in a process of its own (on Linux).
+
+    The work is done once at size `warm_up`, a small one, before the peak is read for the first time: imports and
+    library buffers do not count.
+    """
+    peaks = []
+    for size in sizes:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            peaks.append(pool.submit(_growth, work, warm_up, size).result())
+    return peaks
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _growth(work: Callable[[int], object], warm_up: int, size: int) -> int:
+    torch.set_num_threads(1)
+    work(warm_up)
+    before = _peak()
+    work(size)
+    return _peak() - before
+
+
+def _peak() -> int:
+    """Peak resident bytes; `getrusage` would not do, as its peak begins with that of the parent process."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024

@@ -1,0 +1,19 @@
+"""Row: one measured ratio and the goal it is held against."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the benchmark table: a ratio measured in one run, and its goal.
+
+    `at_least` says on which side of the goal the ratio should be; `ours` and `peer` are what was measured, with units.
+    """
+
+    name: str
+    ratio: float
+    goal: float
+    at_least: bool
+    ours: str
+    peer: str
+    note: str = ""

@@ -1,0 +1,112 @@
+"""What every run leaves beside its output: resolved config, versions, metrics, log.
+
+A stage's directory holds `run/config.yaml`, `run/environment.json`, `run/metrics.jsonl` and `run/log.txt`. On a local
+disk they grow while the stage runs; for another URL they are written to scratch and copied there at the end, also when
+the stage fails. The stage's own files are committed by the stage and listed in its manifest; these are not.
+"""
+
+import json
+import logging
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from ltrscale import config as configs
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.progress import Report, log
+
+PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
+
+
+def environment() -> dict[str, object]:
+    """Versions, git commit and machine: what is needed to run the same thing again."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": sys.argv,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed_files": len((_git("status", "--porcelain") or "").splitlines()),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the source tree of this package; None outside a repository."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def run_stage(
+    stage: str,
+    job: Config,
+    out: str,
+    identity: Config,
+    inputs: Mapping[str, str],
+    body: Callable[[Mapping[str, object], Report], object],
+) -> bool:
+    """Run a stage into `out` unless the same stage with the same config and inputs is committed there.
+
+    Args:
+        stage: its name, recorded in the manifest.
+        job: the whole config, kept in the run directory to run the same thing again.
+        out: the directory that `body` commits.
+        identity: the part of it that the output depends on, besides the inputs.
+        inputs: content hash of each input, by name.
+        body: does the work; receives the origin to commit with, and where to report metrics.
+
+    Returns:
+        Whether the stage ran.
+    """
+    origin = configs.made_by(stage, identity, inputs)
+    if configs.is_current(out, origin):
+        log.info("%s: %s is up to date", stage, out)
+        return False
+    start = time.monotonic()
+    with recorded(out, job) as report:
+        log.info("%s: writing %s", stage, out)
+        body(origin, report)
+        log.info("%s: done in %.1f s", stage, time.monotonic() - start)
+    return True
+
+
+@contextmanager
+def recorded(out: str, config: Config) -> Iterator[Report]:
+    """Keep config, environment, log and metrics of the block below `out`; yields the function that records metrics."""
+    with tempfile.TemporaryDirectory(prefix="ltrscale-") as scratch:
+        target = storage.join(out, "run")
+        folder = storage.local_path(target) if storage.is_local(out) else Path(scratch)
+        with storage.named_errors(target, "write"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(configs.dump(config))
+        (folder / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+        handler = logging.FileHandler(folder / "log.txt")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        try:
+            with (folder / "metrics.jsonl").open("a") as metrics:
+
+                def report(record: Mapping[str, object]) -> None:
+                    print(json.dumps({"time": round(time.time(), 3), **record}), file=metrics, flush=True)
+
+                yield report
+        except BaseException as error:
+            log.error("failed: %s", error)
+            raise
+        finally:
+            log.removeHandler(handler)
+            handler.close()
+            if not storage.is_local(out):
+                for path in folder.iterdir():
+                    storage.write_bytes(storage.join(target, path.name), path.read_bytes())

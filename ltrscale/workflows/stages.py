@@ -1,0 +1,185 @@
+"""One function per job: each reads committed directories, runs one stage, and commits one directory.
+
+A stage whose output is committed already with the same config and the same inputs does nothing and says so.
+"""
+
+from collections.abc import Iterable
+
+from pydantic import Field, SerializeAsAny
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.data.manifest import open_dataset
+from ltrscale.data.prepare import PrepareConfig, prepare
+from ltrscale.data.split import Split, Splits, check_disjoint
+from ltrscale.errors import InputError
+from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.report import print_table
+from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
+from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
+from ltrscale.workflows.runs import recorded, run_stage
+
+
+class PrepareJob(Config):
+    """Turn raw logs into a data set directory."""
+
+    out: str
+    """Directory of the data set."""
+    prepare: PrepareConfig
+    synthetic: SyntheticLogConfig | None = None
+    """Make this synthetic log first, below `out` with `-log` appended, and read it as input."""
+
+
+class PretrainJob(Config):
+    """Pretrain an encoder without labels."""
+
+    out: str
+    """Directory of the bundle."""
+    train: Split
+    """Whose documents; labels are not read."""
+    pretrain: PretrainConfig = PretrainConfig()
+    workers: int = Field(1, ge=1)
+    """Data-parallel workers; more than one run under Ray Train."""
+
+
+class FinetuneJob(Config):
+    """Finetune a ranker on labelled groups, from a pretrained bundle or from random weights."""
+
+    out: str
+    """Directory of the bundle."""
+    pretrained: str | None = None
+    """Bundle to start from; empty starts from random weights."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    finetune: FinetuneConfig = FinetuneConfig()
+    workers: int = Field(1, ge=1)
+    """Data-parallel workers; more than one run under Ray Train."""
+
+
+class GBDTJob(Config):
+    """Train gradient boosted trees on labelled groups."""
+
+    out: str
+    """Directory of the bundle."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    gbdt: GBDTConfig = GBDTConfig()
+
+
+class EvaluateJob(Config):
+    """Evaluate bundles on the test split, with outlier groups and significance."""
+
+    out: str
+    """Directory of the report."""
+    evaluate: EvaluateConfig
+
+
+def prepare_stage(job: PrepareJob) -> None:
+    """Make a data set directory."""
+    config = job.prepare
+    if job.synthetic is not None:
+        log_url = f"{job.out.rstrip('/')}-log"
+        with recorded(log_url, job.synthetic) as report:
+            write_log(job.synthetic, log_url, report=report)
+        config = with_inputs(config, log_url)
+    with recorded(job.out, config) as report:
+        prepare(config, job.out, report=report)
+
+
+def with_inputs(config: PrepareConfig, log_url: str) -> PrepareConfig:
+    """The same config, reading the log at a URL."""
+    return config.replace(inputs=[{"path": storage.join(log_url, "*", "*.parquet")}])
+
+
+def pretrain_stage(job: PretrainJob) -> None:
+    """Pretrain an encoder and commit its bundle."""
+    config = job.pretrain
+    run_stage(
+        "pretrain",
+        job,
+        job.out,
+        _Identity(config=config, splits=(job.train,)),
+        dataset_hashes([job.train]),
+        lambda origin, report: pretrain(config, job.train, job.out, origin=origin, report=report, workers=job.workers),
+    )
+
+
+def finetune_stage(job: FinetuneJob) -> None:
+    """Finetune a ranker and commit its bundle."""
+    check_disjoint(job.splits)
+    train, validation = job.splits.train, job.splits.validation
+    inputs = dataset_hashes([train, validation])
+    if job.pretrained:
+        inputs |= bundle_hashes([job.pretrained])
+    run_stage(
+        "finetune",
+        job,
+        job.out,
+        _Identity(config=job.finetune, splits=(train, validation)),
+        inputs,
+        lambda origin, report: finetune(
+            job.finetune,
+            train,
+            validation,
+            job.out,
+            pretrained=job.pretrained,
+            origin=origin,
+            report=report,
+            workers=job.workers,
+        ),
+    )
+
+
+def gbdt_stage(job: GBDTJob) -> None:
+    """Train trees and commit their bundle."""
+    check_disjoint(job.splits)
+    splits = job.splits
+    run_stage(
+        "train_gbdt",
+        job,
+        job.out,
+        _Identity(config=job.gbdt, splits=(splits.train, splits.validation)),
+        dataset_hashes([splits.train, splits.validation]),
+        lambda origin, report: train_gbdt(job.gbdt, splits, job.out, made_by=origin, report=report),
+    )
+
+
+def evaluate_stage(job: EvaluateJob) -> None:
+    """Evaluate bundles, commit the report, and print its table."""
+    config = job.evaluate
+    check_disjoint(config.splits)
+    bundles = [url for urls in config.models.values() for url in urls]
+    run_stage(
+        "evaluate",
+        job,
+        job.out,
+        config,
+        dataset_hashes([config.splits.validation, config.splits.test]) | bundle_hashes(bundles),
+        lambda origin, report: evaluate(config, job.out, made_by=origin, report=report),
+    )
+    print_table(job.out)
+
+
+class _Identity(Config):
+    """What a stage's output depends on besides the content of its inputs."""
+
+    config: SerializeAsAny[Config]
+    splits: tuple[Split, ...]
+
+
+def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
+    """Content hash of every data set that the splits read."""
+    return {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
+
+
+def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
+    """Content hash of every bundle's files."""
+    hashes = {}
+    for url in urls:
+        manifest = storage.read_manifest(url)
+        if manifest is None:
+            raise InputError(f"{url}: no bundle is committed there; train it first or check the path")
+        hashes[url] = ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest["files"]))
+    return hashes

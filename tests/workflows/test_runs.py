@@ -1,0 +1,64 @@
+"""What a run leaves behind, and when a stage is skipped."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.progress import Report, log
+from ltrscale.workflows.runs import run_stage
+
+
+class Settings(Config):
+    width: int = 3
+    out: str = "x"
+
+
+def commit(out: str, text: str = "made"):  # type: ignore[no-untyped-def]
+    def body(origin: Mapping[str, object], report: Report) -> None:
+        log.warning("working")
+        report({"loss": 0.5})
+        with storage.Commit(out) as made:
+            with made.file("data.txt") as path:
+                path.write_text(text)
+            made.finish({"made_by": origin})
+
+    return body
+
+
+def test_a_run_leaves_config_environment_metrics_and_log(tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+    assert run_stage("example", Settings(), out, Settings(), {"data": "abc"}, commit(out))
+    run = tmp_path / "stage" / "run"
+    assert yaml.safe_load((run / "config.yaml").read_text()) == {"width": 3, "out": "x"}
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["packages"]["torch"]
+    assert json.loads((run / "metrics.jsonl").read_text())["loss"] == 0.5
+    assert "working" in (run / "log.txt").read_text()
+
+
+def test_the_same_stage_is_skipped_and_a_changed_one_runs(tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+    assert run_stage("example", Settings(), out, Settings(), {"data": "abc"}, commit(out, "first"))
+    assert not run_stage("example", Settings(), out, Settings(), {"data": "abc"}, commit(out, "second"))
+    assert (tmp_path / "stage" / "data.txt").read_text() == "first"
+    assert run_stage("example", Settings(), out, Settings(), {"data": "changed"}, commit(out, "third"))
+    assert run_stage("example", Settings(), out, Settings(width=4), {"data": "changed"}, commit(out, "fourth"))
+    assert (tmp_path / "stage" / "data.txt").read_text() == "fourth"
+
+
+def test_a_failed_stage_commits_nothing_and_keeps_its_log(tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+
+    def body(_: Mapping[str, object], __: Report) -> None:
+        raise ValueError("the reason")
+
+    with pytest.raises(ValueError, match="the reason"):
+        run_stage("example", Settings(), out, Settings(), {}, body)
+    assert storage.read_manifest(out) is None
+    assert "the reason" in (tmp_path / "stage" / "run" / "log.txt").read_text()
+    assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
