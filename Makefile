@@ -1,0 +1,52 @@
+# Every target sets up what it needs: a virtual environment in .venv with the pinned versions of cluster/constraints.txt.
+# Only Python 3.11 or newer with pip is expected of the machine.
+
+PYTHON ?= python3
+# Package index from which torch is installed first, for example https://download.pytorch.org/whl/cpu; see README.md.
+TORCH_INDEX ?=
+# Processes that share the tests.
+JOBS ?= 2
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+PARALLEL := -n $(JOBS) --dist loadfile --doctest-modules ltrscale tests
+
+.PHONY: install demo lint check test bench clean
+.DELETE_ON_ERROR:
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml cluster/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else sys.executable + " is Python " + sys.version.split()[0] + "; ltrscale needs 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --index-url $(TORCH_INDEX) --no-deps -c cluster/constraints.txt torch)
+	$(BIN)/python -m pip install -c cluster/constraints.txt -e '.[dev]'
+	touch $@
+
+# The whole path on made-up data: log, data set, pretraining, finetuning, trees, evaluation, report.
+demo: $(STAMP)
+	$(BIN)/python -m jobs.pipeline --config jobs/configs/demo.yaml
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+# Under three minutes: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
+check: lint
+	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL)
+
+# Everything; tests that start a cluster or a server run one at a time.
+test: lint
+	$(PYTEST) -m "not ray and not s3" $(PARALLEL)
+	$(PYTEST) -m "ray or s3" tests
+
+bench: $(STAMP)
+	$(BIN)/python -m jobs.bench
+
+# Removes what was installed and cached; results below runs/ stay.
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .cache .*_cache
+	find ltrscale jobs tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,117 @@
+"""The README and the docs say what is true: their code runs, their commands and configs parse, their links lead."""
+
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from ltrscale.config import validate
+from ltrscale.data.split import Splits
+from ltrscale.progress import log
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    text: str
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text()
+    found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    every = [Block(page, text[: m.start(2)].count("\n") + 1, m[1], m[2]) for m in found]
+    return [block for block in every if block.language == language]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The commands of a page's shell blocks, continued lines joined."""
+    for block in blocks(page, "sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+JOBS = [(page, words) for page in PAGES for words in commands(page) if words[:2] == ["python", "-m"]]
+PYTHON = [block for page in PAGES for block in blocks(page, "python")]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: f"{block.page.name}:{block.line}")
+def test_python_blocks_run(block: Block) -> None:
+    exec(compile("\n" * (block.line - 1) + block.text, str(block.page), "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_has_code_to_run() -> None:
+    assert any(block.page.name == "README.md" for block in PYTHON)
+
+
+@pytest.fixture
+def workplaces(tmp_path: Path) -> Path:
+    """For each page a directory with the shipped configs and those that it shows, named as their first lines say."""
+    for page in PAGES:
+        folder = tmp_path / page.stem
+        folder.mkdir()
+        (folder / "jobs").symlink_to(ROOT / "jobs")
+        for block in blocks(page, "yaml"):
+            if named := re.match(r"# (\w+\.yaml)\b", block.text):
+                (folder / named[1]).write_text(block.text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), JOBS, ids=lambda value: getattr(value, "stem", None) or " ".join(value[2:5])
+)
+def test_job_commands_parse(
+    page: Path,
+    words: list[str],
+    workplaces: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(workplaces / page.stem)
+    monkeypatch.setattr(sys, "argv", [*words[2:], "--print-config"])
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.delitem(sys.modules, words[2], raising=False)
+    runpy.run_module(words[2], run_name="__main__")
+    assert "out:" in capsys.readouterr().out
+
+
+def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
+    used = {(page, word) for page, words in JOBS for word in words}
+    for block in (block for page in PAGES for block in blocks(page, "yaml")):
+        if named := re.match(r"# (\w+\.yaml)\b", block.text):
+            assert (block.page, named[1]) in used
+        else:
+            values = yaml.safe_load(block.text)
+            assert list(values) == ["splits"]
+            validate(Splits, values["splits"], f"{block.page}:{block.line}")
+
+
+def test_make_commands_exist() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[1] for page in PAGES for words in commands(page) if words[0] == "make"}
+    assert {"demo", "test", "check"} <= named <= targets
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    section = (ROOT / "README.md").read_text().split("\n## Tests\n")[1].split("\n## ")[0]
+    test_command = re.findall(r"^```sh\n(.*?)\s*(?:#.*)?$", section, re.MULTILINE)[0]
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert script[-1] == f"exec {test_command} </dev/null"
+    assert script[1].startswith("#")
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
