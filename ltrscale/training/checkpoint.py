@@ -17,14 +17,21 @@ from ltrscale.data.stream import Position
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.training.loop import State, Trainer
+from ltrscale.training.reduce import rank_and_world, sum_over_workers
 
 _KEPT = 2
 
 
 def save_checkpoint(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) -> str:
-    """Commit the trainer's state below `url`; returns the checkpoint's directory."""
+    """Commit the trainer's state below `url`; returns the checkpoint's directory.
+
+    All workers call it after the same step: they tell rank 0 the positions of their streams, and it writes.
+    """
     target = storage.join(url, f"step-{trainer.state.step:08d}")
     state = trainer.state
+    positions = _all_positions(trainer)
+    if rank_and_world()[0] != 0:
+        return target
     document = {
         "format": "ltrscale-checkpoint",
         "version": 1,
@@ -32,7 +39,7 @@ def save_checkpoint(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) ->
         "state": {
             "epoch": state.epoch,
             "step": state.step,
-            "positions": {str(stream): list(position) for stream, position in state.positions.items()},
+            "positions": positions,
         },
         "optimizer": [
             {k: v for k, v in group.items() if k != "params"}
@@ -48,6 +55,14 @@ def save_checkpoint(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) ->
     for old in list_checkpoints(url)[:-_KEPT]:
         storage.remove(old)
     return target
+
+
+def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
+    """The positions of the streams of all workers; none at the start of an epoch."""
+    known = torch.zeros(trainer.stream.config.streams, 1 + len(Position()), dtype=torch.int64)
+    for stream, position in trainer.state.positions.items():
+        known[stream] = torch.tensor([1, *position])
+    return {str(c): row[1:] for c, row in enumerate(sum_over_workers(known).tolist()) if row[0]}
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
 _POLL_S = 0.2
 
 
@@ -65,7 +66,8 @@ class _ray:  # noqa: N801
         if "RAY_ADDRESS" in os.environ:
             ray.init(log_to_driver=True)
         else:
-            ray.init(address="local", num_cpus=max(2 * self.workers, os.cpu_count() or 1), include_dashboard=False)
+            cpus = max(2 * self.workers, os.cpu_count() or 1)
+            ray.init(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1")
 
     def __exit__(self, *_: object) -> None:
         import ray

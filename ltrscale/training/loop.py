@@ -9,6 +9,7 @@ Shapes: see `ltrscale.batch`.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,7 +22,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 from ltrscale.data.plan import step_seed
 from ltrscale.data.stream import GroupStream, Position
-from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
+from ltrscale.training.reduce import rank_and_world, reduce_gradients, sum_over_workers, update_running_statistics
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count it is to be divided by: documents for pretext objectives, groups with a
@@ -75,6 +76,8 @@ class StepResult:
     documents: int
     count: float
     gradient_norm: float
+    checkpoint_due: bool
+    """Whether it is time for a checkpoint by the clock of rank 0; the same on all workers."""
 
 
 class Trainer:
@@ -86,10 +89,18 @@ class Trainer:
         stream: this worker's share of the data.
         config: optimizer settings.
         seed: of augmentation, dropout and noise.
+        checkpoint_s: seconds from one checkpoint to the next.
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, stream: GroupStream, config: OptimizerConfig, *, seed: int
+        self,
+        model: nn.Module,
+        objective: Objective,
+        stream: GroupStream,
+        config: OptimizerConfig,
+        *,
+        seed: int,
+        checkpoint_s: float = math.inf,
     ) -> None:
         self.model, self.objective, self.stream, self.config, self.seed = model, objective, stream, config, seed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -98,6 +109,8 @@ class Trainer:
         self.optimizer = optimizer(self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.generator = torch.Generator(self.device)
         self.state = State()
+        self.checkpoint_s = checkpoint_s
+        self._checkpoint_at = time.monotonic() + checkpoint_s
 
     def epoch(self) -> Iterator[StepResult]:
         """Run the rest of the current epoch, yielding after each step, when `state` is good to be saved."""
@@ -116,17 +129,19 @@ class Trainer:
 
     def step(self, micro_batches: dict[int, QueryGroups | None]) -> StepResult:
         """Accumulate the micro-batches of the local streams, reduce over the workers, update."""
-        sums = torch.zeros(4, dtype=torch.float64)  # loss, groups, documents, count
+        sums = torch.zeros(5, dtype=torch.float64)  # loss, groups, documents, count, whether a checkpoint is due
         for stream, groups in sorted(micro_batches.items()):
             if groups is not None:
-                sums += self.backward(stream, groups)
-        sum_over_workers(sums)
-        loss, groups_read, documents, count = sums.tolist()
+                sums[:4] += self.backward(stream, groups)
+        sums[4] = rank_and_world()[0] == 0 and time.monotonic() >= self._checkpoint_at
+        loss, groups_read, documents, count, due = sum_over_workers(sums).tolist()
+        if due:
+            self._checkpoint_at = time.monotonic() + self.checkpoint_s
         norm = self.update(count) if count > 0 else math.nan
         update_running_statistics(self.model)
         self.optimizer.zero_grad()
         mean = loss / count if count > 0 else math.nan
-        return StepResult(mean, int(groups_read), int(documents), count, norm)
+        return StepResult(mean, int(groups_read), int(documents), count, norm, bool(due))
 
     def backward(self, stream: int, groups: QueryGroups) -> Tensor:
         """Add one micro-batch's gradient; returns its loss, groups, documents and count."""

@@ -23,7 +23,7 @@ from ltrscale.models.heads import Predictor, Projector, ProjectorConfig
 from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig, augment
 from ltrscale.pretext.contrast import simclr_rank, simsiam
 from ltrscale.progress import Report, log, progress
-from ltrscale.storage import join
+from ltrscale.storage import join, remove
 from ltrscale.training.checkpoint import resume, save_checkpoint
 from ltrscale.training.launch import Context, launch
 from ltrscale.training.loop import OptimizerConfig, Trainer
@@ -140,7 +140,14 @@ def pretrain_worker(arguments: Mapping[str, Any], context: Context) -> None:
     transform = FeatureTransform.from_state(arguments["transform"], config.network.transform)
     model = Pretrainer(transform, config).to(device(config.device))
     stream = GroupStream(selection, config.stream, rank=rank, world=world, reader=context.reader)
-    trainer = Trainer(model, model.objective, stream, config.optimizer, seed=config.seed)
+    trainer = Trainer(
+        model,
+        model.objective,
+        stream,
+        config.optimizer,
+        seed=config.seed,
+        checkpoint_s=60 * config.checkpoint_minutes,
+    )
     checkpoints = join(arguments["out"], "checkpoints")
     resume(checkpoints, trainer, origin=arguments["origin"])
     losses = _train(trainer, config, checkpoints, arguments["origin"], context.report)
@@ -154,6 +161,7 @@ def pretrain_worker(arguments: Mapping[str, Any], context: Context) -> None:
             metrics={"loss": losses},
             made_by=arguments["origin"],
         )
+        remove(checkpoints)
         log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, losses, arguments["out"])
 
 
@@ -161,7 +169,6 @@ def _train(
     trainer: Trainer, config: PretrainConfig, checkpoints: str, origin: Mapping[str, Any], report: Report
 ) -> float:
     """Run the remaining epochs; returns the last epoch's mean loss."""
-    saved = time.monotonic()
     mean = float("nan")
     total = (config.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
     with progress(f"pretrain {config.method.kind}", total) as advance:
@@ -171,10 +178,9 @@ def _train(
                 advance(result.documents)
                 loss, documents = loss + result.loss * result.count, documents + result.documents
                 report({"step": trainer.state.step, "loss": result.loss, "documents": result.documents})
-                if time.monotonic() - saved > 60 * config.checkpoint_minutes:
+                if result.checkpoint_due:
                     save_checkpoint(checkpoints, trainer, origin=origin)
-                    saved = time.monotonic()
-            mean = loss / documents
+            mean = loss / documents if documents else mean  # nothing is left of an epoch resumed at its very end
             rate = documents / (time.monotonic() - start)
             report({"epoch": epoch, "mean_loss": mean, "documents": documents, "documents_per_s": round(rate)})
     return mean

@@ -80,6 +80,15 @@ class PipelineConfig(Config):
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must be different numbers, at least one")
+        for name, method in self.methods.items():
+            if isinstance(method, NeuralMethod):
+                streams = [method.finetune.stream.streams]
+                streams += [method.pretrain.stream.streams] if method.pretrain else []
+                if min(streams) < self.workers:
+                    raise ValueError(
+                        f"methods.{name} has {min(streams)} streams for {self.workers} workers; "
+                        f"set stream.streams of its stages to a multiple of {self.workers}"
+                    )
         return self
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pydantic import Field, SerializeAsAny
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.bundle import read_manifest
+from ltrscale.config import Config, validate
 from ltrscale.data.manifest import open_dataset
 from ltrscale.data.prepare import PrepareConfig, prepare
 from ltrscale.data.split import Split, Splits, check_disjoint
@@ -19,7 +20,7 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
-from ltrscale.workflows.runs import recorded, run_stage
+from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
 
 
 class PrepareJob(Config):
@@ -79,12 +80,14 @@ class EvaluateJob(Config):
 def prepare_stage(job: PrepareJob) -> None:
     """Make a data set directory."""
     config = job.prepare
+    check_replaceable(job.out, "prepare")
     if job.synthetic is not None:
         log_url = f"{job.out.rstrip('/')}-log"
+        check_replaceable(log_url, "synthetic_log")
         with recorded(log_url, job.synthetic) as report:
             write_log(job.synthetic, log_url, report=report)
         config = with_inputs(config, log_url)
-    with recorded(job.out, config) as report:
+    with recorded(job.out, job) as report:
         prepare(config, job.out, report=report)
 
 
@@ -96,13 +99,14 @@ def with_inputs(config: PrepareConfig, log_url: str) -> PrepareConfig:
 def pretrain_stage(job: PretrainJob) -> None:
     """Pretrain an encoder and commit its bundle."""
     config = job.pretrain
+    train = Split(data=job.train.data, periods=job.train.periods)  # which labels are used is nothing to it
     run_stage(
         "pretrain",
         job,
         job.out,
-        _Identity(config=config, splits=(job.train,)),
-        dataset_hashes([job.train]),
-        lambda origin, report: pretrain(config, job.train, job.out, origin=origin, report=report, workers=job.workers),
+        _Identity(config=config, splits=(train,)),
+        dataset_hashes([train]),
+        lambda origin, report: pretrain(config, train, job.out, origin=origin, report=report, workers=job.workers),
     )
 
 
@@ -151,6 +155,8 @@ def evaluate_stage(job: EvaluateJob) -> None:
     config = job.evaluate
     check_disjoint(config.splits)
     bundles = [url for urls in config.models.values() for url in urls]
+    for url in bundles:
+        check_unseen(url, config.splits.test)
     run_stage(
         "evaluate",
         job,
@@ -174,12 +180,25 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     return {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
 
 
+def check_unseen(url: str, test: Split) -> None:
+    """Check that a bundle was neither trained nor selected on a period of the test split.
+
+    It can be told where a job made the bundle, and the data sets that it was made from are still where they were.
+
+    Raises:
+        InputError: it was; names the period.
+    """
+    origin = read_manifest(url).get("made_by", {})
+    seen = [validate(Split, split, url) for split in origin.get("config", {}).get("splits", [])]
+    if len(seen) != 2 or not all(storage.exists(storage.join(data, storage.MANIFEST)) for s in seen for data in s.data):
+        return
+    try:
+        check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
+    except InputError as error:
+        raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
+
+
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
     """Content hash of every bundle's files."""
-    hashes = {}
-    for url in urls:
-        manifest = storage.read_manifest(url)
-        if manifest is None:
-            raise InputError(f"{url}: no bundle is committed there; train it first or check the path")
-        hashes[url] = ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest["files"]))
-    return hashes
+    files = {url: read_manifest(url).get("files", []) for url in urls}
+    return {url: ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in files[url])) for url in files}

@@ -83,6 +83,33 @@ def test_one_worker_equals_two_and_three(synthetic_dataset: str, tmp_path: Path,
             torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-9)
 
 
+def stopped_worker(rank: int, world: int, data: str, folder: str) -> None:
+    """Leave a checkpoint in the middle of the second epoch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    trainer = make_trainer(data, "simclr_rank", rank=rank, world=world)
+    run(trainer, 1)
+    steps = trainer.epoch()
+    next(steps)
+    next(steps)
+    save_checkpoint(f"{folder}/checkpoints", trainer, origin={"run": "a"})
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_workers_is_resumed_by_one(synthetic_dataset: str, tmp_path: Path) -> None:
+    alone = make_trainer(synthetic_dataset, "simclr_rank")
+    expected = run(alone)
+    mp.spawn(stopped_worker, args=(2, synthetic_dataset, str(tmp_path)), nprocs=2)
+    other = make_trainer(synthetic_dataset, "simclr_rank")
+    assert resume(str(tmp_path / "checkpoints"), other, origin={"run": "a"})
+    assert len(other.state.positions) == 4
+    rest = list(other.epoch())
+    assert [r.groups for r in rest] == [r.groups for r in expected[-len(rest) :]]
+    for name, value in alone.model.state_dict().items():
+        torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_group_is_read_once_an_epoch(synthetic_dataset: str, method: str) -> None:
     trainer = make_trainer(synthetic_dataset, method)
@@ -149,6 +176,13 @@ class Fixed:
 
     def positions(self) -> dict[int, object]:
         return {}
+
+
+def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_dataset: str) -> None:
+    trainer = make_trainer(synthetic_dataset, "simclr_rank")
+    assert not any(r.checkpoint_due for r in run(trainer, 1))
+    trainer.checkpoint_s, trainer._checkpoint_at = 3600.0, 0.0
+    assert [r.checkpoint_due for r in run(trainer, 1)][:2] == [True, False]
 
 
 def test_a_step_with_nothing_to_average_makes_no_update(synthetic_dataset: str) -> None:

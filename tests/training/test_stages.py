@@ -129,8 +129,12 @@ def test_more_workers_than_streams_is_an_error(synthetic_dataset: str, tmp_path:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_two_workers_under_ray_take_the_steps_of_one_process(synthetic_dataset: str, tmp_path: Path) -> None:
+def test_two_workers_under_ray_take_the_steps_of_one_process(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train, validation, _ = splits(synthetic_dataset)
+    monkeypatch.chdir(Path(synthetic_dataset).parent)
+    train, validation = (split.replace(data=(Path(synthetic_dataset).name,)) for split in (train, validation))
     losses: dict[int, Records] = {1: [], 2: []}
     tuned: dict[int, Records] = {1: [], 2: []}
     for workers in (1, 2):

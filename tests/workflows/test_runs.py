@@ -9,6 +9,7 @@ import yaml
 
 from ltrscale import storage
 from ltrscale.config import Config
+from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.workflows.runs import run_stage
 
@@ -51,14 +52,29 @@ def test_the_same_stage_is_skipped_and_a_changed_one_runs(tmp_path: Path) -> Non
     assert (tmp_path / "stage" / "data.txt").read_text() == "fourth"
 
 
-def test_a_failed_stage_commits_nothing_and_keeps_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("error", "traced"), [(ValueError("the reason"), True), (InputError("the reason"), False)])
+def test_a_failed_stage_commits_nothing_and_keeps_its_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, traced: bool
+) -> None:
     out = str(tmp_path / "stage")
 
     def body(_: Mapping[str, object], __: Report) -> None:
-        raise ValueError("the reason")
+        raise error
 
-    with pytest.raises(ValueError, match="the reason"):
+    with pytest.raises(type(error), match="the reason"):
         run_stage("example", Settings(), out, Settings(), {}, body)
     assert storage.read_manifest(out) is None
-    assert "the reason" in (tmp_path / "stage" / "run" / "log.txt").read_text()
+    text = (tmp_path / "stage" / "run" / "log.txt").read_text()
+    assert "failed: the reason" in text
+    assert ("Traceback" in text) == traced
+    assert "the reason" not in caplog.text  # the job prints it, once
     assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
+
+
+def test_the_output_of_another_stage_is_never_replaced(tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+    run_stage("prepare", Settings(), out, Settings(), {}, commit(out, "months of work"))
+    with pytest.raises(InputError, match=r"the output of prepare is there, which train would delete; choose another"):
+        run_stage("train", Settings(), out, Settings(), {}, commit(out, "a model"))
+    assert (tmp_path / "stage" / "data.txt").read_text() == "months of work"
+    assert storage.read_manifest(out) is not None

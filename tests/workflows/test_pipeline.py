@@ -1,0 +1,106 @@
+"""The whole path on a small synthetic log, and what is skipped when it is run again."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from ltrscale import config as configs
+from ltrscale import storage
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def small(out: Path, *changes: str) -> PipelineConfig:
+    """The shipped quick start, made small."""
+    stages = ("simclr_rank", "simsiam")
+    return configs.load(
+        PipelineConfig,
+        str(ROOT / "jobs" / "configs" / "demo.yaml"),
+        [
+            f"out={out}",
+            "seeds=[0]",
+            "synthetic.groups_per_week=60",
+            "synthetic.n_features=8",
+            "splits.train.labelled_fraction=0.5",
+            "methods.gbdt.gbdt.num_trees=20",
+            *(f"methods.{name}.pretrain.epochs=1" for name in stages),
+            *(f"methods.{name}.finetune.head_epochs=1" for name in stages),
+            *(f"methods.{name}.finetune.epochs=2" for name in (*stages, "no_pretraining")),
+            "evaluate.resamples=200",
+            *changes,
+        ],
+    )
+
+
+def stages_run(config: PipelineConfig) -> list[str]:
+    """Run a pipeline; the directories that were written, below its own."""
+    written: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if ": writing " in record.getMessage():
+                written.append(record.getMessage().split(config.out + "/")[-1])
+
+    listener, level = Listener(), log.level
+    log.addHandler(listener)
+    log.setLevel(logging.INFO)
+    try:
+        run_pipeline(config)
+    finally:
+        log.removeHandler(listener)
+        log.setLevel(level)
+    return written
+
+
+@pytest.mark.slow
+def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    first = stages_run(small(out))
+    models = [f"seed-0/{name}/model" for name in ("gbdt", "no_pretraining", "simclr_rank", "simsiam")]
+    assert set(models) <= set(first)
+    assert "evaluation" in first
+    printed = capsys.readouterr().out
+    for word in ("gbdt", "no_pretraining", "simclr_rank", "simsiam", "NDCG@10", "undefined"):
+        assert word in printed
+    check_evaluation(out / "evaluation")
+
+    assert stages_run(small(out)) == []
+    changed = stages_run(small(out, "methods.simsiam.finetune.epochs=3"))
+    assert changed == ["seed-0/simsiam/model", "evaluation"]
+    fewer = stages_run(small(out, "splits.train.labelled_fraction=0.25", "methods.simsiam.finetune.epochs=3"))
+    assert set(fewer) == {*models, "evaluation"}  # pretraining reads no labels and is not repeated
+
+
+def check_evaluation(folder: Path) -> None:
+    metrics: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    assert metrics
+    assert "NDCG" in (folder / "report.md").read_text()
+    groups = pq.read_table(folder / "groups.parquet")
+    per_method = groups.num_rows / 4
+    assert per_method == groups.filter([m == "gbdt" for m in groups["method"].to_pylist()]).num_rows
+    resolved = yaml.safe_load((folder / "run" / "config.yaml").read_text())
+    assert set(resolved["evaluate"]["models"]) == {"gbdt", "no_pretraining", "simclr_rank", "simsiam"}
+
+
+def test_all_methods_of_a_seed_share_their_labelled_groups_and_seeds_differ(tmp_path: Path) -> None:
+    from ltrscale.workflows.pipeline import _splits
+
+    config = small(tmp_path)
+    one, two = (_splits(config.splits, "data", seed) for seed in (0, 1))
+    assert one.train.labelled_seed != two.train.labelled_seed
+    assert one.test == two.test
+    assert one.validation == two.validation
+
+
+def test_too_few_streams_for_the_workers_are_named_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"methods.no_pretraining has 2 streams for 3 workers"):
+        small(tmp_path, "workers=3")
+    assert not storage.exists(str(tmp_path / "data"))
