@@ -22,7 +22,8 @@ def parser(cls: type[Config], module: str, description: str) -> argparse.Argumen
     options = argparse.ArgumentParser(
         prog=f"python -m jobs.{module}",
         description=description,
-        epilog=f"config keys:\n{keys}",
+        epilog=f"config keys:\n{keys}\n\nIn a key, NAME is a name that you choose, and 0 the first place in a list.\n"
+        "Complete configs are in jobs/configs; docs/guide.md goes through the jobs one by one.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_argument("--config", metavar="YAML", help="the config: a path or any fsspec URL (s3://...)")

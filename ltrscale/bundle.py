@@ -9,6 +9,7 @@
 Shapes: N documents.
 """
 
+import itertools
 import json
 import math
 import platform
@@ -40,7 +41,8 @@ Scorer = Callable[[QueryGroups], Tensor]
 Metric = float | int | str | None
 Kind = Literal["neural", "pretrained", "trees"]
 _FORMAT, _VERSION = "ltrscale-bundle", 1
-_CONFIG, _WEIGHTS, _TREES, _CARD = "config.json", "weights.safetensors", "model.txt", "README.md"
+_CONFIG, _WEIGHTS, _CARD = "config.json", "weights.safetensors", "README.md"
+_MODEL_FILES: dict[Kind, str] = {"neural": _WEIGHTS, "pretrained": _WEIGHTS, "trees": "model.txt"}
 
 
 class Architecture(Config):
@@ -100,17 +102,13 @@ class Bundle:
         Raises:
             InputError: it has not; names the first difference.
         """
-        for i, (ours, theirs) in enumerate(zip(self.features, features, strict=False)):
-            if ours != theirs:
+        for i, pair in enumerate(itertools.zip_longest(self.features, features)):
+            if pair[0] != pair[1]:
+                ours, theirs = (f"{feature.name!r} ({feature.kind})" if feature else "not there" for feature in pair)
                 raise InputError(
-                    f"{self.url}: feature {i} of the data is {theirs.name!r} ({theirs.kind}), the bundle's is "
-                    f"{ours.name!r} ({ours.kind}); prepare the data with the features that the bundle was trained on"
+                    f"{self.url}: feature {i} of the data is {theirs}, the bundle's is {ours}; prepare the data with "
+                    "the features that the bundle was trained on"
                 )
-        if len(self.features) != len(features):
-            raise InputError(
-                f"{self.url}: the data has {len(features)} features, the bundle {len(self.features)}; "
-                "prepare the data with the features that the bundle was trained on"
-            )
 
     def encoder(self) -> tuple[FeatureTransform, ResNet]:
         """The feature transform and the encoder of a network, to finetune from.
@@ -195,12 +193,11 @@ def save_trees(url: str, model_text: str, **about: Unpack[About]) -> None:
     _save(url, "trees", None, model_text.encode(), about)
 
 
-def load(url: str) -> Bundle:
-    """Open a bundle and check its content against its hashes.
+def read_manifest(url: str) -> dict[str, Any]:
+    """The manifest of a bundle: its files with their hashes, and its origin.
 
     Raises:
-        InputError: nothing is committed there, it is no bundle or one of another version, or a file is missing or
-            was changed; the file is named.
+        InputError: nothing is committed there, or it is no bundle or one of another version.
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
@@ -216,6 +213,17 @@ def load(url: str) -> Bundle:
             f"{where}: a bundle of version {manifest.get('version')}, this ltrscale reads version {_VERSION}; "
             "install the ltrscale that made it, or train it again"
         )
+    return manifest
+
+
+def load(url: str) -> Bundle:
+    """Open a bundle and check its content against its hashes.
+
+    Raises:
+        InputError: nothing is committed there, it is no bundle or one of another version, or a file is missing or
+            was changed; the file is named.
+    """
+    manifest = read_manifest(url)
     values = json.loads(storage.read_verified(url, _CONFIG, manifest))
     config = validate(BundleConfig, values, storage.join(url, _CONFIG))
     return Bundle(
@@ -227,7 +235,7 @@ def load(url: str) -> Bundle:
         config.dataset_hash,
         config.metrics,
         manifest.get("made_by", {}),
-        storage.read_verified(url, _model_file(config.kind), manifest),
+        storage.read_verified(url, _MODEL_FILES[config.kind], manifest),
     )
 
 
@@ -245,7 +253,7 @@ def _save(url: str, kind: Kind, architecture: Architecture | None, content: byte
     )
     files = {
         _CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
-        _model_file(kind): content,
+        _MODEL_FILES[kind]: content,
         _CARD: _card(config).encode(),
         **about.get("files", {}),
     }
@@ -254,10 +262,6 @@ def _save(url: str, kind: Kind, architecture: Architecture | None, content: byte
             with commit.file(name) as path:
                 path.write_bytes(data)
         commit.finish({"format": _FORMAT, "version": _VERSION, "made_by": dict(about["made_by"])})
-
-
-def _model_file(kind: Kind) -> str:
-    return _TREES if kind == "trees" else _WEIGHTS
 
 
 def _card(config: BundleConfig) -> str:

@@ -4,7 +4,6 @@ Every config derives from `Config` and lives beside the function that reads it. 
 under them; `describe` prints these for `--help`. An unknown key is an error that names the nearest right one.
 """
 
-import contextlib
 import difflib
 import hashlib
 import inspect
@@ -83,7 +82,8 @@ def load(cls: type[ConfigT], url: str | None = None, overrides: Sequence[str] = 
         values = _read_yaml(url)
     for override in overrides:
         _apply(values, override)
-    return validate(cls, values, url or "command line")
+    where = "command line" if url is None else f"{url} with --set" if overrides else url
+    return validate(cls, values, where)
 
 
 def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
@@ -122,35 +122,49 @@ def is_current(url: str, origin: Mapping[str, Any]) -> bool:
     return manifest is not None and manifest.get("made_by") == json.loads(json.dumps(origin))
 
 
-def describe(cls: type[BaseModel], prefix: str = "", default: BaseModel | None = None) -> Iterator[str]:
-    """One line per key: dotted name, default, meaning; nested configs in place.
+def describe(
+    cls: type[BaseModel], prefix: str = "", default: BaseModel | None = None, *, tagged: bool = False
+) -> Iterator[str]:
+    """One line per key: dotted name, meaning, choices, default; nested configs in place.
 
-    `default` is what stands where the config is left out, if that is not what its class says.
+    In a dotted name `NAME` stands for a name of the user's and `0` for the place in a list. `default` is what stands
+    where the config is left out, if that is not what its class says; `tagged`: its `kind` was explained before it.
     """
     for name, field in cls.model_fields.items():
-        nested = list(_models_in(field.annotation))
-        text = " ".join((field.description or "").split())
-        value = field.get_default(call_default_factory=True) if default is None else getattr(default, name)
-        if not nested:
-            required = default is None and field.is_required()
-            yield f"{prefix}{name}: {text} ({'required' if required else f'default {json.dumps(value, default=str)}'})"
+        if tagged and name == "kind":
             continue
-        yield f"{prefix}{name}: {text}"
-        for model in nested:
-            kind = model.model_fields.get("kind")
-            if kind is not None and len(nested) > 1:
-                summary = (model.__doc__ or "").splitlines()[0]
-                yield f"{prefix}{name}.kind={typing.get_args(kind.annotation)[0]}: {summary}"
-            yield from describe(model, f"{prefix}{name}.", value if isinstance(value, model) else None)
+        models = list(_models_in(field.annotation))
+        required = default is None and field.is_required()
+        value = field.get_default(call_default_factory=True) if default is None else getattr(default, name)
+        text = field.description or (_summary(models[0]) if len(models) == 1 else "")
+        origin: Any = typing.get_origin(field.annotation)
+        choices = typing.get_args(field.annotation) if origin is typing.Literal else ()
+        notes = [f"one of {', '.join(map(str, choices))}"] if len(choices) > 1 else []
+        if required or not isinstance(value, BaseModel):
+            notes.append("required" if required else f"default {json.dumps(value, default=str)}")
+        words = [f"{prefix}{name}:", *text.split(), *([f"({'; '.join(notes)})"] if notes else [])]
+        yield " ".join(words)
+        below = f"{prefix}{name}{_PLACES.get(origin, '')}."
+        for model in models:
+            if len(models) > 1:
+                tag = typing.get_args(model.model_fields["kind"].annotation)[0]
+                yield f"{below}kind={tag}: {_summary(model)}"
+            yield from describe(model, below, value if isinstance(value, model) else None, tagged=len(models) > 1)
+
+
+_PLACES = {dict: ".NAME", tuple: ".0"}
+
+
+def _summary(cls: type[BaseModel]) -> str:
+    return (cls.__doc__ or "").partition("\n")[0]
 
 
 def _read_yaml(url: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(storage.read_bytes(url))
-    except yaml.YAMLError as error:
-        raise InputError(f"{url}: not YAML: {error}") from error
+        text = storage.read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{url}: not text in UTF-8: {error}") from error
+        raise InputError(f"{url}: not text in UTF-8 ({error}); save it as UTF-8") from error
+    values = _parse(text, url)
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -158,34 +172,63 @@ def _read_yaml(url: str) -> dict[str, Any]:
     return values
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice in a mapping is an error; PyYAML would take the last one's value."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands here twice", problem_mark=key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return node
+
+
+def _parse(text: str, where: str) -> Any:
+    """YAML as plain data."""
+    try:
+        return _unshared(yaml.load(text, _Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise InputError(f"{where}: not YAML: {at}{error.problem}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{where}: not YAML: {error}") from error
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which every YAML alias (`*name`) stands for itself, so that an override changes one place only."""
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise InputError(f"--set {override}: write it as key=value, for example --set finetune.learning_rate=1e-4")
+        raise InputError(f"--set {override}: write it as key=value, for example --set finetune.epochs=10")
     *path, last = key.split(".")
     here: Any = values
     for part in path:
-        if isinstance(here, list) and part.isdigit() and int(part) < len(here):
-            here = here[int(part)]
-        elif isinstance(here, dict):
-            if here.get(part) is None:
-                here[part] = {}
-            here = here[part]
-        else:
-            raise InputError(f"--set {override}: {part!r} is below a plain value; check the dots")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"--set {override}: the value is not YAML: {error}") from error
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):  # YAML 1.1 wants a dot in 1e-4; people do not
-            value = float(value) if any(c.isdigit() for c in value) else value
-    if isinstance(here, list) and last.isdigit() and int(last) < len(here):
-        here[int(last)] = value
-    elif isinstance(here, dict):
-        here[last] = value
-    else:
-        raise InputError(f"--set {override}: {last!r} is below a plain value; check the dots")
+        slot = _slot(here, part, override)
+        if isinstance(here, dict) and here.get(slot) is None:
+            here[slot] = {}
+        here = here[slot]
+    here[_slot(here, last, override)] = _parse(text, f"--set {override}")
+
+
+def _slot(here: Any, part: str, override: str) -> Any:
+    """The key of a mapping, or the index of a list, that a part of a dotted key names."""
+    if isinstance(here, dict):
+        return part
+    if not isinstance(here, list):
+        raise InputError(f"--set {override}: {part!r} is below a plain value; check the dots")
+    if not part.isdecimal() or int(part) >= len(here):
+        raise InputError(
+            f"--set {override}: {part!r} is no place in a list of {len(here)}; count from 0, or set the whole list"
+        )
+    return int(part)
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -20,6 +22,14 @@ console = Console(stderr=True)
 _EVERY_S = 15.0
 
 
+class Advance(Protocol):
+    """Tells of work just done: so many units, and so much of the total where that has another measure."""
+
+    def __call__(self, units: float, of_total: float | None = None) -> None:
+        """`of_total` is by default the same as `units`."""
+        ...
+
+
 class _Rate(ProgressColumn):
     """Units per second, from the task's own clock."""
 
@@ -29,7 +39,8 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """The current speed."""
-        return Text(f"{_count(task.speed or 0.0)} {self.unit}/s")
+        units = task.fields["units"] / task.completed if task.completed else 0.0
+        return Text(f"{_count((task.speed or 0.0) * units)} {self.unit}/s")
 
 
 def _count(value: float) -> str:
@@ -40,35 +51,49 @@ def _count(value: float) -> str:
 
 
 @contextmanager
-def progress(label: str, total: float | None = None, unit: str = "docs") -> Iterator[Callable[[float], None]]:
-    """Show progress while the block runs; call what it yields with the number of units just done."""
+def progress(label: str, total: float | None = None, unit: str = "docs") -> Iterator[Advance]:
+    """Show progress while the block runs; call what it yields with the number of units just done.
+
+    The total may have a measure of its own, as where rows are counted and only bytes are known beforehand: then each
+    call says as well how much of the total was done.
+    """
     shown = _bar if console.is_terminal else _lines
     with shown(label, total, unit) as advance:
         yield advance
 
 
 @contextmanager
-def _bar(label: str, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+def _bar(label: str, total: float | None, unit: str) -> Iterator[Advance]:
     columns = (TextColumn("{task.description}"), BarColumn(), _Rate(unit), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda done: bar.advance(task, done)
+        task = bar.add_task(label, total=total, units=0.0)
+        done = 0.0
+
+        def advance(units: float, of_total: float | None = None) -> None:
+            nonlocal done
+            done += units
+            bar.update(task, advance=units if of_total is None else of_total, units=done)
+
+        yield advance
 
 
 @contextmanager
-def _lines(label: str, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+def _lines(label: str, total: float | None, unit: str) -> Iterator[Advance]:
     start = last = time.monotonic()
-    done = 0.0
+    done = done_of_total = 0.0
 
-    def advance(units: float) -> None:
-        nonlocal done, last
+    def advance(units: float, of_total: float | None = None) -> None:
+        nonlocal done, done_of_total, last
         done += units
+        done_of_total += units if of_total is None else of_total
         now = time.monotonic()
         if now - last >= _EVERY_S:
             last = now
-            rate = done / (now - start)
-            left = f", {(total - done) / rate:.0f} s left" if total and rate else ""
-            share = f" of {_count(total)}" if total else ""
-            log.info("%s: %s%s %s, %s %s/s%s", label, _count(done), share, unit, _count(rate), unit, left)
+            share = min(1.0, done_of_total / total) if total else 0.0
+            percent = f" ({share:.0%})" if total else ""
+            left = f", {timedelta(seconds=round((now - start) * (1 / share - 1)))} left" if share else ""
+            log.info(
+                "%s: %s %s%s, %s %s/s%s", label, _count(done), unit, percent, _count(done / (now - start)), unit, left
+            )
 
     yield advance

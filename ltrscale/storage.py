@@ -79,12 +79,14 @@ def named_errors(url: str, doing: str = "read") -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"{url}: no such file, directory or bucket; check the path") from error
     except (PermissionError, NoCredentialsError) as error:
-        remedy = "check its mode" if is_local(url) else "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if url.startswith("s3://") else "your credentials"
+        remedy = "check its mode" if is_local(url) else f"check {keys}"
         raise InputError(f"{url}: no permission to {doing} ({error}); {remedy}") from error
     except (IsADirectoryError, NotADirectoryError) as error:
         raise InputError(f"{url}: cannot {doing}: {error.strerror}; name a file where a file is wanted") from error
     except (OSError, BotoCoreError) as error:  # s3fs lets some of botocore's errors through
-        remedy = "check the disk" if is_local(url) else "check the network and AWS_ENDPOINT_URL"
+        endpoint = " and AWS_ENDPOINT_URL" if url.startswith("s3://") else ""
+        remedy = "check the disk" if is_local(url) else f"check the network{endpoint}"
         raise InputError(f"{url}: cannot {doing}: {error}; {remedy}") from error
 
 

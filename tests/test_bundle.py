@@ -149,8 +149,8 @@ def test_features_must_be_the_bundles(neural: str) -> None:
     for features, message in (
         ([price, brand, age], r"feature 1 of the data is 'brand' \(categorical\), the bundle's is 'age' \(numeric\)"),
         ([price, Feature(name="age", kind="categorical"), brand], r"feature 1 of the data is 'age' \(categorical\)"),
-        ([price, age], "the data has 2 features, the bundle 3"),
-        ([price, age, brand, price], "the data has 4 features, the bundle 3"),
+        ([price, age], "feature 2 of the data is not there, the bundle's is 'brand'"),
+        ([price, age, brand, price], r"feature 3 of the data is 'price' \(numeric\), the bundle's is not there"),
     ):
         with pytest.raises(InputError, match=f"^{neural}: {message}"):
             opened.check_features(features)

@@ -75,13 +75,13 @@ def test_a_number_survives_the_command_line(value: float) -> None:
 def test_overrides_reach_into_mappings_and_lists(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("name: a\nshape:\nsteps: [1, 2]\nshapes: [{radius: 2}, {}]\n")
-    overrides = ["shape.radius=1e-4", "steps.1=5", "shapes.1.radius=3", "tags.new=yes it is", "name=1e4x"]
+    overrides = ["shape.radius=1e-4", "steps.1=5", "shapes.1.radius=3", "tags.new=yes it is", "name=1e4"]
     job = load(Job, str(path), overrides)
     assert job.shape == Circle(radius=1e-4)
     assert job.steps == (1, 5)
     assert [circle.radius for circle in job.shapes] == [2, 3]
     assert job.tags == {"new": "yes it is"}
-    assert job.name == "1e4x"
+    assert job.name == "1e4"
 
 
 @pytest.mark.parametrize(
@@ -115,15 +115,17 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         (Job, ["shape.radius=-1"], "shape.circle.radius: Input should be greater than 0 (given -1)"),
         (Job, ["shape.radius=.inf"], "shape.circle.radius: Input should be a finite number"),
         (Job, ["steps.0=1"], "--set steps.0=1"),
+        (Job, ["steps=[1, 2]", "steps.2=3"], "--set steps.2=3: '2' is no place in a list of 2; count from 0"),
+        (Job, ["name={a: 1, a: 2}"], "--set name={a: 1, a: 2}: not YAML: line 1, column 8: 'a' stands here twice"),
         (Job, ["name.deep=1", "name.deep.er=1"], "--set name.deep.er=1: 'er' is below a plain value"),
         (Job, ["name"], "--set name: write it as key=value"),
         (Job, ["=1"], "--set =1: write it as key=value"),
-        (Job, ["name=[1"], "--set name=[1: the value is not YAML"),
+        (Job, ["name=[1"], "--set name=[1: not YAML: line 1, column 3"),
         (Strict, [], "command line: out: Field required"),
     ],
 )
 def test_what_is_wrong_is_one_line(cls: type[Config], overrides: list[str], message: str) -> None:
-    values = overrides if message.startswith("--set steps") is False else ["steps=3", *overrides]
+    values = ["steps=3", *overrides] if message == "--set steps.0=1" else overrides
     with pytest.raises(InputError) as error:
         load(cls, overrides=values)
     assert message in str(error.value)
@@ -133,7 +135,11 @@ def test_what_is_wrong_is_one_line(cls: type[Config], overrides: list[str], mess
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a: [", "not YAML"),
+        (b"a: [", "not YAML: line 1, column 5"),
+        (b"shape:\n  radius: 1\n  radius: 2\n", "not YAML: line 3, column 3: 'radius' stands here twice"),
+        ("name: caf\u00e9".encode("latin-1"), "not text in UTF-8"),
+        (b"name: a\x00", "not YAML"),
+        (b"&a [*a]", "not YAML"),
         (b"- 1", "a config is a mapping of keys to values, this is a list"),
         (b"\xff\xfe\x00", "job.yaml"),
         (b"name: 3", "name: Input should be a valid string (given 3)"),
@@ -161,15 +167,52 @@ def test_configs_are_frozen_and_replace_validates() -> None:
 
 
 def test_describe_names_every_key() -> None:
-    lines = list(describe(Strict))
-    assert lines[0] == "out:  (required)"
-    assert 'job.name: What it is called. (default "job")' in lines
-    assert "job.shape.kind=square: One with corners." in lines
-    assert "job.shape.radius: From the centre. (default 1.0)" in lines
+    assert list(describe(Strict)) == [
+        "out: (required)",
+        "job:",
+        'job.name: What it is called. (default "job")',
+        "job.shape:",
+        "job.shape.kind=circle: A round one.",
+        "job.shape.radius: From the centre. (default 1.0)",
+        "job.shape.kind=square: One with corners.",
+        "job.shape.side: (default 1.0)",
+        "job.steps: (default [])",
+        "job.tags: (default {})",
+        "job.shapes: A round one. (default [])",
+        'job.shapes.0.kind: (default "circle")',
+        "job.shapes.0.radius: From the centre. (default 1.0)",
+    ]
     tuned = list(describe(Tuned))
     assert "job.shape.radius: From the centre. (default 5.0)" in tuned
-    assert "shape.side:  (default 7.0)" in tuned
+    assert "shape.side: (default 7.0)" in tuned
     assert "shape.radius: From the centre. (default 1.0)" in tuned
+
+
+def test_describe_names_choices_and_what_is_named_by_the_user() -> None:
+    class Named(Config):
+        required: Circle
+        by_name: dict[str, Circle | Square] = Field(default_factory=dict)
+        colour: Literal["red", "blue"] = "red"
+
+    lines = list(describe(Named))
+    assert "required: A round one. (required)" in lines
+    assert "by_name.NAME.kind=square: One with corners." in lines
+    assert "by_name.NAME.side: (default 1.0)" in lines
+    assert 'colour: (one of red, blue; default "red")' in lines
+
+
+def test_an_error_says_that_overrides_took_part(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a\n")
+    with pytest.raises(InputError, match=r"job\.yaml with --set: steps: Input should be a valid tuple"):
+        load(Job, str(path), ["steps=3"])
+
+
+def test_a_mapping_may_override_what_it_merges(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("tags: {a: &a {<<: &b {x: 1, y: 1}, y: 2}, b: {<<: *a, x: 3}}\n")
+    with pytest.raises(InputError, match=r"tags\.a: Input should be a valid string"):  # it is YAML, though not a Job
+        load(Job, str(path))
 
 
 @given(jobs, jobs)
@@ -191,3 +234,17 @@ def test_a_directory_is_current_for_the_same_origin_only(tmp_path: Path) -> None
         made_by("stage", Job(steps=(1, 2)), {"data": "changed"}),
     ):
         assert not is_current(str(tmp_path), other)
+
+
+def test_an_override_changes_one_use_of_a_yaml_alias(tmp_path: Path) -> None:
+    class Inner(Config):
+        x: int = 0
+
+    class Outer(Config):
+        a: Inner
+        b: Inner
+
+    path = tmp_path / "shared.yaml"
+    path.write_text("a: &inner {x: 1}\nb: *inner\n")
+    loaded = load(Outer, str(path), ["b.x=2"])
+    assert (loaded.a.x, loaded.b.x) == (1, 2)

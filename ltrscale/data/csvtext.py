@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from ltrscale.data.lines import read_lines
-from ltrscale.data.rows import Rejection
+from ltrscale.data.lines import LineTexts, read_lines, shown
+from ltrscale.data.rows import TEXT_LENGTH, Rejection
 from ltrscale.errors import InputError
 
 NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
@@ -26,7 +26,6 @@ NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
 
 _BLOCK = 1 << 22
 _SNIFFED_LINES = 1000
-_TEXT = 1000
 _MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
@@ -41,11 +40,15 @@ class Table:
     lines: "Lines"
 
 
-class Lines:
-    """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end."""
+class Lines(LineTexts):
+    """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end.
 
-    def __init__(self, text: bytes, first: int) -> None:
-        self.text, self.first = text, first
+    `share` of the file had been read at its end.
+    """
+
+    def __init__(self, text: bytes, first: int, share: float) -> None:
+        super().__init__(text, first)
+        self.share = share
         self.text_U8 = np.frombuffer(text, np.uint8)
         self.ends_M = np.flatnonzero(self.text_U8 == _NEWLINE)
         self.starts_M = np.concatenate([[0], self.ends_M[:-1] + 1])
@@ -53,10 +56,9 @@ class Lines:
     def __len__(self) -> int:
         return len(self.ends_M)
 
-    def line(self, number: int) -> str:
-        """The text of the line of this number, at most 1,000 bytes of it."""
-        start, end = self.starts_M[number - self.first], self.ends_M[number - self.first]
-        return self.text[start : min(end, start + _TEXT)].decode(errors="replace").rstrip("\r")
+    def __call__(self, line: int) -> str:
+        """The text of one line."""
+        return shown(self.text[self.starts_M[line - self.first] : self.ends_M[line - self.first]])
 
     def blank_M(self) -> NDArray[np.bool_]:
         """Lines without any text; they are no rows."""
@@ -95,8 +97,8 @@ class Lines:
 
 def _blocks(url: str) -> Iterator[Lines]:
     first = 1
-    for text in read_lines(url, size=_BLOCK):
-        lines = Lines(text, first)
+    for text, share in read_lines(url, size=_BLOCK):
+        lines = Lines(text, first, share)
         yield lines
         first += len(lines)
 
@@ -245,7 +247,7 @@ class CsvReader:
         number = lines.first + index
         row = _fields(lines.text[lines.starts_M[index] : lines.ends_M[index]], self.delimiter)
         query = row[self.names.index(self.query)] if row is not None and len(row) == len(self.names) else ""
-        text = f"{reason}: {lines.line(number)}"[:_TEXT]
+        text = f"{reason}: {lines(number)}"[:TEXT_LENGTH]
         rejected.append(Rejection(self.url, number, "unparsable", text, "" if query in NULLS else query))
 
     def _explain(self, message: str) -> str:

@@ -4,7 +4,7 @@ Shapes: N rows of a batch.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,28 +14,39 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data.categories import CategoryEncoder
 from ltrscale.data.mapping import ColumnMapping, GroupColumns
-from ltrscale.data.rows import Rejection, Rule
-
-_TEXT = 1000
+from ltrscale.data.rows import TEXT_LENGTH, Rejection, Rule, Texts
 
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
 
 
-def row_text(batch: pa.RecordBatch, first_row: int) -> Callable[[int], str]:
-    """What the quarantine shows of a Parquet row: its columns as JSON."""
+class RowTexts:
+    """What the quarantine shows of Parquet rows: their columns as JSON, by the number of the row."""
 
-    def show(value: pa.Scalar) -> object:
-        try:
-            return value.as_py()
-        except (UnicodeDecodeError, ValueError, OverflowError):
-            return "(not readable)"
+    def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
+        self.batch, self.lines_N = batch, lines_N
+        self._last = 0, ""  # all documents of a bad group ask for one row, which may be long
 
-    def text(row: int) -> str:
-        values = {name: show(column[row - first_row]) for name, column in zip(batch.schema.names, batch, strict=True)}
-        return json.dumps(values, default=str, ensure_ascii=False)
+    def __call__(self, line: int) -> str:
+        """The text of one row."""
+        if self._last[0] != line:
+            row = int(np.searchsorted(self.lines_N, line))
+            columns = zip(self.batch.schema.names, self.batch, strict=True)
+            values = {name: _plain(column[row]) for name, column in columns}
+            self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
+        return self._last[1]
 
-    return text
+    def only(self, lines_N: NDArray[np.int64]) -> "RowTexts":
+        """The texts of these rows, without the rest of the batch in memory."""
+        lines = np.unique(lines_N)
+        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
+
+
+def _plain(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (UnicodeDecodeError, ValueError, OverflowError):
+        return "(not readable)"
 
 
 class Examined:
@@ -83,7 +94,7 @@ class Examined:
     def rejections(
         self,
         lines_N: NDArray[np.int64],
-        text: Callable[[int], str],
+        texts: Texts,
         query_ids_N: pa.StringArray,
         rows_N: NDArray[np.int64] | None = None,
     ) -> list[Rejection]:
@@ -92,6 +103,6 @@ class Examined:
         for i in np.flatnonzero(self.bad_N).tolist():
             rule, reason = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
-            shown = f"{reason}: {text(line)}"[:_TEXT]
+            shown = f"{reason}: {texts(line)}"[:TEXT_LENGTH]
             found.append(Rejection(self.file, line, rule, shown, query_ids_N[i].as_py() or "", rows))
         return found

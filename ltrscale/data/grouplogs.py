@@ -3,7 +3,7 @@
 Shapes: N documents, G groups of a batch, F features.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data import parquet
 from ltrscale.data.categories import CategoryEncoder
-from ltrscale.data.examine import Encoders, Examined, row_text
+from ltrscale.data.examine import Encoders, Examined, RowTexts
 from ltrscale.data.manifest import Feature
 from ltrscale.data.mapping import GroupColumns, path_value, resolve_groups
 from ltrscale.data.rows import RowBlock
@@ -67,8 +67,8 @@ def read_groups(
     build = _GroupBlocks(url, mapping, found, {} if encoders is None else encoders)
     wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
     names = [name for name in schema.names if name in wanted]
-    for row, batch in parquet.read_batches(url, names, batch_groups):
-        yield build(batch, np.arange(row, row + len(batch)), row_text(batch, row))
+    for batch in parquet.read_batches(url, names, batch_groups):
+        yield build(batch)
 
 
 @dataclass(frozen=True)
@@ -80,23 +80,24 @@ class _GroupBlocks:
     features: Sequence[Feature]
     encoders: Encoders
 
-    def __call__(self, batch: pa.RecordBatch, rows_G: NDArray[np.int64], text: Callable[[int], str]) -> RowBlock:
-        mapping, groups = self.mapping, Examined(batch, self.url)
+    def __call__(self, raw: parquet.Batch) -> RowBlock:
+        mapping, groups = self.mapping, Examined(raw.rows, self.url)
+        texts = RowTexts(raw.rows, raw.lines_N)
         collisions = sum(encoder.collisions for encoder in self.encoders.values())
         lengths_G = self._examine(groups)
         ids_G = groups.texts(mapping.query, required=True)
         periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
-        rejected = groups.rejections(rows_G, text, ids_G, lengths_G)
+        rejected = groups.rejections(raw.lines_N, texts, ids_G, lengths_G)
 
         good_G = np.flatnonzero(~groups.bad_N)
-        batch, lengths_G = batch.take(pa.array(good_G)), lengths_G[good_G]
+        batch, lengths_G = raw.rows.take(pa.array(good_G)), lengths_G[good_G]
         index_N = pa.array(np.repeat(good_G, lengths_G))
         starts_N = np.zeros(len(index_N), dtype=bool)
         starts_N[np.cumsum(lengths_G) - lengths_G] = True
         labels_N = None if mapping.labels is None else cols.numbers(_spread(batch.column(mapping.labels), lengths_G))
         block = RowBlock(
             file=self.url,
-            lines_N=np.repeat(rows_G[good_G], lengths_G),
+            lines_N=np.repeat(raw.lines_N[good_G], lengths_G),
             query_ids_N=ids_G.take(index_N),
             features_NF=self._features(batch, int(lengths_G.sum())),
             labels_N=np.full(len(index_N), np.nan, np.float32) if labels_N is None else labels_N,
@@ -107,6 +108,8 @@ class _GroupBlocks:
             columns={name: cols.floats(_spread(batch.column(c), lengths_G)) for name, c in mapping.side().items()}
             | {name: column.take(index_N) for name, column in meta.items()},
             rejected=rejected,
+            texts=texts,
+            share=raw.share,
         )
         block.hash_collisions = sum(encoder.collisions for encoder in self.encoders.values()) - collisions
         return block

@@ -62,7 +62,7 @@ def infer_features(url: str, *, qid: bool = True) -> int | None:
     Raises:
         InputError: the file is missing or its compressed data is broken.
     """
-    for piece in read_lines(url, size=_PIECE):
+    for piece, _ in read_lines(url, size=_PIECE):
         for line in piece.split(b"\n"):
             if n_features := count_features(line, qid=qid):
                 return n_features
@@ -84,21 +84,22 @@ def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBl
     parts: list[RowBlock] = []
     size = values = rejected = 0
     line = 1
-    for piece in read_lines(url, size=min(_PIECE, block_bytes, room)):
+    for piece, share in read_lines(url, size=min(_PIECE, block_bytes, room)):
         part = parse(piece, url, line, row_format)
         line += piece.count(b"\n")
         if len(part) or part.rejected:
             parts.append(part)
         size, values, rejected = size + len(piece), values + part.features_NF.size, rejected + len(part.rejected)
         if parts and (size >= block_bytes or values >= _MOST_VALUES or rejected >= _MOST_REJECTIONS):
-            yield _join(parts)
+            yield _join(parts, share)
             parts, size, values, rejected = [], 0, 0, 0
     if parts:
-        yield _join(parts)
+        yield _join(parts, 1.0)
 
 
-def _join(parts: Sequence[RowBlock]) -> RowBlock:
-    return replace(concat(parts), rejected=[rejection for part in parts for rejection in part.rejected])
+def _join(parts: Sequence[RowBlock], share: float) -> RowBlock:
+    rejected = [rejection for part in parts for rejection in part.rejected]
+    return replace(concat(parts), rejected=rejected, share=share)
 
 
 def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: int) -> Iterator[RowBlock]:
@@ -142,7 +143,7 @@ def _read_group_sizes(url: str) -> tuple[NDArray[np.int64], list[Rejection]]:
     sizes: list[int] = []
     empty: list[Rejection] = []
     line = 0
-    for piece in read_lines(url, size=_PIECE):
+    for piece, _ in read_lines(url, size=_PIECE):
         for text in piece.split(b"\n")[:-1]:
             line += 1
             word = text.strip()

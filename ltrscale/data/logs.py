@@ -7,7 +7,7 @@ values are passed on. Categorical columns are encoded as in `categories`.
 Shapes: N rows (documents), Q groups, F features.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from ltrscale.data import columns as cols
 from ltrscale.data import csvtext, parquet
 from ltrscale.data.categories import CategoryEncoder
-from ltrscale.data.examine import Encoders, Examined, row_text
+from ltrscale.data.examine import Encoders, Examined, RowTexts
 from ltrscale.data.grouplogs import group_features, read_groups
 from ltrscale.data.manifest import Feature
 from ltrscale.data.mapping import ColumnMapping, GroupColumns, nearest, path_value, require, resolve
-from ltrscale.data.rows import Rejection, RowBlock, keep
+from ltrscale.data.rows import Rejection, RowBlock, Texts, keep
 from ltrscale.errors import InputError
 
 __all__ = ["ColumnMapping", "GroupColumns", "group_features", "item_features", "read_groups", "read_items"]
@@ -93,14 +93,14 @@ def read_items(
     wanted = {*mapping.named().values(), *mapping.meta, *(feature.name for feature in build.features)}
     names = [name for name in schema.names if name in wanted]
     if url.endswith(".parquet"):
-        for row, batch in parquet.read_batches(url, names, batch_rows):
-            yield build(batch, np.arange(row, row + len(batch)), row_text(batch, row), [])
+        for batch, lines_N, share in parquet.read_batches(url, names, batch_rows):
+            yield build(batch, lines_N, RowTexts(batch, lines_N), [], share)
         return
     numbers = {feature.name for feature in build.features if feature.kind == "numeric"} | {*mapping.side().values()}
     numbers |= {mapping.label} if mapping.label is not None else set()
     reader = csvtext.CsvReader(url, schema.names, names, numbers, mapping.query, mapping.delimiter, batch_rows)
     for table in reader:
-        yield build(table.rows, table.lines_N, table.lines.line, table.rejected)
+        yield build(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ class _ItemBlocks:
         self,
         batch: pa.RecordBatch,
         lines_N: NDArray[np.int64],
-        text: Callable[[int], str],
+        texts: Texts,
         rejected: list[Rejection],
+        share: float,
     ) -> RowBlock:
         mapping, rows = self.mapping, Examined(batch, self.url)
         collisions = sum(encoder.collisions for encoder in self.encoders.values())
@@ -134,8 +135,10 @@ class _ItemBlocks:
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
             columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
             | rows.meta(mapping.meta),
+            texts=texts,
+            share=share,
         )
-        rejected = rejected + rows.rejections(lines_N, text, block.query_ids_N)
+        rejected = rejected + rows.rejections(lines_N, texts, block.query_ids_N)
         block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
         block.hash_collisions = sum(encoder.collisions for encoder in self.encoders.values()) - collisions

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.errors import InputError
@@ -18,8 +21,16 @@ def read_schema(url: str) -> pa.Schema:
         return file.schema_arrow
 
 
-def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Batches of at most `batch_rows` rows with the 1-based number of their first row; `columns` in file order.
+class Batch(NamedTuple):
+    """Some rows, their 1-based numbers, and the share of the file's rows up to their end, from 0 to 1."""
+
+    rows: pa.RecordBatch
+    lines_N: NDArray[np.int64]
+    share: float
+
+
+def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Batch]:
+    """Batches of at most `batch_rows` rows; `columns` in file order.
 
     A row group is read a page at a time: memory does not grow with the file or with its row groups.
 
@@ -36,8 +47,24 @@ def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
                     batch = next(batches, None)
                 if batch is None:
                     break
-                yield row, batch
+                lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
+                yield Batch(_without_views(batch), lines_N, (row - 1) / file.metadata.num_rows)
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with plain text for string views, from which Arrow cannot take some rows."""
+    kinds = [_without_view(kind) for kind in batch.schema.types]
+    return batch if kinds == batch.schema.types else batch.cast(pa.schema(zip(batch.schema.names, kinds, strict=True)))
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_without_view(kind.value_type)))
+    return kind
 
 
 @contextmanager

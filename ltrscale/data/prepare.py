@@ -6,7 +6,7 @@ their row group. Nothing is seen by a reader before the manifest is committed.
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from ltrscale.data.manifest import Accounting, Dataset, Feature, Manifest, open_
 from ltrscale.data.quarantine import QUARANTINE, Quarantine
 from ltrscale.data.rows import RowBlock
 from ltrscale.data.sort import sort_rows
-from ltrscale.data.sources import File, Source, open_source
+from ltrscale.data.sources import File, Reader, Source, open_source
 from ltrscale.data.summaries import FeatureStats, LabelCounts
 from ltrscale.data.validate import Groups, Validator
 from ltrscale.data.writer import Compression, DatasetWriter, to_table
 from ltrscale.errors import InputError
-from ltrscale.progress import Report, log, progress
+from ltrscale.progress import Advance, Report, log, progress
 
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
@@ -52,6 +52,8 @@ class PrepareConfig(Config):
     """The format of the inputs."""
     sort: bool = False
     """Bring the rows of a query together first, by an external sort; without it they must be together."""
+    sort_memory: str = Field(default="512MB", pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")
+    """Memory of that sort, such as 512MB or 4GB; what needs more is spilled to the disk of TMPDIR."""
     period: str = "all"
     """The period of rows that have none of their own."""
     max_rejected: float = Field(default=0.001, ge=0, le=1)
@@ -88,20 +90,19 @@ def prepare(config: PrepareConfig, out: str, *, report: Report = _silent) -> Dat
             rows; more than `max_rejected` of the rows are rejected.
     """
     files = _files(config.inputs)
-    read = {url for file in files for url in (file.url, file.group_sizes) if url is not None}
-    origin = made_by("prepare", config, {url: storage.fingerprint(url) for url in sorted(read)})
+    origin = made_by("prepare", config, input_fingerprints(config))
     if is_current(out, origin):
         log.info("prepare: %s is up to date, nothing to do", out)
         return open_dataset(out)
     _clear_quarantine(out)
     with storage.Commit(out) as commit, tempfile.TemporaryDirectory(prefix="ltrscale-") as folder:
-        features, streams = _streams(config, files, Path(folder))
+        features, read = open_source(config.source, files)
         assembly = _Assembly(config, commit, features, Path(folder))
-        with progress("prepare", unit="rows") as advance:
-            for period, blocks in streams:
+        sizes = [storage.size(file.url) for file in files]
+        with progress("prepare", sum(sizes), "rows") as advance:
+            for period, blocks in _streams(config, files, sizes, read, Path(folder), advance):
                 for block in blocks:
                     assembly.add(block, period)
-                    advance(len(block))
                     del block  # two blocks in memory would be one too many
                     pa.default_memory_pool().release_unused()  # which Arrow would keep, tens of megabytes
                 assembly.end(period)
@@ -111,8 +112,20 @@ def prepare(config: PrepareConfig, out: str, *, report: Report = _silent) -> Dat
     return Dataset(out, manifest)
 
 
-def _files(inputs: Iterable[Input]) -> list[File]:
+def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
+    """What tells whether an input file was changed, by URL.
+
+    Raises:
+        InputError: an input is missing.
+    """
+    urls = {url for file in _files(config.inputs) for url in (file.url, file.group_sizes) if url is not None}
+    return {url: storage.fingerprint(url) for url in sorted(urls)}
+
+
+def _files(inputs: Sequence[Input]) -> list[File]:
     """The files of all inputs, in order."""
+    if not inputs:
+        raise InputError("prepare.inputs: nothing to read; name a file, a directory or a pattern")
     files = []
     for entry in inputs:
         urls = storage.list_files(entry.path)
@@ -123,19 +136,33 @@ def _files(inputs: Iterable[Input]) -> list[File]:
 
 
 def _streams(
-    config: PrepareConfig, files: list[File], folder: Path
-) -> tuple[tuple[Feature, ...], Iterator[tuple[str | None, Iterator[RowBlock]]]]:
-    """The features, and with its fixed period what holds whole groups: a file, or all files of the period sorted."""
-    features, read = open_source(config.source, files)
+    config: PrepareConfig, files: list[File], sizes: list[int], read: Reader, folder: Path, advance: Advance
+) -> Iterator[tuple[str | None, Iterator[RowBlock]]]:
+    """With its fixed period what holds whole groups: a file, or all files of the period sorted.
+
+    A sort passes over the rows twice, so that each time they count for half of their bytes.
+    """
     if not config.sort:
-        return features, ((file.period, read(file)) for file in files)
-    periods = dict.fromkeys(file.period for file in files)
+        for file, size in zip(files, sizes, strict=True):
+            yield file.period, _counted(read(file), size, advance)
+        return
+    for period in dict.fromkeys(file.period for file in files):
+        own = [(file, size / 2) for file, size in zip(files, sizes, strict=True) if file.period == period]
+        blocks = chain.from_iterable(_counted(read(file), size, advance) for file, size in own)
+        rows = sort_rows(blocks, memory_limit=config.sort_memory, scratch=folder)
+        yield period, _counted(rows, sum(size for _, size in own), advance)
 
-    def together(period: str | None) -> Iterator[RowBlock]:
-        blocks = chain.from_iterable(read(file) for file in files if file.period == period)
-        return sort_rows(blocks, scratch=folder)
 
-    return features, ((period, together(period)) for period in periods)
+def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:
+    """The blocks; each counts as done, its rows and its share of `size`, when the next one is asked for."""
+    done = 0.0
+    for block in blocks:
+        rows, share = len(block), block.share
+        yield block
+        del block  # see prepare
+        advance(rows, (share - done) * size)
+        done = share
+    advance(0, (1 - done) * size)
 
 
 def _clear_quarantine(out: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ltrscale.data.rows import Rejection
+from ltrscale.data.rows import TEXT_LENGTH, Rejection
 from ltrscale.storage import Commit
 
 QUARANTINE = "quarantine"
@@ -22,7 +22,6 @@ SCHEMA = pa.schema(
         ("rows", pa.int64()),
     ]
 )
-_TEXT = 1000
 _BUFFER = 4096
 
 
@@ -82,4 +81,4 @@ class Quarantine:
 
 def _storable(text: object) -> str:
     """At most 1,000 characters, without the lone surrogates that stand for undecodable bytes."""
-    return str(text)[:_TEXT].encode(errors="replace").decode()
+    return str(text)[:TEXT_LENGTH].encode(errors="replace").decode()

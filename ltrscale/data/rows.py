@@ -3,7 +3,8 @@
 Shapes: N rows (documents) of a block, F features.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -23,6 +24,9 @@ Rule = Literal[
 ]
 """Why a row or group was rejected; docs/data.md explains each."""
 
+TEXT_LENGTH = 1000
+"""Characters of a rejected row that are shown."""
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -40,6 +44,18 @@ class Rejection:
     rows: int = 1
 
 
+class Texts(Protocol):
+    """The input of rows as text, for the quarantine; nothing is made of it before it is asked for."""
+
+    def __call__(self, line: int) -> str:
+        """What stands in this line (text) or row (Parquet), at most 1,000 characters."""
+        ...
+
+    def only(self, lines_N: NDArray[np.int64]) -> "Texts":
+        """The texts of these lines, without the rest of the input in memory."""
+        ...
+
+
 @dataclass
 class RowBlock:
     """Consecutive rows of one input file, parsed; the rows of a query may go on in the next block.
@@ -47,7 +63,8 @@ class RowBlock:
     Rows that could not be parsed are in `rejected` and nowhere else. `lines_N` are input positions (1-based, rising).
     Labels are NaN where a row has none. `periods_N` is None where the file has one period, `period`.
     `starts_N` is True where a reader knows that a new group starts (a file of group sizes, a group a row); None means
-    that a group starts where the query id changes.
+    that a group starts where the query id changes. `texts` is the input of the lines in `lines_N`, None where it is
+    not at hand any more. `share` is how much of the file was read when the block was complete, from 0 to 1.
     """
 
     file: str
@@ -63,6 +80,8 @@ class RowBlock:
     """Carried along: `positions`, `clicks`, `weights` of each document; `meta_*` of a group's first row."""
     rejected: list[Rejection] = field(default_factory=list)
     hash_collisions: int = 0
+    texts: Texts | None = None
+    share: float = 0.0
 
     def __len__(self) -> int:
         return len(self.lines_N)
@@ -99,7 +118,7 @@ def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
 
 
 def concat(pieces: Sequence[RowBlock]) -> RowBlock:
-    """The rows of all pieces; what only some of them have is null in the others."""
+    """The rows of all pieces, of one file where their texts are to last; what only some have is null in the others."""
     pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
     if len(pieces) == 1:
         return pieces[0]
@@ -124,6 +143,8 @@ def concat(pieces: Sequence[RowBlock]) -> RowBlock:
             name: pa.concat_arrays([p.columns.get(name, pa.nulls(len(p), kind)) for p in pieces])
             for name, kind in types.items()
         },
+        texts=_join_texts(pieces),
+        share=pieces[-1].share,
     )
 
 
@@ -142,3 +163,41 @@ def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
         columns={name: column.filter(mask) for name, column in rows.columns.items()},
         rejected=[],
     )
+
+
+def _join_texts(pieces: Sequence[RowBlock]) -> Texts | None:
+    """The texts of the pieces together, where all have some; lines tell rows apart in one file only."""
+    texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
+    return _Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The texts of consecutive pieces, each with the line at which it begins."""
+
+    firsts: Sequence[int]
+    texts: Sequence[Texts]
+
+    def __call__(self, line: int) -> str:
+        return self.texts[bisect_right(self.firsts, line) - 1](line)
+
+    def only(self, lines_N: NDArray[np.int64]) -> Texts:
+        piece_N = np.searchsorted(self.firsts, lines_N, side="right") - 1
+        used = np.unique(piece_N).tolist()
+        kept = [self.texts[i].only(lines_N[piece_N == i]) for i in used]
+        return _Joined([self.firsts[i] for i in used], kept)
+
+
+@dataclass(frozen=True)
+class KeptTexts:
+    """Texts that have been made, by line."""
+
+    by_line: Mapping[int, str]
+
+    def __call__(self, line: int) -> str:
+        """The text of one line."""
+        return self.by_line[line]
+
+    def only(self, lines_N: NDArray[np.int64]) -> Texts:
+        """Fewer of them."""
+        return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})

@@ -32,8 +32,9 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
     Rows are spilled to a file in `scratch` and sorted by DuckDB, which spills there too: memory is about `memory_limit`
     whatever the input's size, disk use up to three times the rows. A block holds rows of one file, so the rows of a
     query may go on in the next block, of the same or of another file; `lines_N` rise within a query and file only.
-    `periods_N` is always there, `starts_N` never: rows of one query are one group. Rejections and counts of collisions
-    come first, in blocks without rows, while the input is read.
+    `periods_N` is always there, `starts_N` and `texts` never: rows of one query are one group, and no raw input is
+    spilled. `share` is that of the rows. Rejections and counts of collisions come first, in blocks without rows, while
+    the input is read.
 
     Raises:
         InputError: the disk is full, or `memory_limit` is too small.
@@ -55,7 +56,7 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
         stack.callback(spill.unlink, missing_ok=True)
         for block in blocks:
             if block.rejected or block.hash_collisions:
-                yield replace(cut(block, 0, 0), rejected=block.rejected)
+                yield replace(cut(block, 0, 0), rejected=block.rejected, share=0.0)
             if not len(block):
                 continue
             table = _to_table(block, seq=n, file=files.setdefault(block.file, len(files)), schema=schema)
@@ -68,8 +69,11 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
             n += len(block)
         if schema is not None:
             writer.close()
+            done = 0
             for batch in _sorted(spill, memory_limit=memory_limit, scratch=scratch):
-                yield from _to_blocks(batch, list(files), schema)
+                done += len(batch)
+                for rows in _to_blocks(batch, list(files), schema):
+                    yield replace(rows, share=done / n)
 
 
 def _to_table(block: RowBlock, *, seq: int, file: int, schema: pa.Schema | None) -> pa.Table:
@@ -107,7 +111,7 @@ def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.Rec
             # straight from the relation: the result of an execute would be held in memory as a whole
             yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
         except duckdb.OutOfMemoryException as error:
-            raise InputError(f"sort: not possible in {memory_limit} of memory; raise memory_limit ({error})") from error
+            raise InputError(f"sort: not possible in {memory_limit} of memory; raise sort_memory ({error})") from error
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise InputError(f"{scratch}: cannot sort there: {error}; make room on the disk or set TMPDIR") from error
 

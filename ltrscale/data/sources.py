@@ -19,7 +19,7 @@ _ROWS = 1 << 14
 
 
 class Letor(Config):
-    """LETOR or svmlight text, plain or gzip."""
+    """LETOR or svmlight text, plain, gzip or xz."""
 
     kind: Literal["letor"] = "letor"
     dense: bool = True

@@ -37,7 +37,7 @@ class StreamConfig(Config):
     shuffle: bool = True
     """Whether to permute row groups and groups; otherwise file order."""
     seed: int = 0
-    """Seed of the order."""
+    """Seed of the order; a training stage mixes its own into it."""
 
     @model_validator(mode="after")
     def _has_budget(self) -> "StreamConfig":

@@ -26,13 +26,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ltrscale.data.lines import LineTexts, shown
 from ltrscale.data.rows import Rejection, RowBlock, Rule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-_TEXT = 1000  # characters of a rejected row that are shown
 _SEPARATES = bytes(byte in b" \t\r\v\f\n:" for byte in range(256))  # the blanks are those of bytes.split
 _NEWLINE, _COLON, _ZERO = b"\n:0"
 _MISSING = (b"", b"null", b"nan")
@@ -113,7 +113,7 @@ def parse(text: bytes, file: str, first_line: int, row_format: RowFormat) -> Row
                 slow.append((at, row))
             else:
                 query_id = _query_id(words) if row_format.qid else ""
-                rejected.append(Rejection(file, first_line + at, row, _shown(lines[at]), query_id))
+                rejected.append(Rejection(file, first_line + at, row, shown(lines[at]), query_id))
         rows = _merge(rows, _stack(slow, row_format))
     return RowBlock(
         file=file,
@@ -123,6 +123,7 @@ def parse(text: bytes, file: str, first_line: int, row_format: RowFormat) -> Row
         labels_N=rows.labels_R,
         doc_ids_N=None if comments is None else _doc_ids([comments[at] for at in rows.at_R.tolist()]),
         rejected=rejected,
+        texts=LineTexts(text, first_line),
     )
 
 
@@ -132,10 +133,6 @@ def count_features(line: bytes, *, qid: bool) -> int:
     n_features = max(0, len(words) - 1 - qid)
     row = _parse_row(words, RowFormat(n_features=n_features, dense=True, qid=qid)) if n_features else None
     return n_features if isinstance(row, _Row) else 0
-
-
-def _shown(line: bytes) -> str:
-    return line[: 4 * _TEXT].decode(errors="replace").rstrip("\r")[:_TEXT]
 
 
 def _doc_ids(comments: Sequence[bytes]) -> pa.StringArray | None:
@@ -251,17 +248,16 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
         pa.ArrowInvalid: a word is no number.
     """
     n_rows, n_features = len(layout.at_R), row_format.n_features
-    indices_V = _cast(text, layout.indices_V, pa.int32())
     values_V, odd_V = _cast_numbers(text, layout.values_V)
     labels_R, odd_R = _cast_numbers(text, layout.labels_R)
     ends_R = np.cumsum(layout.counts_R)
     good_R = ~odd_R
     good_R[np.searchsorted(ends_R, np.flatnonzero(odd_V), side="right")] = False
     if row_format.dense:
-        rising = np.arange(1, n_features + 1, dtype=np.int32)
-        good_R &= (indices_V.reshape(n_rows, n_features) == rising).all(axis=1)
+        good_R &= _rising(text, layout.indices_V, n_features)
         features_RF = values_V.reshape(n_rows, n_features)
     else:
+        indices_V = _cast(text, layout.indices_V, pa.int32())
         falls_V = np.diff(indices_V, prepend=0) <= 0
         starts_R = (ends_R - layout.counts_R)[layout.counts_R > 0]
         falls_V[starts_R] = indices_V[starts_R] <= 0
@@ -279,6 +275,20 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
         return _Rows(layout.at_R, ids, labels_R, features_RF)
     good = np.flatnonzero(good_R)
     return _Rows(layout.at_R[good], [ids[r] for r in good.tolist()], labels_R[good], features_RF[good])
+
+
+def _rising(text: bytes, indices_V: _Words, n_features: int) -> Bools:
+    """The rows whose indices are 1 to F, told by their digits: comparing them takes half the time of a cast."""
+    bytes_ = np.frombuffer(text, np.uint8)
+    starts_RF, ends_RF = (words.reshape(-1, n_features) for words in indices_V)
+    index_F = np.arange(1, n_features + 1)
+    good_R: Bools = (ends_RF - starts_RF == np.char.str_len(index_F.astype(str))).all(axis=1)
+    power = 1
+    while power <= n_features:  # the digit of this power, of all indices that have one
+        digits = (ord("0") + index_F[power - 1 :] // power % 10).astype(np.uint8)
+        good_R &= (bytes_[ends_RF[:, power - 1 :] - len(str(power))] == digits).all(axis=1)
+        power *= 10
+    return good_R
 
 
 def _cast_numbers(text: bytes, words: _Words) -> tuple[Floats, Bools]:

@@ -122,9 +122,9 @@ class Validator:
         """Add rows to the open group; of one that is too long only the first row is kept."""
         self._open_rows += len(piece)
         if self._open_rows <= self._max_group:
-            self._open += [replace(piece, features_NF=piece.features_NF.copy())] if len(piece) else []
+            self._open += [_own(piece)] if len(piece) else []
         else:
-            self._open = [cut((self._open or [piece])[0], 0, 1)]
+            self._open = [_own(cut((self._open or [piece])[0], 0, 1))]
 
     def _close(self) -> list[RowBlock]:
         """The pieces of the open group, which is closed; none if it is too long, which is recorded."""
@@ -196,6 +196,12 @@ class Validator:
             yield "duplicate_document", repeated_N
 
 
+def _own(piece: RowBlock) -> RowBlock:
+    """The piece in memory of its own, for one that waits must not keep its whole block."""
+    texts = None if piece.texts is None else piece.texts.only(piece.lines_N)
+    return replace(piece, features_NF=piece.features_NF.copy(), texts=texts)
+
+
 def _groups(rows: RowBlock, lengths_Q: NDArray[np.int64]) -> Groups | None:
     if not len(lengths_Q):
         return None
@@ -229,14 +235,25 @@ def _reject(pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> 
         if row < len(piece):
             break
         row -= len(piece)
-    text = _text(piece, row, infinite=rule == "infinite")
-    return Rejection(piece.file, int(piece.lines_N[row]), rule, text, piece.query_ids_N[row].as_py(), rows)
+    line, text = int(piece.lines_N[row]), _text(piece, row, rule)
+    return Rejection(piece.file, line, rule, text, piece.query_ids_N[row].as_py(), rows)
 
 
-def _text(block: RowBlock, row: int, *, infinite: bool) -> str:
+def _text(block: RowBlock, row: int, rule: Rule) -> str:
+    """The row as it stands in the input; where that is gone, or the input row has other documents too, as parsed."""
+    line = int(block.lines_N[row])
+    if block.texts is None:
+        return _parsed(block, row, rule)
+    text = block.texts(line)
+    has_others = np.count_nonzero(block.lines_N[max(0, row - 1) : row + 2] == line) > 1
+    whole_group = rule in ("returning_query", "group_too_long")
+    return f"{_parsed(block, row, rule)} in {text}" if has_others and not whole_group else text
+
+
+def _parsed(block: RowBlock, row: int, rule: Rule) -> str:
     """A parsed row as svmlight text: the infinite features only, or the first ten that are not zero."""
     features_F = block.features_NF[row]
-    shown = np.flatnonzero(np.isinf(features_F) if infinite else features_F)[:10]
+    shown = np.flatnonzero(np.isinf(features_F) if rule == "infinite" else features_F)[:10]
     doc_id = None if block.doc_ids_N is None else block.doc_ids_N[row].as_py()
     parts = [f"{block.labels_N[row]:g}", f"qid:{block.query_ids_N[row].as_py()}"]
     parts += [f"{i + 1}:{features_F[i]:g}" for i in shown]

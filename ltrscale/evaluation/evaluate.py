@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -44,14 +44,17 @@ _PICTURE = "ndcg.png"
 _INTERVAL = (0.025, 0.975)
 
 
+CutOff = Annotated[int, Field(ge=1)]
+
+
 class EvaluateSettings(Config):
     """How methods are evaluated and compared."""
 
     baseline: str | None = "gbdt"
     """The method that the others are compared with; null for no comparison."""
-    ndcg_at: tuple[int, ...] = Field(default=(1, 5, 10), min_length=1)
+    ndcg_at: tuple[CutOff, ...] = Field(default=(1, 5, 10), min_length=1)
     """Cut-offs of NDCG."""
-    precision_at: tuple[int, ...] = (5,)
+    precision_at: tuple[CutOff, ...] = (5,)
     """Cut-offs of precision."""
     primary_cutoff: int = 5
     """The NDCG cut-off of the comparison column and the picture."""
@@ -218,16 +221,20 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
     """All figures of the report."""
     everywhere = _scopes(measured.values_QTM, measured.metrics, config)
     outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, config)
-    methods = [
-        MethodResult(
-            name=name,
-            bundles=urls,
-            kinds=tuple(trial.bundle.kind for trial in trials if trial.method == name),
-            everywhere=everywhere[k],
-            outliers=outliers[k],
+    methods = []
+    for k, (name, urls) in enumerate(config.models.items()):
+        bundles = [trial.bundle for trial in trials if trial.method == name]
+        labelled = [bundle.metrics.get("labelled_groups") for bundle in bundles]
+        methods.append(
+            MethodResult(
+                name=name,
+                bundles=urls,
+                kinds=tuple(bundle.kind for bundle in bundles),
+                labelled_groups=tuple(n if isinstance(n, int) else None for n in labelled),
+                everywhere=everywhere[k],
+                outliers=outliers[k],
+            )
         )
-        for k, (name, urls) in enumerate(config.models.items())
-    ]
     data = EvaluatedData(
         data=config.splits.test.data,
         periods=tuple(dict.fromkeys(measured.periods_Q)),

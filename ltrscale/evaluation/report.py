@@ -67,6 +67,8 @@ class MethodResult(Config):
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
     """Neural or tree, of each bundle."""
+    labelled_groups: tuple[int | None, ...]
+    """Groups on whose labels each bundle was trained, where it tells."""
     everywhere: Scope
     outliers: Scope
 
@@ -271,15 +273,15 @@ def _outliers(detector: OutlierDetector) -> str:
 
 def _methods(methods: Sequence[MethodResult]) -> str:
     rows = [
-        [method.name, kind, f"`{url}`"]
+        [method.name, kind, "-" if groups is None else f"{groups:,}", f"`{url}`"]
         for method in methods
-        for kind, url in zip(method.kinds, method.bundles, strict=True)
+        for kind, groups, url in zip(method.kinds, method.labelled_groups, method.bundles, strict=True)
     ]
     text = (
         "A job leaves its whole configuration in `run/config.yaml` beside this page; "
         "`python -m jobs.evaluate --config run/config.yaml --set out=DIRECTORY` repeats the evaluation."
     )
-    return f"{_markdown(['method', 'kind', 'bundle'], rows)}\n\n{text}"
+    return f"{_markdown(['method', 'kind', 'labelled groups trained on', 'bundle'], rows)}\n\n{text}"
 
 
 def _number(value: float | None) -> str:

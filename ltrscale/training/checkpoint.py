@@ -52,9 +52,19 @@ def save_checkpoint(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) ->
         with commit.file("optimizer.safetensors") as path:
             safetensors.torch.save_file(_contiguous(_moments(trainer.optimizer)), path)
         commit.finish(document)
-    for old in list_checkpoints(url)[:-_KEPT]:
+    ours = [c for c in list_checkpoints(url) if _made_by(c) == _plain(origin)]
+    for old in ours[:-_KEPT]:
         storage.remove(old)
     return target
+
+
+def _plain(origin: Mapping[str, Any]) -> Any:
+    """An origin as it comes back from JSON."""
+    return json.loads(json.dumps(origin))
+
+
+def _made_by(checkpoint: str) -> Any:
+    return (storage.read_manifest(checkpoint) or {}).get("made_by")
 
 
 def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
@@ -93,7 +103,7 @@ def resume(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) -> bool:
     """
     for checkpoint in reversed(list_checkpoints(url)):
         manifest = storage.read_manifest(checkpoint) or {}
-        if manifest.get("made_by") != json.loads(json.dumps(origin)):
+        if manifest.get("made_by") != _plain(origin):
             log.info("%s is of another config or other inputs; not resumed", checkpoint)
             continue
         try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, validate
+from ltrscale.data.plan import mix
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
@@ -27,7 +28,7 @@ from ltrscale.ranking.losses import lambdarank
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.training.launch import Context, launch
 from ltrscale.training.loop import OptimizerConfig, Trainer
-from ltrscale.training.network import NetworkConfig, device, fit, state_on_cpu
+from ltrscale.training.network import Device, NetworkConfig, device, fit, state_on_cpu
 from ltrscale.training.reduce import rank_and_world, sum_over_workers
 
 
@@ -61,8 +62,8 @@ class FinetuneConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, clip_norm=1.0)
     seed: int = 0
     """Of the head's weights, order of the data and dropout."""
-    device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
+    device: Device = "auto"
+    """`auto` takes this worker's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
 
 
 def ranking_objective(model: Ranker, config: FinetuneConfig, groups: QueryGroups) -> tuple[Tensor, float]:
@@ -125,11 +126,17 @@ def finetune_worker(arguments: Mapping[str, Any], context: Context) -> None:
     model = _ranker(arguments, config, selection).to(device(config.device))
     best = Best(model, validation, config)
     for phase, epochs in (("head", config.head_epochs if arguments["pretrained"] else 0), ("full", config.epochs)):
-        stream = GroupStream(selection, config.stream, rank=rank, world=world, reader=context.reader)
+        order = config.stream.replace(seed=mix(phase, config.seed, config.stream.seed))
+        stream = GroupStream(selection, order, rank=rank, world=world, reader=context.reader)
         _phase(phase, epochs, model, stream, config, best, context.report)
     model.load_state_dict(best.state)
     if rank == 0:
-        metrics = {f"validation_ndcg@{config.validation_k}": best.value, "epoch": best.epoch}
+        metrics: dict[str, float | int | str | None] = {
+            f"validation_ndcg@{config.validation_k}": best.value,
+            "phase": best.phase,
+            "epoch": best.epoch,
+            "labelled_groups": selection.n_groups,
+        }
         bundle.save_ranker(
             arguments["out"],
             model,
@@ -164,9 +171,9 @@ class Best:
     def __init__(self, model: Ranker, validation: Selection, config: FinetuneConfig) -> None:
         self.model, self.validation, self.k = model, validation, config.validation_k
         self.state = state_on_cpu(model)
-        self.value, self.epoch = -math.inf, 0
+        self.value, self.phase, self.epoch = -math.inf, "", 0
 
-    def update(self, epoch: int) -> float:
+    def update(self, phase: str, epoch: int) -> float:
         """Validate; remember the weights if they are the best. Returns the validation NDCG.
 
         Raises:
@@ -179,7 +186,7 @@ class Best:
                 "choose other validation periods"
             )
         if value > self.value:
-            self.value, self.epoch, self.state = value, epoch, state_on_cpu(self.model)
+            self.value, self.phase, self.epoch, self.state = value, phase, epoch, state_on_cpu(self.model)
         return value
 
 
@@ -217,7 +224,7 @@ def _phase(
     def objective(groups: QueryGroups, _: torch.Generator) -> tuple[Tensor, float]:
         return ranking_objective(model, config, groups)
 
-    trainer = Trainer(model, objective, stream, config.optimizer, seed=config.seed)
+    trainer = Trainer(model, objective, stream, config.optimizer, seed=mix(phase, config.seed))
     last_better, total = 0, epochs * stream.documents_per_epoch
     with progress(f"finetune {phase}", total) as advance:
         for epoch in range(1, epochs + 1):
@@ -231,7 +238,7 @@ def _phase(
                 if result.count:
                     loss, count = loss + result.loss * result.count, count + result.count
             before = best.value
-            value = best.update(epoch)
+            value = best.update(phase, epoch)
             last_better = epoch if value > before else last_better
             report(
                 {

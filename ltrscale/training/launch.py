@@ -2,7 +2,7 @@
 
 The function is the same either way: it finds its rank through `torch.distributed` and its data reader in the context
 that it is given. Under Ray the workers form a gloo process group and read through Ray Data; what rank 0 reports travels
-to this process through a queue, so metrics and log of the run are in one place.
+to this process through a queue, so the metrics of the run are in one place. Its log lines are Ray's to forward.
 """
 
 import os

@@ -22,6 +22,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 from ltrscale.data.plan import step_seed
 from ltrscale.data.stream import GroupStream, Position
+from ltrscale.errors import InputError
 from ltrscale.training.reduce import rank_and_world, reduce_gradients, sum_over_workers, update_running_statistics
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
@@ -135,6 +136,7 @@ class Trainer:
                 sums[:4] += self.backward(stream, groups)
         sums[4] = rank_and_world()[0] == 0 and time.monotonic() >= self._checkpoint_at
         loss, groups_read, documents, count, due = sum_over_workers(sums).tolist()
+        self._check_finite("loss", loss)
         if due:
             self._checkpoint_at = time.monotonic() + self.checkpoint_s
         norm = self.update(count) if count > 0 else math.nan
@@ -156,6 +158,15 @@ class Trainer:
     def update(self, count: float) -> float:
         """Apply the step's mean gradient; returns its norm before clipping."""
         reduce_gradients(self.parameters, count)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf)
+        norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
+        self._check_finite("norm of the gradient", norm)
         self.optimizer.step()
-        return float(norm)
+        return norm
+
+    def _check_finite(self, name: str, value: float) -> None:
+        """Stop a run that has diverged; the values are sums over all workers, so all of them stop."""
+        if not math.isfinite(value):
+            raise InputError(
+                f"step {self.state.step + 1}: the {name} is {value}, training has diverged; "
+                "lower optimizer.learning_rate or set optimizer.clip_norm"
+            )

@@ -1,8 +1,10 @@
 """The network that pretraining and finetuning share: feature transform and encoder, built the same way for both."""
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.config import Config
@@ -12,6 +14,8 @@ from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform
 from ltrscale.progress import progress
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 
 
 class NetworkConfig(Config):
@@ -47,9 +51,11 @@ def device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError("device: cuda is asked for and torch sees no GPU; set device to auto or cpu")
-    return torch.device(name)
+    chosen = torch.device(name)
+    seen = torch.cuda.device_count()
+    if chosen.type == "cuda" and (chosen.index or 0) >= seen:
+        raise InputError(f"device: {name} is asked for and torch sees {seen} GPUs; set device to auto or cpu")
+    return chosen
 
 
 def state_on_cpu(module: nn.Module) -> dict[str, Tensor]:

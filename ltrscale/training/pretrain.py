@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, validate
+from ltrscale.data.plan import mix
 from ltrscale.data.split import Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.models.encoders import build_encoder
@@ -27,7 +28,7 @@ from ltrscale.storage import join, remove
 from ltrscale.training.checkpoint import resume, save_checkpoint
 from ltrscale.training.launch import Context, launch
 from ltrscale.training.loop import OptimizerConfig, Trainer
-from ltrscale.training.network import NetworkConfig, device, fit
+from ltrscale.training.network import Device, NetworkConfig, device, fit
 from ltrscale.training.reduce import rank_and_world
 
 
@@ -61,8 +62,8 @@ class PretrainConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
     seed: int = 0
     """Of initial weights, order of the data, augmentation and dropout."""
-    device: str = "auto"
-    """`auto`, `cpu` or `cuda`."""
+    device: Device = "auto"
+    """`auto` takes this worker's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
     checkpoint_minutes: float = Field(10.0, gt=0)
     """Time between checkpoints, from which the same command resumes."""
 
@@ -139,7 +140,8 @@ def pretrain_worker(arguments: Mapping[str, Any], context: Context) -> None:
     torch.manual_seed(config.seed)
     transform = FeatureTransform.from_state(arguments["transform"], config.network.transform)
     model = Pretrainer(transform, config).to(device(config.device))
-    stream = GroupStream(selection, config.stream, rank=rank, world=world, reader=context.reader)
+    order = config.stream.replace(seed=mix("pretrain", config.seed, config.stream.seed))
+    stream = GroupStream(selection, order, rank=rank, world=world, reader=context.reader)
     trainer = Trainer(
         model,
         model.objective,
@@ -182,5 +184,12 @@ def _train(
                     save_checkpoint(checkpoints, trainer, origin=origin)
             mean = loss / documents if documents else mean  # nothing is left of an epoch resumed at its very end
             rate = documents / (time.monotonic() - start)
-            report({"epoch": epoch, "mean_loss": mean, "documents": documents, "documents_per_s": round(rate)})
+            report(
+                {
+                    "epoch": epoch,
+                    "mean_loss": mean if documents else None,
+                    "documents": documents,
+                    "documents_per_s": round(rate),
+                }
+            )
     return mean

@@ -94,7 +94,7 @@ def train_gbdt(config: GBDTConfig, splits: Splits, out: str, *, made_by: Mapping
         config=config.model_dump(mode="json"),
         features=selection.features,
         dataset_hash=selection.hash,
-        metrics=metrics,
+        metrics={**metrics, "labelled_groups": selection.n_groups},
         made_by=made_by,
     )
     log.info(
@@ -164,20 +164,8 @@ def _boost(
 ) -> tuple[str, dict[str, float]]:
     """Boost until the validation NDCG no longer rises; the model's text up to its best tree, and its metrics."""
     parameters = _parameters(config, int(max(train.labels_N.max(), validation.labels_N.max())))
-    # Columns stay without names: LightGBM refuses some characters, and the bundle knows the names.
-    train_set = lgb.Dataset(
-        [renumber(part_NF, vocabularies) for part_NF in train.features],
-        label=train.labels_N.numpy(),
-        group=train.offsets_Q1.diff().numpy(),
-        categorical_feature=list(vocabularies),
-        params=parameters,
-    )
-    validation_set = train_set.create_valid(
-        [renumber(part_NF, vocabularies) for part_NF in validation.features],
-        label=validation.labels_N.numpy(),
-        group=validation.offsets_Q1.diff().numpy(),
-        params=parameters,
-    )
+    train_set = _dataset(train, vocabularies, parameters)
+    validation_set = _dataset(validation, vocabularies, parameters, reference=train_set)
 
     def expected_ndcg(scores_N: NDArray[np.float64], _: lgb.Dataset) -> tuple[str, float, bool]:
         return "expected_ndcg", mean_ndcg(scores_N, validation), True
@@ -203,6 +191,23 @@ def _boost(
     # LightGBM keeps the categories of data frames in its text; the scorer finds the codes there.
     booster.pandas_categorical = [codes.astype(int).tolist() for codes in vocabularies.values()]
     return booster.model_to_string(num_iteration=best), {"trees": best, ours: best_value}
+
+
+def _dataset(
+    groups: _Labelled,
+    vocabularies: Mapping[int, NDArray[np.float32]],
+    parameters: dict[str, Any],
+    reference: lgb.Dataset | None = None,
+) -> lgb.Dataset:
+    """LightGBM's view of a split; columns stay without names, for it refuses some and the bundle has them all."""
+    return lgb.Dataset(
+        [renumber(part_NF, vocabularies) for part_NF in groups.features],
+        label=groups.labels_N.numpy(),
+        reference=reference,
+        group=groups.offsets_Q1.diff().numpy(),
+        categorical_feature=list(vocabularies),
+        params=parameters,
+    )
 
 
 def mean_ndcg(scores_N: NDArray[np.float64], groups: _Labelled) -> float:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.prepare import PrepareConfig
-from ltrscale.data.split import Split, Splits
+from ltrscale.data.split import Split, Splits, check_disjoint, select
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.progress import log
 from ltrscale.simulate.synthetic import SyntheticLogConfig
@@ -19,6 +19,7 @@ from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.trees.gbdt import GBDTConfig
+from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import (
     EvaluateJob,
     FinetuneJob,
@@ -49,6 +50,8 @@ class NeuralMethod(Config):
     finetune: FinetuneConfig = FinetuneConfig()
 
 
+MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+"""Also a directory's name."""
 Method = Annotated[GBDTMethod | NeuralMethod, Field(discriminator="kind")]
 
 
@@ -65,7 +68,7 @@ class PipelineConfig(Config):
     """Periods for training, validation and test; splits that name no data set read the one prepared here."""
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each."""
-    methods: dict[str, Method]
+    methods: dict[MethodName, Method] = Field(min_length=1)
     """What is compared, by the name it has in the table."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers."""
@@ -93,9 +96,19 @@ class PipelineConfig(Config):
 
 
 def run_pipeline(config: PipelineConfig) -> None:
-    """Prepare, train every method with every seed, evaluate; skips what is up to date."""
+    """Prepare, train every method with every seed, evaluate; skips what is up to date.
+
+    Raises:
+        InputError: as the stages; a split that cannot be read is told before anything is trained.
+    """
+    with recorded(config.out, config):
+        _run(config)
+
+
+def _run(config: PipelineConfig) -> None:
     data = join(config.out, "data")
     prepare_stage(PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic))
+    _check(_splits(config.splits, data, 0))
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     for seed in config.seeds:
         splits = _splits(config.splits, data, seed)
@@ -105,6 +118,13 @@ def run_pipeline(config: PipelineConfig) -> None:
     settings = config.evaluate.model_dump()
     evaluation = EvaluateConfig(**settings, models=models, splits=_splits(config.splits, data, 0))
     evaluate_stage(EvaluateJob(out=join(config.out, "evaluation"), evaluate=evaluation))
+
+
+def _check(splits: Splits) -> None:
+    """Check that the splits are disjoint and all have labelled groups."""
+    check_disjoint(splits)
+    for split in (splits.train, splits.validation, splits.test):
+        select(split, labelled=True)
 
 
 def _splits(splits: Splits, data: str, seed: int) -> Splits:

@@ -20,6 +20,7 @@ from pathlib import Path
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
+from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
@@ -68,17 +69,35 @@ def run_stage(
 
     Returns:
         Whether the stage ran.
+
+    Raises:
+        InputError: another stage's output is there.
     """
     origin = configs.made_by(stage, identity, inputs)
     if configs.is_current(out, origin):
         log.info("%s: %s is up to date", stage, out)
         return False
+    check_replaceable(out, stage)
     start = time.monotonic()
     with recorded(out, job) as report:
         log.info("%s: writing %s", stage, out)
         body(origin, report)
         log.info("%s: done in %.1f s", stage, time.monotonic() - start)
     return True
+
+
+def check_replaceable(out: str, stage: str) -> None:
+    """Check that nothing but this stage's own output would be replaced: a data set is not a place for a model.
+
+    Raises:
+        InputError: another stage's output is there.
+    """
+    manifest = storage.read_manifest(out)
+    if manifest is None:
+        return
+    there = manifest.get("made_by", {}).get("stage") or "something else"
+    if there != stage:
+        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
 
 
 @contextmanager
@@ -102,7 +121,8 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
 
                 yield report
         except BaseException as error:
-            log.error("failed: %s", error)
+            trace = None if isinstance(error, InputError) else sys.exc_info()
+            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace))
             raise
         finally:
             log.removeHandler(handler)

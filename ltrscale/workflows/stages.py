@@ -11,7 +11,7 @@ from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
 from ltrscale.data.manifest import open_dataset
-from ltrscale.data.prepare import PrepareConfig, prepare
+from ltrscale.data.prepare import PrepareConfig, input_fingerprints, prepare
 from ltrscale.data.split import Split, Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
@@ -20,7 +20,7 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
-from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
+from ltrscale.workflows.runs import run_stage
 
 
 class PrepareJob(Config):
@@ -79,16 +79,26 @@ class EvaluateJob(Config):
 
 def prepare_stage(job: PrepareJob) -> None:
     """Make a data set directory."""
-    config = job.prepare
-    check_replaceable(job.out, "prepare")
-    if job.synthetic is not None:
+    config, synthetic = job.prepare, job.synthetic
+    if synthetic is not None:
         log_url = f"{job.out.rstrip('/')}-log"
-        check_replaceable(log_url, "synthetic_log")
-        with recorded(log_url, job.synthetic) as report:
-            write_log(job.synthetic, log_url, report=report)
+        run_stage(
+            "synthetic_log",
+            synthetic,
+            log_url,
+            synthetic,
+            {},
+            lambda _, report: write_log(synthetic, log_url, report=report),
+        )
         config = with_inputs(config, log_url)
-    with recorded(job.out, job) as report:
-        prepare(config, job.out, report=report)
+    run_stage(
+        "prepare",
+        job,
+        job.out,
+        config,
+        input_fingerprints(config),
+        lambda _, report: prepare(config, job.out, report=report),
+    )
 
 
 def with_inputs(config: PrepareConfig, log_url: str) -> PrepareConfig:

@@ -175,6 +175,8 @@ def outcome(path: Path, real: Real, shared: Path, *, max_rejected: float = 1.0) 
         message = str(error)
     else:
         check_account(dataset, physical_rows(path, real.source))
+        if path.suffix != ".parquet":
+            check_texts(dataset, path)
         return dataset
     assert "\n" not in message
     assert path.name in message or (real.sizes is not None and real.sizes in message)
@@ -196,6 +198,17 @@ def check_account(dataset: Dataset, rows: int) -> None:
     kept = np.concatenate([table.column("features").combine_chunks().values.to_numpy() for table in tables])
     assert len(kept) == accounting.rows_kept * len(dataset.manifest.features)
     assert not np.isinf(kept).any()
+
+
+def check_texts(dataset: Dataset, path: Path) -> None:
+    """The quarantine shows the lines of the file, after a reason where a line of CSV is no row."""
+    raw = path.read_bytes()
+    lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).split(b"\n")
+    for name in dataset.manifest.quarantine:
+        for row in pq.read_table(storage.join(dataset.url, name)).to_pylist():
+            line = lines[row["line"] - 1].decode(errors="replace").rstrip("\r")[:1000]
+            is_csv = ".csv" in path.name and row["rule"] == "unparsable"
+            assert f": {line}"[:900] in row["text"] if is_csv else row["text"] == line, row
 
 
 def damaged_text(real: Real, shared: Path, folder: Path, damage: str, seed: int = 0) -> Path:

@@ -240,6 +240,20 @@ def test_common_rows_take_the_fast_path_whatever_bad_rows_are_beside_them(dense:
     assert len(calls) == len(found.rejected) == 4
 
 
+@pytest.mark.parametrize("wrong", [b"%d" % i for i in (2, 9, 13, 21, 100, 102, 111, 201, 1000, 1101)] + [b"1O", b"10a"])
+def test_every_digit_of_an_index_counts(wrong: bytes) -> None:
+    words = [b"%d:%d" % (i, i) for i in range(1, 121)]
+    good = b"1 qid:1 " + b" ".join(words) + b"\n"
+    bad = [
+        b"1 qid:1 " + b" ".join([*words[:at], wrong + b":1", *words[at + 1 :]]) + b"\n" for at in (0, 9, 10, 100, 119)
+    ]
+    with mock.patch.object(svmlight, "_parse_row", return_value="unparsable"):  # good rows need no second look
+        found = read(good + b"".join(bad) + good, n_features=120)
+    assert [row[0] for row in found.rows] == [1, 7]
+    assert found.rows[0][3] == found.rows[1][3] == [float(i) for i in range(1, 121)]
+    assert [line for line, *_ in found.rejected] == [2, 3, 4, 5, 6]
+
+
 WRONG_PLACES = [b"1 qid:1 1:2:3 3:4", b"qid:1 1 1:1 2:2 3:3", b"1 1:1 qid:1 2:2 3:3", b"1:1 qid:1 2:2 3:3 4"]
 
 

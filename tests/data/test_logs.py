@@ -589,6 +589,20 @@ def test_a_list_for_each_document(tmp_path: Path, inner: pa.DataType) -> None:
         assert [feature.name for feature in group_features(str(tmp_path / "log.parquet"), free)] == ["1", "2"]
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.binary()], ids=str)
+def test_text_of_groups_may_have_any_type(tmp_path: Path, kind: pa.DataType) -> None:
+    columns = {
+        "query_id": pa.array(GROUP_TABLE["query_id"]).cast(kind),
+        "doc_ids": pa.array(GROUP_TABLE["doc_ids"], pa.list_(pa.string())).cast(pa.list_(kind)),
+    }
+    rows, rejected = groups(write_parquet(tmp_path, GROUP_TABLE | columns))
+    plain, same = groups(write_parquet(tmp_path, GROUP_TABLE, "plain.parquet"))
+    assert rows.query_ids_N.equals(plain.query_ids_N)
+    assert rows.doc_ids_N is not None
+    assert rows.doc_ids_N.equals(plain.doc_ids_N)
+    assert len(rejected) == len(same)
+
+
 def test_a_column_for_each_feature(tmp_path: Path) -> None:
     columns = GROUP_TABLE | {
         "f_1": [[1, 3], [5], [], [7, 9, 1]],

@@ -1,6 +1,10 @@
+import gzip
 import json
+import lzma
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.data.letor import read_letor
@@ -15,6 +21,7 @@ from ltrscale.data.manifest import Dataset, open_dataset
 from ltrscale.data.prepare import PrepareConfig, prepare
 from ltrscale.errors import InputError
 
+ROOT = Path(__file__).resolve().parents[2]
 LETOR = {"kind": "letor"}
 
 
@@ -195,6 +202,66 @@ def test_sort_brings_the_rows_of_a_query_together(tmp_path: Path) -> None:
         assert sorted(row["doc_ids"]) == [f"{row['query_id']}-{i}" for i in range(5)]
 
 
+@pytest.mark.parametrize("memory", ["1MB", "2 MB"])
+def test_too_little_memory_to_sort_names_the_key(tmp_path: Path, memory: str) -> None:
+    write_log(tmp_path / "log.txt", {f"q{i}": 100 for i in range(300)})
+    with pytest.raises(InputError, match=rf"not possible in {memory} of memory; raise sort_memory"):
+        prepare(config(str(tmp_path / "log.txt"), sort=True, sort_memory=memory), str(tmp_path / "out"))
+    prepare(config(str(tmp_path / "log.txt"), sort=True, sort_memory="100MB"), str(tmp_path / "out"))
+    with pytest.raises(ValidationError, match="sort_memory"):
+        config(str(tmp_path / "log.txt"), sort_memory="much")
+
+
+def copies(folder: Path) -> dict[str, dict[str, Any]]:
+    """One log of 3,000 rows in two files for each form that prepare reads: what else the config says of it."""
+    names = [f"f{i}" for i in range(20)]
+    letor, csv = [], [",".join(["q", "y", *names])]
+    rows_NF = np.random.default_rng(0).random((3000, 20)).round(6)
+    for i, row in enumerate(rows_NF.tolist()):
+        letor.append(f"{i % 3} qid:{i // 10} " + " ".join(f"{f + 1}:{value}" for f, value in enumerate(row)))
+        csv.append(",".join(map(str, [i // 10, i % 3, *row])))
+    for k, half in enumerate((slice(0, 1000), slice(1000, 3000))):
+        text = "\n".join(letor[half]).encode()
+        (folder / f"log-{k}.txt").write_bytes(text)
+        (folder / f"log-{k}.txt.gz").write_bytes(gzip.compress(text))
+        (folder / f"log-{k}.csv.xz").write_bytes(lzma.compress("\n".join(csv[:1] + csv[1:][half]).encode()))
+        columns = {name: rows_NF[half, f] for f, name in enumerate(names)}
+        table = pa.table({"q": np.arange(3000)[half] // 10, "y": np.arange(3000)[half] % 3, **columns})
+        pq.write_table(table, folder / f"log-{k}.parquet")
+    items = {"kind": "items", "columns": {"query": "q", "label": "y", "features": ["f*"]}}
+    return {"txt": LETOR, "txt.gz": LETOR, "csv.xz": items, "parquet": items}
+
+
+@pytest.mark.parametrize("sort", [False, True])
+@pytest.mark.parametrize("form", ["txt", "txt.gz", "csv.xz", "parquet"])
+def test_progress_is_the_share_of_all_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, sort: bool
+) -> None:
+    source = copies(tmp_path)[form]
+    monkeypatch.setattr("ltrscale.data.sources._BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("ltrscale.data.csvtext._BLOCK", 10_000)
+    monkeypatch.setattr("ltrscale.data.sources._ROWS", 200)
+    steps: list[tuple[float, float]] = []
+    totals: list[float] = []
+
+    @contextmanager
+    def watch(_: str, total: float, unit: str) -> Iterator[Callable[[float, float], None]]:
+        assert unit == "rows"
+        totals.append(total)
+        yield lambda rows, of_total: steps.append((rows, of_total))
+
+    monkeypatch.setattr("ltrscale.data.prepare.progress", watch)
+    prepare(config(f"{tmp_path}/log-*.{form}", source=source, sort=sort), str(tmp_path / "out"))
+    assert totals == [sum(path.stat().st_size for path in tmp_path.glob(f"log-*.{form}"))]
+    rows_and_bytes = np.cumsum(steps, axis=0)
+    assert rows_and_bytes[-1].tolist() == pytest.approx([3000 * (1 + sort), totals[0]])
+    assert all(of_total >= 0 for _, of_total in steps)
+    assert len(steps) > 10
+    shares = rows_and_bytes / rows_and_bytes[-1]
+    read = shares[: len(shares) // 2] if sort else shares  # sorted rows come in one block, there are so few
+    assert np.abs(read[:, 0] - read[:, 1]).max() < 0.15
+
+
 def test_too_many_rejections_commit_nothing_and_leave_the_quarantine(log_file: Path, tmp_path: Path) -> None:
     lines = log_file.read_text().splitlines(keepends=True)
     for i in (3, 40, 41, 42, 43, 44, 45):
@@ -306,100 +373,77 @@ def test_the_config_is_in_the_manifest(log_file: Path, tmp_path: Path) -> None:
     assert dataset.manifest.features[0].name == "1"
 
 
-def letor_source(**options: Any) -> dict[str, Any]:
-    return {"kind": "letor", **options}
+OHSUMED_LABELS = {"0": 11_303, "1": 2_585, "2": 2_252}
+PARTS = {"fold1": 3_383, "fold2": 2_570, "fold3": 3_076, "fold4": 3_573, "fold5": 3_538}
 
 
-ITEMS_MSFT = {"kind": "items", "columns": {"query": "query_id", "label": "grade", "features": ["*"]}}
-ITEMS_NEWS = {
-    "kind": "items",
-    "columns": {
-        "query": "impression_id",
-        "item": "article_id",
-        "label": "clicked",
-        "time": "event_time",
-        "features": ["f_*"],
-        "categorical": ["c_*"],
-    },
-}
+@dataclass(frozen=True)
+class Published:
+    """What is known of a real data set; the documents by period, where the labels are not known exactly no labels."""
+
+    groups: int
+    documents: Mapping[str, int]
+    features: int
+    longest: int
+    labels: Mapping[str, int] | None = None
+    missing: int | None = 0
 
 
 @pytest.mark.parametrize(
-    ("inputs", "source", "groups", "documents", "features", "labels", "longest"),
+    ("name", "expected"),
     [
-        (["letor/MQ2008/Fold1"], LETOR, 784, 15_211, 46, {"0": 12_279, "1": 2_001, "2": 931}, 121),
-        (["letor/OHSUMED/Fold1"], LETOR, 106, 16_140, 45, {"0": 11_303, "1": 2_585, "2": 2_252}, 320),
-        (["letor/OHSUMED-null/*.gz"], LETOR, 106, 16_140, 45, {"0": 11_303, "1": 2_585, "2": 2_252}, 320),
+        ("letor/MQ2008/Fold1", Published(784, {"all": 15_211}, 46, 121, {"0": 12_279, "1": 2_001, "2": 931})),
+        ("letor/OHSUMED/Fold1", Published(106, {"all": 16_140}, 45, 320, OHSUMED_LABELS)),
+        ("prepare-ohsumed-null", Published(106, PARTS, 45, 320, OHSUMED_LABELS, missing=51_490)),
         (
-            ["letor/MSLR-sample/train.txt.gz"],
-            LETOR,
-            43,
-            5_000,
-            136,
-            {"0": 2_792, "1": 1_458, "2": 665, "3": 55, "4": 30},
-            308,
+            "prepare-mslr-sample",
+            Published(43, {"train": 5_000}, 136, 308, {"0": 2_792, "1": 1_458, "2": 665, "3": 55, "4": 30}),
         ),
         (
-            [
-                {
-                    "path": "letor/lightgbm-example/rank.train.gz",
-                    "group_sizes": "letor/lightgbm-example/rank.train.query",
-                }
-            ],
-            letor_source(dense=False, n_features=300),
-            201,
-            3_005,
-            300,
-            {"0": 645, "1": 1_211, "2": 858, "3": 222, "4": 69},
-            27,
+            "prepare-lightgbm-example",
+            Published(
+                201 + 50,
+                {"train": 3_005, "test": 768},
+                300,
+                27,
+                {"0": 645 + 206, "1": 1_211 + 256, "2": 858 + 252, "3": 222 + 44, "4": 69 + 10},
+            ),
         ),
+        ("prepare-msft-docs", Published(972, {"all": 8_679}, 24, 10)),
         (
-            [{"path": "letor/lightgbm-example/rank.test.gz", "group_sizes": "letor/lightgbm-example/rank.test.query"}],
-            letor_source(dense=False, n_features=300),
-            50,
-            768,
-            300,
-            {"0": 206, "1": 256, "2": 252, "3": 44, "4": 10},
-            24,
+            "prepare-news-sample",
+            Published(1_070, {"2017-W40": 12_703}, 59, 20, {"0": 11_983, "1": 720}, missing=None),
         ),
-        (["csv/msft-docs/normalized_features.csv.gz"], ITEMS_MSFT, 972, 8_679, 24, None, 10),
-        (["news/sample"], ITEMS_NEWS, 1_070, 12_703, 59, {"0": 11_983, "1": 720}, 20),
     ],
-    ids=["MQ2008", "OHSUMED", "OHSUMED-null", "MSLR", "lightgbm-train", "lightgbm-test", "msft-docs", "news"],
 )
 def test_real_data_has_the_published_counts(
-    shared_data: Path,
-    tmp_path: Path,
-    inputs: list[Any],
-    source: Mapping[str, Any],
-    groups: int,
-    documents: int,
-    features: int,
-    labels: dict[str, int] | None,
-    longest: int,
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: Published
 ) -> None:
-    def absolute(entry: Any) -> Any:
-        if isinstance(entry, str):
-            return str(shared_data / entry)
-        return {key: str(shared_data / value) for key, value in entry.items()}
-
-    dataset = prepare(config(*map(absolute, inputs), source=source), str(tmp_path / "out"))
-    manifest = dataset.manifest
-    assert manifest.counts() == (groups, documents, groups)
-    assert len(manifest.features) == features
-    assert manifest.longest == longest
-    assert manifest.accounting.rows_rejected == 0
-    assert manifest.accounting.rows_in == documents
-    if labels is not None:
-        assert manifest.label_counts == labels
+    settings = config(str(shared_data / name))
+    if name.startswith("prepare-"):  # a shipped config, whose paths are those seen from the root of the repository
+        monkeypatch.chdir(ROOT)
+        settings = PrepareConfig.model_validate(
+            yaml.safe_load(Path(f"jobs/configs/{name}.yaml").read_text())["prepare"]
+        )
+    manifest = prepare(settings, str(tmp_path / "out")).manifest
+    documents = sum(expected.documents.values())
+    assert manifest.counts() == (expected.groups, documents, expected.groups)
+    assert len(manifest.features) == expected.features
+    assert manifest.longest == expected.longest
+    assert (manifest.accounting.rows_in, manifest.accounting.rows_rejected) == (documents, 0)
+    if expected.labels is not None:
+        assert manifest.label_counts == expected.labels
     else:
         assert list(manifest.label_counts) == [str(grade) for grade in range(1, 11)]
         assert all(848 <= count <= 883 for count in manifest.label_counts.values())
-    missing = sum(summary.missing for summary in manifest.summaries)
-    if "null" in str(inputs):
-        assert missing == 51_490
-    cells = [cell for file in manifest.files for cell in file.row_groups]
-    assert len(cells) >= min(64, groups)
+    if expected.missing is not None:
+        assert sum(summary.missing for summary in manifest.summaries) == expected.missing
+    cells = {
+        period: [c for f in manifest.files if f.period == period for c in f.row_groups] for period in manifest.periods
+    }
+    assert {period: sum(c.documents for c in found) for period, found in cells.items()} == expected.documents
+    for found in cells.values():
+        assert len(found) >= min(64, sum(c.groups for c in found))
 
 
 @pytest.mark.parametrize(("name", "documents"), [("MQ2008", (9_630, 2_707, 2_874)), ("OHSUMED", (None, 3_538, 3_383))])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ltrscale.data.rows import Rejection, RowBlock
+from ltrscale.data.rows import KeptTexts, Rejection, RowBlock
 from ltrscale.data.sort import sort_rows
 from ltrscale.errors import InputError
 
@@ -124,6 +124,22 @@ def test_columns_keep_their_types(tmp_path: Path) -> None:
     assert out.periods_N.to_pylist() == ["train"] * 3
 
 
+def test_share_is_that_of_the_rows_and_texts_are_gone(tmp_path: Path) -> None:
+    blocks = make_blocks([f"q{i % 977}" for i in range(50_000)], list(range(0, 50_000, 5_000)), 3)
+    for block in blocks:
+        block.share, block.texts = 1.0, KeptTexts({})
+    done = 0
+    shares = []
+    for block in sort_rows(blocks, scratch=tmp_path):
+        done += len(block)
+        shares.append(block.share)
+        assert done / 50_000 <= block.share <= 1
+        assert block.texts is None
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 2
+    assert shares[-1] == 1
+
+
 def test_no_rows_and_no_blocks(tmp_path: Path) -> None:
     assert list(sort_rows([], scratch=tmp_path)) == []
     assert list(sort_rows(make_blocks([], [], 1), scratch=tmp_path)) == []
@@ -131,7 +147,7 @@ def test_no_rows_and_no_blocks(tmp_path: Path) -> None:
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     blocks = make_blocks([str(i % 977) for i in range(50_000)], list(range(0, 50_000, 5_000)), 1)
-    with pytest.raises(InputError, match="raise memory_limit"):
+    with pytest.raises(InputError, match="raise sort_memory"):
         list(sort_rows(blocks, memory_limit="1MB", scratch=tmp_path))
 
 

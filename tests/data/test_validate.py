@@ -1,5 +1,6 @@
 import itertools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ltrscale.data.lines import LineTexts
 from ltrscale.data.manifest import Accounting
 from ltrscale.data.quarantine import Quarantine
 from ltrscale.data.rows import Rejection, RowBlock
@@ -200,6 +202,26 @@ def test_a_group_beyond_the_cap_is_counted_and_not_held(tmp_path: Path) -> None:
             assert sum(len(piece) for piece in validator._open) <= 10
         assert validator.end() is not None
         assert validator.finish().rules == {"group_too_long": 100_000}
+
+
+def test_an_open_group_keeps_its_texts_and_not_its_blocks(tmp_path: Path) -> None:
+    with Commit(str(tmp_path / "out")) as commit:
+        quarantine = Quarantine(commit)
+        validator = Validator(tmp_path, quarantine=quarantine, max_group=50, missing_labels=False)
+        blocks = []
+        for block in blocks_of([Row("q", label=-1.0)] * 50 + [Row("long")] * 60, range(110)):
+            line = int(block.lines_N[0])
+            texts = LineTexts(f"row {line}\n".encode() + b"# comment\n" * 1000, line)
+            blocks.append(weakref.ref(texts))
+            block.texts = texts
+            del texts
+            validator.add(block)
+            del block
+            assert not any(gone() for gone in blocks)
+        validator.end()
+        (name,) = quarantine.close()
+    texts = pq.read_table(tmp_path / "out" / name).column("text").to_pylist()
+    assert texts == [f"row {line}" for line in range(1, 52)]
 
 
 def test_quarantine_shows_what_is_wrong(tmp_path: Path) -> None:

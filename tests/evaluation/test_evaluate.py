@@ -191,7 +191,7 @@ def test_the_result_does_not_depend_on_batches_and_repeats(
 
 
 def test_directory_reads_back_and_the_report_says_it_all(
-    evaluated: tuple[Evaluation, Path], capsys: pytest.CaptureFixture[str]
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation, out = evaluated
     assert read_evaluation(str(out)) == evaluation
@@ -201,6 +201,9 @@ def test_directory_reads_back_and_the_report_says_it_all(
     assert (out / "ndcg.png").read_bytes()[:4] == b"\x89PNG"
     text = (out / "report.md").read_text()
     assert table(evaluation) in text
+    trees, networks = evaluation.methods
+    assert trees.labelled_groups == (select(config.splits.train, labelled=True).n_groups,)
+    assert networks.labelled_groups == (None,) * 3
     for part in ("NDCG@10", "MRR", "MAP", "P@5", "Holm", "`flag`: >= 1", "](ndcg.png)", "144 labelled query groups"):
         assert part in text
     print_table(str(out))
@@ -238,6 +241,8 @@ def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Spli
         ({"baseline": "gbtd"}, "baseline 'gbtd' is none of the models gbdt, network"),
         ({"primary_cutoff": 3}, r"primary_cutoff 3 is not in ndcg_at \[1, 5, 10\]"),
         ({"models": {"gbdt": []}}, "models.gbdt has no bundle"),
+        ({"ndcg_at": [0, 5]}, r"ndcg_at\.0: Input should be greater than or equal to 1"),
+        ({"precision_at": [-1]}, r"precision_at\.0: Input should be greater than or equal to 1"),
     ):
         with pytest.raises(InputError, match=message):
             validate(EvaluateConfig, {**plain, **change}, "evaluate")

@@ -9,6 +9,7 @@ import pytest
 
 from ltrscale import config as configs
 from ltrscale.workflows.pipeline import PipelineConfig
+from ltrscale.workflows.stages import PrepareJob
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ("prepare", "pretrain", "finetune", "train_gbdt", "evaluate", "pipeline", "bench")
@@ -66,3 +67,4 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# "), "a shipped config says in its first line what it is for"
     assert "out:" in text
+    configs.load(PrepareJob if path.stem.startswith("prepare-") else PipelineConfig, str(path))

@@ -1,11 +1,14 @@
 """Pretraining and finetuning from a data set to a bundle, in one process and under Ray."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ltrscale import bundle
+from ltrscale.data.manifest import Feature
 from ltrscale.data.split import Split, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
@@ -111,13 +114,33 @@ def test_the_head_phase_leaves_the_encoder_alone(synthetic_dataset: str, tmp_pat
         assert torch.equal(a, b), name
 
 
-def test_a_validation_split_without_relevant_documents_is_an_error(synthetic_dataset: str, tmp_path: Path) -> None:
-    train, validation, _ = splits(synthetic_dataset)
-    nothing = validation.replace(periods=("2031-W01",))
-    with pytest.raises(InputError, match="2031-W01"):
+def test_a_validation_split_without_relevant_documents_is_an_error(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    features = np.arange(6, dtype=np.float32).reshape(3, 2)
+    some, none = np.array([0, 1, 2], np.float32), np.zeros(3, np.float32)
+    data = write_dataset(
+        {"train": [(features, some)], "validation": [(features, none)]}, [Feature(name="a"), Feature(name="b")]
+    )
+    train, validation = (Split(data=(data,), periods=(period,)) for period in ("train", "validation"))
+    with pytest.raises(InputError, match="none of its labelled groups has a relevant document"):
         finetune(
-            finetune_config(), train, nothing, str(tmp_path / "r"), pretrained=None, origin={}, report=lambda _: None
+            finetune_config(stream={"docs_per_batch": 10, "streams": 1}),
+            train,
+            validation,
+            str(tmp_path / "r"),
+            pretrained=None,
+            origin={},
+            report=lambda _: None,
         )
+
+
+def test_a_diverged_run_stops_and_commits_nothing(synthetic_dataset: str, tmp_path: Path) -> None:
+    train, _, _ = splits(synthetic_dataset)
+    config = pretrain_config(epochs=4).replace(optimizer={"learning_rate": 1e30, "clip_norm": None})
+    with pytest.raises(InputError, match=r"training has diverged; lower optimizer.learning_rate"):
+        pretrain(config, train, str(tmp_path / "p"), origin={}, report=lambda _: None)
+    assert not (tmp_path / "p" / "manifest.json").exists()
 
 
 def test_more_workers_than_streams_is_an_error(synthetic_dataset: str, tmp_path: Path) -> None:

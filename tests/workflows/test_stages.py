@@ -97,7 +97,7 @@ def test_what_prepare_leaves_makes_the_same_data_set_again(tmp_path: Path) -> No
 
 
 def test_prepare_does_not_replace_a_model(trees: str) -> None:
-    values = {"out": trees, "prepare": {"inputs": "nowhere", "source": {"kind": "letor"}}}
+    values = {"out": trees, "prepare": {"inputs": __file__, "source": {"kind": "letor"}}}
     with pytest.raises(InputError, match="the output of train_gbdt is there, which prepare would delete"):
         prepare_stage(validate(PrepareJob, values, "test"))
     assert bundle_hashes([trees])

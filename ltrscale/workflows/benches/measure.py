@@ -47,13 +47,13 @@ def _seconds(work: Callable[[], object]) -> float:
 def _growth(work: Callable[[int], object], warm_up: int, size: int) -> int:
     torch.set_num_threads(1)
     work(warm_up)
-    before = _peak()
+    before = resident_peak()
     work(size)
-    return _peak() - before
+    return resident_peak() - before
 
 
-def _peak() -> int:
-    """Peak resident bytes; `getrusage` would not do, as its peak begins with that of the parent process."""
+def resident_peak() -> int:
+    """Peak resident bytes of this process; that of `getrusage` begins with the peak of the parent process."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024

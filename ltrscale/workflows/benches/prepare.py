@@ -1,19 +1,16 @@
 """Peak memory of `prepare` on an input, and on one that is ten times larger."""
 
-import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from ltrscale.data.prepare import PrepareConfig, prepare
+from ltrscale.workflows.benches.measure import resident_peak
 from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import mslr_lengths
+from ltrscale.workflows.benches.shapes import N_FEATURES, write_letor
 
 _GROUPS = 400
-_FEATURES = 136
 
 
 def bench_prepare_memory() -> list[Row]:
@@ -28,7 +25,7 @@ def bench_prepare_memory() -> list[Row]:
             at_least=False,
             ours=f"{large / 2**20:.0f} MB",
             peer=f"{small / 2**20:.0f} MB",
-            note=f"{_GROUPS} and {10 * _GROUPS} web search lists of text with {_FEATURES} features, one period",
+            note=f"{_GROUPS} and {10 * _GROUPS} web search lists of text with {N_FEATURES} features, one period",
         )
     ]
 
@@ -36,7 +33,7 @@ def bench_prepare_memory() -> list[Row]:
 def _peak_of_prepare(folder: Path, groups: int) -> int:
     """Bytes that a process needs at most, imports and all, which prepares so many groups."""
     folder.mkdir()
-    _write_letor(folder / "log.txt", groups)
+    write_letor(folder / "log.txt", groups)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         peak = pool.submit(_prepare, str(folder)).result()
     (folder / "log.txt").unlink()
@@ -46,16 +43,4 @@ def _peak_of_prepare(folder: Path, groups: int) -> int:
 def _prepare(folder: str) -> int:
     config = PrepareConfig.model_validate({"inputs": f"{folder}/log.txt", "source": {"kind": "letor"}})
     prepare(config, f"{folder}/out")
-    # not ru_maxrss, which a process takes over from the one that started it
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def _write_letor(path: Path, groups: int) -> None:
-    rng = np.random.default_rng(0)
-    values = rng.lognormal(1.5, 1.5, (1000, _FEATURES))
-    rows = [" ".join(f"{f}:{v:.3f}" for f, v in enumerate(row, 1)) + "\n" for row in values.tolist()]
-    with path.open("w") as file:
-        for query, length in enumerate(mslr_lengths(groups, seed=0).tolist()):
-            file.writelines(f"{i % 5} qid:{query} {rows[(query + i) % 1000]}" for i in range(length))
+    return resident_peak()

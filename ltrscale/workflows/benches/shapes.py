@@ -1,9 +1,13 @@
-"""List lengths like those of web search, so that every benchmark measures the same shape."""
+"""Lists and text like those of web search, so that every benchmark measures the same shape."""
+
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 LONGEST = 1251
+N_FEATURES = 136
+_DIFFERENT_ROWS = 1000
 
 
 def mslr_lengths(n_groups: int, seed: int) -> NDArray[np.int64]:
@@ -19,3 +23,22 @@ def mslr_lengths(n_groups: int, seed: int) -> NDArray[np.int64]:
     spread = np.log(178 / 124)  # of a lognormal, E[L^2] / E[L] is the mean times exp(sigma^2)
     lengths_Q = np.random.default_rng(seed).lognormal(np.log(124) - spread / 2, np.sqrt(spread), n_groups)
     return np.clip(np.rint(lengths_Q), 1, LONGEST).astype(np.int64)
+
+
+def write_letor(path: Path, n_groups: int) -> int:
+    """Write LETOR text that looks like MSLR's; returns its number of documents.
+
+    Half of the columns are counts, half have six digits, and above a third of the values is 0. A thousand rows come
+    again and again, so that writing takes no longer than what is measured.
+    """
+    rng = np.random.default_rng(0)
+    shape = (_DIFFERENT_ROWS, N_FEATURES)
+    values = rng.lognormal(1.5, 1.5, shape)
+    values[:, ::2] = np.floor(values[:, ::2])
+    values[rng.random(shape) < 1 / 3] = 0
+    rows = [" ".join(f"{f}:{value:g}" for f, value in enumerate(row, 1)) for row in values.tolist()]
+    lengths_Q = mslr_lengths(n_groups, seed=0)
+    with path.open("w", newline="") as file:
+        for query, length in enumerate(lengths_Q.tolist()):
+            file.writelines(f"{i % 5} qid:{query} {rows[(query + i) % _DIFFERENT_ROWS]} \r\n" for i in range(length))
+    return int(lengths_Q.sum())

@@ -16,10 +16,9 @@ from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.data.writer import DatasetWriter
 from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import mslr_lengths
+from ltrscale.workflows.benches.shapes import N_FEATURES, mslr_lengths
 
 GOAL = 0.9
-N_FEATURES = 136
 _GROUPS = 4400  # with 136 features about 300 MB
 _GROUPS_A_BLOCK = 400
 _ROUNDS = 5
