@@ -4,7 +4,7 @@ Shapes: N rows (documents) of a block, F features.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -85,19 +85,6 @@ class RowBlock:
 
     def __len__(self) -> int:
         return len(self.lines_N)
-
-
-class BlockReader(Protocol):
-    """Reads one input file block by block; memory does not grow with the file."""
-
-    def __call__(self, url: str) -> Iterator[RowBlock]:
-        """Yield the file's rows in order.
-
-        Raises:
-            InputError: the file is missing, its container cannot be decoded (the offset is named), or its schema does
-                not fit the config.
-        """
-        ...
 
 
 def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:

@@ -4,7 +4,7 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 
 - of a whole group: `returning_query` (its id was a group's before, in the same scope), `group_too_long`;
 - of a row, the rest of its group being kept: `infinite` (a feature, position, click or weight), `bad_label`
-  (negative or infinite; missing where rows must have labels, or where other rows of the group have them),
+  (negative or too large for a gain; missing where rows must have labels, or where other rows of the group have them),
   `duplicate_document` (a document id that an accepted earlier row of the group has).
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
@@ -26,6 +26,9 @@ from ltrscale.data.manifest import Accounting
 from ltrscale.data.quarantine import Quarantine
 from ltrscale.data.rows import Rejection, RowBlock, Rule, concat, cut, keep
 from ltrscale.data.seen import SeenHashes, hash_ids
+
+HIGHEST_LABEL = 1000
+"""Above it the gain 2^y - 1 leaves float64."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ class Validator:
 
         labels_N = rows.labels_N
         missing_N = np.isnan(labels_N)
-        bad_N = ok_N & (np.isinf(labels_N) | (labels_N < 0))
+        bad_N = ok_N & ((labels_N < 0) | (labels_N > HIGHEST_LABEL))
         if self._missing_labels:
             partly_Q = np.bincount(group_N[ok_N & ~bad_N & ~missing_N], minlength=group_N[-1] + 1) > 0
             missing_N &= partly_Q[group_N]

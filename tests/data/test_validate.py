@@ -120,7 +120,7 @@ def oracle(rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = Tr
         for line, row in group:
             if math.isinf(row.value):
                 rejected.append((line, "infinite", 1))
-            elif row.label < 0 or math.isinf(row.label) or (math.isnan(row.label) and not missing_labels):
+            elif row.label < 0 or row.label > 1000 or (math.isnan(row.label) and not missing_labels):
                 rejected.append((line, "bad_label", 1))
             else:
                 rest.append((line, row))
@@ -158,7 +158,7 @@ dirty_rows = st.lists(
     st.builds(
         Row,
         query_id=st.sampled_from(["a", "a", "a", "b", "c", "d"]),
-        label=st.sampled_from([0.0, 2.0, 1.0, 3.0, math.nan, -1.0, math.inf]),
+        label=st.sampled_from([0.0, 2.0, 1.0, 3.0, math.nan, -1.0, math.inf, 1000.0, 1001.0]),
         value=st.sampled_from([0.5, 0.5, 0.5, math.nan, math.inf, -math.inf]),
         doc_id=st.sampled_from([None, None, "x", "y", "z"]),
         rule=st.sampled_from([None] * 8 + ["unparsable", "feature_count", "empty_group"]),
