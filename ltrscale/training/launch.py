@@ -7,7 +7,8 @@ to this process through a queue, so the metrics of the run are in one place. Its
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty
 from typing import Any
@@ -47,32 +48,31 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: in
     if workers == 1:
         function(arguments, Context(read_direct, report))
         return
-    with _ray(workers):
+    with ray_cluster(workers):
         _train(function, arguments, workers, report)
 
 
-class _ray:  # noqa: N801
-    """A Ray of our own unless one is connected; it has CPUs left for read tasks, without which training hangs."""
+@contextmanager
+def ray_cluster(workers: int) -> Iterator[None]:
+    """Ray while the block runs, where there is more than one worker: the connected one, or one of our own.
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    One of our own has CPUs left for read tasks, without which training would wait for data for ever.
+    """
+    if workers == 1:
+        yield
+        return
+    import ray
 
-    def __enter__(self) -> None:
-        import ray
-
-        self.ours = not ray.is_initialized()
-        if not self.ours:
-            return
-        if "RAY_ADDRESS" in os.environ:
-            ray.init(log_to_driver=True)
-        else:
-            cpus = max(2 * self.workers, os.cpu_count() or 1)
-            ray.init(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1")
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        if self.ours:
+    ours = not ray.is_initialized()
+    if ours and "RAY_ADDRESS" in os.environ:
+        ray.init()
+    elif ours:
+        cpus = max(2 * workers, os.cpu_count() or 1)
+        ray.init(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1")
+    try:
+        yield
+    finally:
+        if ours:
             ray.shutdown()
 
 

@@ -17,6 +17,7 @@ from ltrscale.progress import log
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.launch import ray_cluster
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.trees.gbdt import GBDTConfig
 from ltrscale.workflows.runs import recorded
@@ -101,7 +102,7 @@ def run_pipeline(config: PipelineConfig) -> None:
     Raises:
         InputError: as the stages; a split that cannot be read is told before anything is trained.
     """
-    with recorded(config.out, config):
+    with recorded(config.out, config), ray_cluster(config.workers):  # one cluster for all stages
         _run(config)
 
 

@@ -185,6 +185,25 @@ def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_d
     assert [r.checkpoint_due for r in run(trainer, 1)][:2] == [True, False]
 
 
+def test_every_micro_batch_has_randomness_of_its_own(synthetic_dataset: str) -> None:
+    def draws(trainer: Trainer) -> list[tuple[float, float]]:
+        drawn: list[tuple[float, float]] = []
+        objective = trainer.objective
+
+        def listening(groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+            drawn.append((torch.rand(1).item(), torch.rand(1, generator=generator).item()))
+            return objective(groups, generator)
+
+        trainer.objective = listening
+        run(trainer, 1)
+        return drawn
+
+    first = draws(make_trainer(synthetic_dataset, "simclr_rank"))
+    assert len(set(first)) == len(first) > 8  # other streams and other steps draw other numbers
+    assert first == draws(make_trainer(synthetic_dataset, "simclr_rank"))
+    assert not set(first) & set(draws(make_trainer(synthetic_dataset, "simclr_rank", seed=1)))
+
+
 def test_a_step_with_nothing_to_average_makes_no_update(synthetic_dataset: str) -> None:
     config = FinetuneConfig(network=NetworkConfig())
     split = Split(data=(synthetic_dataset,), periods=WEEKS)
