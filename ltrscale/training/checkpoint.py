@@ -4,15 +4,15 @@ A checkpoint is a committed directory, `checkpoints/step-00000120`; the newest t
 from, and one that was cut short is not seen. The one before is kept until the next is committed.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ltrscale import storage
+from ltrscale.config import is_current
 from ltrscale.data.stream import Position
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -52,19 +52,10 @@ def save_checkpoint(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) ->
         with commit.file("optimizer.safetensors") as path:
             safetensors.torch.save_file(_contiguous(_moments(trainer.optimizer)), path)
         commit.finish(document)
-    ours = [c for c in list_checkpoints(url) if _made_by(c) == _plain(origin)]
+    ours = [c for c in list_checkpoints(url) if is_current(c, origin)]
     for old in ours[:-_KEPT]:
         storage.remove(old)
     return target
-
-
-def _plain(origin: Mapping[str, Any]) -> Any:
-    """An origin as it comes back from JSON."""
-    return json.loads(json.dumps(origin))
-
-
-def _made_by(checkpoint: str) -> Any:
-    return (storage.read_manifest(checkpoint) or {}).get("made_by")
 
 
 def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
@@ -102,10 +93,10 @@ def resume(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) -> bool:
     before is taken.
     """
     for checkpoint in reversed(list_checkpoints(url)):
-        manifest = storage.read_manifest(checkpoint) or {}
-        if manifest.get("made_by") != _plain(origin):
+        if not is_current(checkpoint, origin):
             log.info("%s is of another config or other inputs; not resumed", checkpoint)
             continue
+        manifest = storage.read_manifest(checkpoint) or {}
         try:
             weights = _load(checkpoint, "weights", manifest)
             moments = _load(checkpoint, "optimizer", manifest)
@@ -130,7 +121,7 @@ def _load(checkpoint: str, name: str, manifest: Mapping[str, Any]) -> dict[str, 
 def _restore(
     trainer: Trainer, manifest: Mapping[str, Any], weights: dict[str, Tensor], moments: dict[str, Tensor]
 ) -> None:
-    nn.Module.load_state_dict(trainer.model, weights)
+    trainer.model.load_state_dict(weights)
     states: dict[int, dict[str, Tensor]] = {}
     for name, value in moments.items():
         index, key = name.split(".")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ltrscale.data.readers import Reader, read_direct, read_with_ray
 from ltrscale.errors import InputError
-from ltrscale.progress import Report, log
+from ltrscale.progress import Report
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
@@ -43,7 +43,7 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: in
         report: receives the records of rank 0.
 
     Raises:
-        InputError: a worker raised one, or there are not enough CPUs.
+        InputError: a worker raised one.
     """
     if workers == 1:
         function(arguments, Context(read_direct, report))
@@ -134,5 +134,4 @@ def _worker(config: dict[str, Any]) -> None:
         if first:
             records.put(dict(record))
 
-    log.debug("worker of %d", ray.train.get_context().get_world_size())
     config["function"](config["arguments"], Context(read_with_ray, report))
