@@ -44,6 +44,8 @@ class StreamConfig(Config):
     """Deal the documents of a window anew, each epoch, to groups of the same lengths: SimCLR-Sample, without labels."""
     repeat: Repeat | None = None
     """Query groups that are served several times an epoch, or not at all."""
+    prefetch: int = Field(default=2, ge=0)
+    """Steps that training reads ahead, in a thread, while it computes; 0 reads each when it is needed."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "StreamConfig":
@@ -62,6 +64,16 @@ class Position(NamedTuple):
 
     window: int = 0
     group: int = 0
+
+
+class Step(NamedTuple):
+    """One step of a worker: the next micro-batch of each of its streams, None of one that has run out.
+
+    `positions` are those after the step: where an epoch goes on that has taken it.
+    """
+
+    micro_batches: dict[int, QueryGroups | None]
+    positions: dict[int, Position]
 
 
 class GroupStream:
@@ -101,7 +113,6 @@ class GroupStream:
         self.streams = plan.local_streams(config.streams, rank=rank, world=world)
         self.reader = reader
         self._mean_times = repeats.survey(selection, config.repeat, reader) if config.repeat else None
-        self._positions = dict.fromkeys(self.streams, Position())
 
     @cached_property
     def groups_per_epoch(self) -> int:
@@ -120,12 +131,8 @@ class GroupStream:
         """A count of a row group, multiplied by how often its groups are served on average."""
         return served_once if self._mean_times is None else served_once * self._mean_times[row_group]
 
-    def positions(self) -> dict[int, Position]:
-        """The position of each local stream after the step that was yielded last."""
-        return dict(self._positions)
-
-    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[dict[int, QueryGroups | None]]:
-        """The steps of an epoch: for each local stream its next micro-batch, or None once it has run out.
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[Step]:
+        """The steps of an epoch.
 
         Ends when all local streams have run out. Each group of the selection comes in exactly one micro-batch of
         exactly one stream, or with `repeat` as often as it is to be served, all of one stream; with `regroup` each of
@@ -133,17 +140,16 @@ class GroupStream:
 
         Args:
             epoch: number of the epoch.
-            start: what `positions` gave for these streams, on any number of workers; the epoch continues after it.
+            start: positions of all local streams after a step, on any number of workers; the epoch continues there.
 
         Raises:
             InputError: a file is missing, damaged, or does not hold what the manifest lists.
         """
-        self._positions = {c: Position(*start[c]) if start else Position() for c in self.streams}
-        return self._steps(epoch)
+        return self._steps(epoch, {c: Position(*start[c]) if start else Position() for c in self.streams})
 
-    def _steps(self, epoch: int) -> Iterator[dict[int, QueryGroups | None]]:
+    def _steps(self, epoch: int, start: Mapping[int, Position]) -> Iterator[Step]:
         windows = self._windows(epoch)
-        reading = self._read(epoch, windows, self._positions)
+        reading = self._read(epoch, windows, start)
         waiting: dict[int, deque[Window]] = {c: deque() for c in self.streams}
 
         def next_window(stream: int) -> Window:
@@ -154,13 +160,12 @@ class GroupStream:
 
         n_features = len(self.selection.features)
         cursors = {
-            c: _Cursor(partial(next_window, c), len(windows[c]), self._positions[c], n_features) for c in self.streams
+            c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams
         }
         budget = self.config.docs_per_batch // self.config.streams
         while any(not cursor.ended for cursor in cursors.values()):
-            step = {c: cursor.take(budget) for c, cursor in cursors.items()}
-            self._positions = {c: cursor.position for c, cursor in cursors.items()}
-            yield step
+            micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
+            yield Step(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
     def _windows(self, epoch: int) -> dict[int, list[list[RowGroup]]]:
         """The windows of each local stream."""
@@ -264,6 +269,6 @@ def iterate(
     """
     config = StreamConfig(docs_per_batch=docs_per_batch, window=1, shuffle=False)
     for step in GroupStream(selection, config, reader=reader).epoch(0):
-        groups = step[0]
+        groups = step.micro_batches[0]
         assert groups is not None
         yield groups

@@ -57,8 +57,9 @@ def served(stream: GroupStream, epoch: int = 0) -> list[list[list[int]]]:
     """The gids of each micro-batch, by step and stream."""
     steps = []
     for step in stream.epoch(epoch):
-        assert all(groups is None or groups.ids_Q is not None for groups in step.values())
-        steps.append([groups.ids_Q.tolist() if groups else [] for groups in step.values()])
+        micro_batches = step.micro_batches.values()
+        assert all(groups is None or groups.ids_Q is not None for groups in micro_batches)
+        steps.append([groups.ids_Q.tolist() if groups else [] for groups in micro_batches])
     return steps
 
 
@@ -105,7 +106,7 @@ def test_repeats_are_served_whole_and_apart(made: Any) -> None:
     batches = [
         groups
         for step in stream(made, {"by": "meta_frequency", "times": {"high": 3}}, window=100).epoch(0)
-        for groups in step.values()
+        for groups in step.micro_batches.values()
         if groups
     ]
     gids = [gid for groups in batches for gid in groups.ids_Q.tolist()]  # type: ignore[union-attr]
@@ -143,11 +144,12 @@ def test_the_global_batches_do_not_depend_on_the_workers(made: Any, world: int) 
 def test_resuming_at_any_step_equals_the_uninterrupted_run(made: Any) -> None:
     repeated = stream(made, {"by": "meta_times"}, streams=2, window=2)
     whole = served(repeated, 5)
-    positions = [repeated.positions()]
-    for _ in repeated.epoch(5):
-        positions.append(repeated.positions())
-    for done, start in enumerate(positions[1:], 1):
-        rest = [[g.ids_Q.tolist() if g else [] for g in step.values()] for step in repeated.epoch(5, start)]  # type: ignore[union-attr]
+    positions = [step.positions for step in repeated.epoch(5)]
+    for done, start in enumerate(positions, 1):
+        rest = [
+            [g.ids_Q.tolist() if g else [] for g in step.micro_batches.values()]  # type: ignore[union-attr]
+            for step in repeated.epoch(5, start)
+        ]
         assert rest == whole[done:]
 
 
@@ -165,7 +167,7 @@ def test_repeated_groups_are_regrouped_with_their_documents(made: Any) -> None:
     repeat = {"by": "meta_frequency", "times": {"high": 2}}
     rows: Counter[bytes] = Counter()
     for step in stream(made, repeat, regroup=True).epoch(0):
-        for groups in filter(None, step.values()):
+        for groups in filter(None, step.micro_batches.values()):
             rows.update(row.tobytes() for row in groups.features_NF.numpy())
     expected = {
         row.tobytes(): 2 if class_of(gid) == "high" else 1 for gid, g in made.groups.items() for row in g.features

@@ -53,7 +53,7 @@ def global_steps(selection: Selection, settings: StreamConfig, world: int, epoch
         for i, step in enumerate(GroupStream(selection, settings, rank=rank, world=world).epoch(epoch)):
             if i == len(merged):
                 merged.append([[] for _ in range(settings.streams)])
-            for c, groups in step.items():
+            for c, groups in step.micro_batches.items():
                 assert c % world == rank
                 merged[i][c] = gids(groups)
     return merged
@@ -91,9 +91,9 @@ def test_an_epoch_serves_each_group_once_and_whole(
     stream = GroupStream(choose(made, labelled=labelled), settings)
     served: list[int] = []
     for step in stream.epoch(3):
-        assert list(step) == list(range(streams))
-        assert any(groups is not None for groups in step.values())
-        for groups in filter(None, step.values()):
+        assert list(step.micro_batches) == list(step.positions) == list(range(streams))
+        assert any(groups is not None for groups in step.micro_batches.values())
+        for groups in filter(None, step.micro_batches.values()):
             check_content(groups, made, labelled=labelled)
             served += gids(groups)
     assert sorted(served) == (made.labelled if labelled else list(made.groups))
@@ -154,8 +154,8 @@ def test_resuming_at_any_step_equals_the_uninterrupted_run(
     whole = global_run(selection, settings, 1)
     before = [GroupStream(selection, settings, rank=r, world=world_before) for r in range(world_before)]
     runs = [stream.epoch(2) for stream in before]
+    positions = dict.fromkeys(range(streams), Position())
     for done in range(len(whole) + 1):
-        positions = {c: p for stream in before for c, p in stream.positions().items()}
         restored = {int(c): Position(*p) for c, p in json.loads(json.dumps(positions)).items()}
         rest = global_run(selection, settings, world_after, restored)
         assert len(rest) == len(whole) - done
@@ -163,7 +163,8 @@ def test_resuming_at_any_step_equals_the_uninterrupted_run(
             for c in range(streams):
                 assert_equal(one[c], other[c])
         for run in runs:
-            next(run, None)
+            step = next(run, None)
+            positions |= step.positions if step else {}
 
 
 def global_run(
@@ -174,7 +175,7 @@ def global_run(
         for i, step in enumerate(GroupStream(selection, settings, rank=rank, world=world).epoch(2, start)):
             if i == len(steps):
                 steps.append(dict.fromkeys(range(settings.streams)))
-            steps[i] |= step
+            steps[i] |= step.micro_batches
     return steps
 
 
@@ -243,15 +244,15 @@ def test_weights_are_served_where_all_files_have_them_and_nan_without_one(made: 
 
 def test_batches_are_writable_and_share_nothing(made: Any) -> None:
     stream = GroupStream(choose(made, labelled=True), StreamConfig(docs_per_batch=50))
-    batches = [step[0] for step in stream.epoch(0)]
-    again = [step[0] for step in stream.epoch(0)]
+    batches = [step.micro_batches[0] for step in stream.epoch(0)]
+    again = [step.micro_batches[0] for step in stream.epoch(0)]
     for groups in batches:
         assert groups is not None
         assert groups.labels_N is not None
         groups.features_NF.fill_(7)
         groups.labels_N.fill_(7)
     for one, other in zip(again, stream.epoch(0), strict=True):
-        assert_equal(one, other[0])
+        assert_equal(one, other.micro_batches[0])
 
 
 def test_only_about_a_window_a_stream_is_held(make_dataset: Make) -> None:
@@ -270,7 +271,7 @@ def test_only_about_a_window_a_stream_is_held(make_dataset: Make) -> None:
     largest = max(row_group.documents for row_group in selection.row_groups)
     served = 0
     for step in GroupStream(selection, settings, reader=counting).epoch(0):
-        served += sum(groups.n_documents for groups in step.values() if groups is not None)
+        served += sum(groups.n_documents for groups in step.micro_batches.values() if groups is not None)
         assert read - served <= settings.streams * (settings.window + 2) * largest
     assert read == served == selection.n_documents
 

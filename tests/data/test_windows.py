@@ -118,7 +118,7 @@ def regrouped(made: Any, config: StreamConfig, epoch: int = 0) -> list[list[byte
     """The documents of each group that an epoch serves."""
     served = []
     for step in GroupStream(choose(made.url, "labels", labelled=False), config).epoch(epoch):
-        for groups in filter(None, step.values()):
+        for groups in filter(None, step.micro_batches.values()):
             assert groups.ids_Q is None
             rows = [row.tobytes() for row in groups.features_NF.numpy()]
             bounds = zip(groups.offsets_Q1[:-1].tolist(), groups.offsets_Q1[1:].tolist(), strict=True)
