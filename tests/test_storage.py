@@ -1,6 +1,7 @@
 """The same laws on a local disk and on a real S3 server."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,9 +130,32 @@ def test_leaving_before_finish_takes_everything_back(url: str, error: bool) -> N
 def test_a_kept_file_stays_without_commit(url: str) -> None:
     with storage.Commit(url) as writer:
         for name in ("kept", "gone"):
-            with writer.file(name, keep=name == "kept") as path:
+            with writer.file(name) as path:
                 path.write_text(name)
+        writer.keep(["kept"])
     assert names(url) == ["kept"]
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_parts_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> None:
+    commit(url, {"old": "1"}, version=1)
+    with storage.Commit(url) as whole:
+        for text in ("one", "two"):
+            with storage.Commit(url, part=True) as part:
+                with part.file("{hash}.txt") as path:
+                    path.write_text(text)
+                placed = part.leave()
+            assert storage.exists(storage.join(url, placed[0].path))
+            whole.adopt(placed)
+        with storage.Commit(url, part=True) as failed, failed.file("failed") as path:
+            path.write_text("")
+        assert not storage.exists(storage.join(url, "failed"))
+        if finish:
+            whole.finish({"version": 2})
+    assert len(names(url)) == (3 if finish else 2)
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert {storage.MANIFEST, *(file["path"] for file in manifest["files"])} == set(names(url))
 
 
 def test_a_commit_replaces_the_one_before(url: str) -> None:
@@ -166,12 +190,32 @@ def test_giving_up_a_replacement_leaves_the_commit_before(url: str) -> None:
     assert len(names(url)) == 2
 
 
-def test_an_overwritten_commit_is_never_seen_half(url: str) -> None:
-    commit(url, {"same": "one"}, version=1)
-    with storage.Commit(url) as writer:
-        with writer.file("same") as path:
-            path.write_text("two")
-        assert storage.read_manifest(url) is None
+def test_an_overwritten_commit_stays_whole_until_the_end(url: str) -> None:
+    commit(url, {"same": "one", "gone": "one"}, version=1)
+    old = storage.read_manifest(url)
+    assert old is not None
+    for finish in (False, True):
+        with storage.Commit(url) as writer:
+            with writer.file("same") as path:
+                path.write_text("two")
+            assert storage.read_manifest(url) == old
+            assert storage.read_verified(url, "same", old) == b"one"
+            if finish:
+                writer.finish({"version": 2})
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["version"] == 2
+    assert storage.read_verified(url, "same", manifest) == b"two"
+    assert names(url) == [storage.MANIFEST, "same"]
+
+
+def test_a_file_of_equal_name_and_content_withdraws_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(url, {"a-{hash}": "one"}, version=1)
+    removed: list[str] = []
+    monkeypatch.setattr(storage.files, "remove", removed.append)
+    commit(url, {"a-{hash}": "one", "b-{hash}": "two"}, version=2)
+    assert removed == []
+    assert len(names(url)) == 3
 
 
 def test_of_two_committers_the_later_is_told(url: str) -> None:
@@ -189,16 +233,55 @@ def test_of_two_committers_the_later_is_told(url: str) -> None:
         assert len(names(url)) == 2
 
 
-def test_a_committer_who_lost_with_equal_content_leaves_it_to_the_winner(url: str) -> None:
+def test_a_committer_who_lost_leaves_equal_files_to_the_winner(url: str) -> None:
+    with storage.Commit(url) as late:
+        with late.file("part-{hash}") as path:
+            path.write_text("equal")
+        commit(url, {"part-{hash}": "equal"}, writer="early")
+        with pytest.raises(InputError, match="another writer"):
+            late.finish({"writer": "late"})
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == b"equal"
+
+
+def test_of_two_committers_of_the_same_both_have_committed(url: str) -> None:
     with storage.Commit(url) as late:
         with late.file("part-{hash}") as path:
             path.write_text("equal")
         commit(url, {"part-{hash}": "equal"})
-        with pytest.raises(InputError, match="another writer"):
-            late.finish({})
+        late.finish({})
     manifest = storage.read_manifest(url)
     assert manifest is not None
     assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == b"equal"
+
+
+def test_children(url: str) -> None:
+    assert storage.children(url) == []
+    for name in ("b.txt", "a/x.csv", "a/z/y.csv", ".hidden", "_skip/x"):
+        storage.write_bytes(storage.join(url, name), b".")
+    assert storage.children(url) == storage.children(url + "/") == [storage.join(url, name) for name in ("a", "b.txt")]
+    assert storage.children(storage.join(url, "a")) == [storage.join(url, f"a/{name}") for name in ("x.csv", "z")]
+
+
+def test_what_is_committed_is_flushed_to_the_disk_before_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, flushed, real = tmp_path / "new" / "set", [], os.fsync
+
+    def flush(descriptor: int) -> None:
+        real(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink()
+        flushed.append((name, os.fstat(descriptor).st_ino, (root / storage.MANIFEST).exists()))
+
+    monkeypatch.setattr(os, "fsync", flush)
+    commit(str(root), {"deep/part": "x"})
+    before = [name for name, _, committed in flushed if not committed]
+    assert (root / "deep" / "part").stat().st_ino in [inode for _, inode, committed in flushed if not committed]
+    assert {tmp_path, tmp_path / "new", root, root / "deep"} <= set(before)
+    assert (root / storage.MANIFEST).stat().st_ino in [inode for _, inode, committed in flushed if not committed]
+    assert flushed[-1][0] == root
+    assert flushed[-1][2]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])

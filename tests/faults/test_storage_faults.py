@@ -1,0 +1,422 @@
+"""What the storage does to us: it is overloaded, refuses, is not there, or is full."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import s3fs
+import safetensors.torch
+import torch
+from faulty_proxy import FaultyProxy
+
+from ltrscale import storage
+from ltrscale.data.manifest import open_dataset
+from ltrscale.data.parquet import read_batches
+from ltrscale.data.prepare import PrepareConfig, prepare
+from ltrscale.data.readers import read_direct
+from ltrscale.data.split import RowGroup, Split, select
+from ltrscale.data.stream import GroupStream, StreamConfig
+from ltrscale.errors import InputError
+from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Changes endpoint and keys; file systems made before and within are forgotten."""
+    assert s3
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield monkeypatch
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def proxy(environment: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before the S3 server, which the environment names; it lets all through until its share is set."""
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.0) as running:
+        environment.setenv("AWS_ENDPOINT_URL", running.url)
+        yield running
+
+
+@pytest.fixture
+def url(s3: str, tmp_path: Path) -> str:
+    return storage.join(s3, tmp_path.name)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
+        pytest.skip(f"a small disk needs the right to mount: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def commit(url: str, files: dict[str, bytes], **manifest: object) -> None:
+    with storage.Commit(url) as writer:
+        for name, data in files.items():
+            with writer.file(name) as path:
+                path.write_bytes(data)
+        writer.finish(manifest)
+
+
+def contents(url: str) -> dict[str, bytes]:
+    return {found.removeprefix(url): storage.read_bytes(found) for found in storage.list_files(url)}
+
+
+def read_in_pieces(url: str) -> bytes:
+    with storage.open_input(url) as stream:
+        return b"".join(iter(lambda: stream.read(3 * MIB), b""))
+
+
+def read_by_arrow(url: str) -> pa.Table:
+    filesystem, path = storage.arrow_filesystem(url)
+    file = storage.patiently(lambda: pq.ParquetFile(path, filesystem=filesystem, pre_buffer=True))
+    groups = range(file.num_row_groups)
+    return pa.concat_tables([storage.patiently(lambda i=i: file.read_row_group(i)) for i in groups])
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_what_is_written_and_read_through_an_overloaded_store_is_the_same(
+    proxy: FaultyProxy, url: str, share: float, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    large = generator.bytes(20 * MIB)  # three parts
+    table = pa.table({"x": generator.random(20_000)})
+    pq.write_table(table, tmp_path / "table", row_group_size=2_000)
+    proxy.share = share
+    commit(url, {"large": large, "table": (tmp_path / "table").read_bytes()}, version=1)
+    assert not storage.create_exclusively(storage.join(url, storage.MANIFEST), b"other")
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert storage.read_verified(url, "large", manifest) == large
+    assert read_in_pieces(storage.join(url, "large")) == large
+    assert read_by_arrow(storage.join(url, "table")).equals(table)
+    commit(url, {"large": b"small"}, version=2)
+    assert storage.children(url) == [storage.join(url, name) for name in ("large", storage.MANIFEST)]
+    assert storage.read_bytes(storage.join(url, "large")) == b"small"
+    assert proxy.failed
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_same(
+    proxy: FaultyProxy, url: str, share: float, tmp_path: Path
+) -> None:
+    log = SyntheticLogConfig(weeks=2, groups_per_week=60, mean_documents=8, n_features=5, labelled=1.0)
+    config = {"source": {"kind": "items", "columns": column_mapping()}}
+    read = []
+    for name, faults in (("calm", 0.0), ("overloaded", share)):
+        inputs = write_log(log, str(tmp_path / name), report=lambda _: None)
+        for file in inputs:
+            storage.write_bytes(storage.join(url, name, "log", Path(file).name), Path(file).read_bytes())
+        proxy.share, proxy.failed = faults, 0
+        data = storage.join(url, name, "data")
+        prepare(PrepareConfig.model_validate({"inputs": [storage.join(url, name, "log")], **config}), data)
+        stream = GroupStream(select(Split(data=(data,)), labelled=True), StreamConfig(docs_per_batch=256, streams=2))
+        steps = [groups for step in stream.epoch(0) for groups in step.micro_batches.values() if groups is not None]
+        proxy.share = 0.0
+        read.append((open_dataset(data).manifest, contents(data), steps))
+    (manifest, bytes_, steps), (_, bytes_again, steps_again) = read
+    assert manifest.files
+    assert {n: b for n, b in bytes_.items() if n.endswith(".parquet")} == {
+        n: b for n, b in bytes_again.items() if n.endswith(".parquet")
+    }
+    for groups, again in zip(steps, steps_again, strict=True):
+        assert groups.labels_N is not None
+        assert again.labels_N is not None
+        assert groups.features_NF.numpy().tobytes() == again.features_NF.numpy().tobytes()
+        assert torch.equal(groups.offsets_Q1, again.offsets_Q1)
+        assert torch.equal(groups.labels_N, again.labels_N)
+    assert proxy.failed
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_row_group_is_read_after_more_refusals_than_pyarrow_takes(
+    proxy: FaultyProxy, url: str, method: str, tmp_path: Path
+) -> None:
+    table = pa.table({"x": [1.0, 2.0]})
+    pq.write_table(table, tmp_path / "table")
+    storage.write_bytes(url, (tmp_path / "table").read_bytes())
+    proxy.share, refused = 1.0, itertools.count()
+    proxy.match = lambda used, _: used == method and next(refused) < 12
+    row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
+    (read,) = read_direct([row_group], ["x"])
+    assert read.equals(table)
+    assert proxy.failed == 12
+
+
+@pytest.mark.s3
+def test_a_store_that_fails_is_not_taken_for_a_damaged_file(
+    environment: pytest.MonkeyPatch, url: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "table")
+    storage.write_bytes(url, (tmp_path / "table").read_bytes())
+    row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
+    environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    s3fs.S3FileSystem.clear_instance_cache()
+    for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_batches(url, ["x"], 10))):
+        with pytest.raises(InputError, match=f"^{url}: no permission to read .*check AWS_ACCESS_KEY_ID"):
+            read()
+
+
+ACTIONS: dict[str, Callable[[str], Any]] = {
+    "exists": storage.exists,
+    "read": storage.read_bytes,
+    "stream": read_in_pieces,
+    "arrow": read_by_arrow,
+    "list": lambda url: storage.list_files(storage.join(url, "*")),
+    "children": storage.children,
+    "write": lambda url: storage.write_bytes(url, b"x"),
+    "create": lambda url: storage.create_exclusively(url, b"x"),
+    "commit": lambda url: commit(url, {"a": b"x"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_store_that_refuses_everything_is_told_within_two_minutes(proxy: FaultyProxy, url: str) -> None:
+    path = storage.join(url, "file")
+    storage.write_bytes(path, b"x")
+    told: dict[str, tuple[str, float]] = {}
+
+    def begin_a_commit() -> None:
+        with storage.Commit(url) as writer, writer.file("a") as local:
+            local.write_bytes(bytes(20 * MIB))
+            begun.wait()
+
+    def act(name: str) -> None:
+        began = time.monotonic()
+        with pytest.raises(InputError) as error, storage.named_errors(path):
+            begin_a_commit() if name == "open commit" else ACTIONS[name](path)
+        told[name] = str(error.value), time.monotonic() - began
+
+    begun = threading.Barrier(2)
+    names = [*ACTIONS, "open commit"]
+    threads = {name: threading.Thread(target=act, args=(name,)) for name in names}
+    threads["open commit"].start()
+    while not begun.n_waiting:
+        time.sleep(0.01)
+    proxy.share = 1.0
+    begun.wait()
+    for name in ACTIONS:
+        threads[name].start()
+    for thread in threads.values():
+        thread.join(timeout=150)
+    assert told.keys() == set(names)
+    for name, (message, seconds) in told.items():
+        assert url in message, name
+        assert "the store is overloaded" in message, name
+        assert "run it again later" in message, name
+        assert "\n" not in message, name
+        assert seconds < 120, name
+
+
+def once() -> Callable[[], bool]:
+    """Says yes the first time."""
+    calls = itertools.count()
+    return lambda: next(calls) == 0
+
+
+@pytest.mark.s3
+def test_an_answer_lost_is_no_failure(proxy: FaultyProxy, url: str) -> None:
+    proxy.share, proxy.after = 1.0, True
+    path = storage.join(url, "file")
+    first = once()
+    proxy.match = lambda method, _: method == "PUT" and first()
+    assert storage.create_exclusively(path, b"ours")
+    assert proxy.failed == 1
+    assert not storage.create_exclusively(path, b"theirs")
+    assert storage.read_bytes(path) == b"ours"
+    last = once()
+    proxy.match = lambda method, to: method == "POST" and "uploadId" in to and last()
+    large = os.urandom(17 * MIB)
+    commit(url + "-commit", {"large": large})
+    assert proxy.failed == 2
+    manifest = storage.read_manifest(url + "-commit")
+    assert manifest is not None
+    assert storage.read_verified(url + "-commit", "large", manifest) == large
+
+
+@pytest.mark.s3
+def test_a_question_is_asked_again_though_its_refusal_has_no_text(proxy: FaultyProxy, url: str) -> None:
+    storage.write_bytes(url, b"x")
+    proxy.share, asked = 1.0, itertools.count()
+    proxy.match = lambda method, _: method == "HEAD" and next(asked) < 5
+    assert storage.size(url) == 1
+    assert proxy.failed == 5
+
+
+@pytest.mark.s3
+def test_a_refused_request_leaves_no_file_out_of_a_listing(proxy: FaultyProxy, url: str) -> None:
+    for name in "abc":
+        storage.write_bytes(storage.join(url, f"{name}.csv"), b"x")
+    proxy.share = 1.0
+    proxy.match = lambda method, path: method == "HEAD" and path.endswith(".csv")
+    assert len(storage.list_files(storage.join(url, "*.csv"))) == 3
+
+
+def make(fault: str, environment: pytest.MonkeyPatch, url: str) -> tuple[str, str]:
+    """Bring about a fault; returns the URL to use and what its error names."""
+    if fault == "wrong key":
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+        return url, "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if fault == "unknown key":
+        environment.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        return url, "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if fault == "no bucket":
+        return "s3://nowhere/runs", "check the path"
+    environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    return url, "check the network and AWS_ENDPOINT_URL"
+
+
+FAULTS = ("wrong key", "unknown key", "no bucket", "no server")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
+    environment: pytest.MonkeyPatch, url: str, fault: str
+) -> None:
+    at, remedy = make(fault, environment, url)
+    path = storage.join(at, "file")
+    told: dict[str, tuple[str, float]] = {}
+
+    def act(name: str) -> None:
+        began = time.monotonic()
+        with pytest.raises(InputError) as error, storage.named_errors(path):
+            ACTIONS[name](path)
+        told[name] = str(error.value), time.monotonic() - began
+
+    asked = [name for name in ACTIONS if fault != "no bucket" or name not in ("exists", "children")]
+    threads = [threading.Thread(target=act, args=(name,)) for name in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert told.keys() == set(asked)
+    for name, (message, seconds) in told.items():
+        assert message.startswith(path), name
+        assert remedy in message, name
+        assert "\n" not in message, name
+        assert seconds < 30, name
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.parametrize(("fault", "role"), [("wrong key", "train.data"), ("no bucket", "out"), ("no server", "out")])
+def test_a_job_tells_what_cannot_work_in_one_line(
+    environment: pytest.MonkeyPatch, url: str, synthetic_dataset: str, fault: str, role: str, tmp_path: Path
+) -> None:
+    at, remedy = make(fault, environment, url)
+    keys = {"train.data": synthetic_dataset, "out": str(tmp_path / "out"), role: at}
+    command = [sys.executable, "-m", "jobs.pretrain", *(f"--set={key}={value}" for key, value in keys.items())]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("pretrain: ")]
+    assert line.startswith(f"error: {at}")
+    assert remedy in line
+    assert time.monotonic() - began < 30 + 30  # and the time to start Python
+
+
+def left(folder: Path) -> list[str]:
+    """All files below a folder, hidden ones too, and folders where something is staged."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() or ".staging" in p.name)
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "bytes": lambda path: path.write_bytes(bytes(3 * MIB)),
+    "parquet": lambda path: pq.write_table(pa.table({"x": np.random.default_rng(0).random(400_000)}), path),
+    "tensors": lambda path: safetensors.torch.save_file({"x": torch.ones(3 * MIB // 4)}, path),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_a_full_disk_leaves_the_commit_before_whole(small_disk: Path, write: Callable[[Path], None]) -> None:
+    url = str(small_disk / "run")
+    commit(url, {"weights": b"old" * 1000, "more": b"old"}, version=1)
+    before = left(small_disk)
+
+    def again() -> None:
+        with storage.Commit(url) as writer:
+            with writer.file("more") as path:
+                path.write_bytes(b"new")
+            with writer.file("weights") as path:
+                write(path)
+            writer.finish({"version": 2})
+
+    with pytest.raises(InputError, match=r"run/weights: disk full: more than the 2,0\d\d,\d+ bytes free are") as error:
+        again()
+    assert "choose another directory" in str(error.value)
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["version"] == 1
+    assert storage.read_verified(url, "weights", manifest) == b"old" * 1000
+    assert storage.read_verified(url, "more", manifest) == b"old"
+    assert left(small_disk) == before
+
+
+def test_a_full_disk_is_told_before_a_file_of_known_size_is_written(small_disk: Path) -> None:
+    with (
+        pytest.raises(InputError, match=r"run/weights: disk full: 3,145,728 bytes are needed, [\d,]+ are free in"),
+        storage.Commit(str(small_disk / "run")) as writer,
+        writer.file("weights", size=3 * MIB),
+    ):
+        pytest.fail("was written to")
+    assert left(small_disk) == []
+
+
+def test_a_manifest_without_room_leaves_the_commit_before_whole(small_disk: Path) -> None:
+    url = str(small_disk / "run")
+    commit(url, {"same": b"old"}, version=1)
+
+    def again() -> None:
+        with storage.Commit(url) as writer:
+            with writer.file("same") as path:
+                path.write_bytes(b"new")
+            (small_disk / "filler").write_bytes(bytes(small_disk_free(small_disk)))
+            writer.finish({"long": "x" * 100_000})
+
+    with pytest.raises(InputError, match=r"manifest\.json: disk full: 100,\d+ bytes are needed, 0 are free"):
+        again()
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert storage.read_verified(url, "same", manifest) == b"old"
+    assert left(small_disk) == ["filler", "run/manifest.json", "run/same"]
+
+
+@pytest.mark.parametrize("write", [storage.write_bytes, storage.create_exclusively])
+def test_a_file_without_room_leaves_nothing(small_disk: Path, write: Callable[[str, bytes], object]) -> None:
+    with pytest.raises(InputError, match=r"deep/file: disk full: 3,145,728 bytes are needed, [\d,]+ are free in"):
+        write(str(small_disk / "deep" / "file"), bytes(3 * MIB))
+    assert left(small_disk) == []
+
+
+def small_disk_free(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize

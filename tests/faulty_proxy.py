@@ -1,0 +1,141 @@
+"""A proxy in front of an S3 server that answers 503 SlowDown to a share of the requests."""
+
+import http.client
+import random
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+Match = Callable[[str, str], bool]
+"""Whether a request (method, path with query) is one of those that may fail."""
+
+_SLOW_DOWN = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n'
+    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+_OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+class FaultyProxy:
+    """Forwards HTTP to `target` on loopback; a context manager, and `url` is its own address.
+
+    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. The share and
+    what may fail can be changed while it runs. Which of the requests fail is drawn from a seed, in order of arrival.
+    """
+
+    def __init__(self, target: str, share: float, *, seed: int = 0, after: bool = False) -> None:
+        self.share, self.after = share, after
+        self.match: Match = lambda _method, _path: True
+        self.requests = self.failed = 0
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
+        self._server = _Server(("127.0.0.1", 0), handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def fails(self, method: str, path: str) -> bool:
+        """Draw whether the next request fails."""
+        with self._lock:
+            drawn = self._random.random()
+            failing = self.match(method, path) and drawn < self.share
+            self.requests += 1
+            self.failed += failing
+            return failing
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # clients keep connections open
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client, with one connection of its own to the server."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    proxy: ClassVar[FaultyProxy]
+    target: ClassVar[str]
+    upstream: http.client.HTTPConnection | None = None
+
+    def _serve(self) -> None:
+        body = self._body()
+        failing = self.proxy.fails(self.command, self.path)
+        if failing and not self.proxy.after:
+            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+            return
+        status, headers, content = self._forward(body)
+        if failing:
+            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+        else:
+            self._answer(status, headers, content)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+    def _body(self) -> bytes:
+        """The request's body as it came; chunks of the transfer encoding are joined."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        pieces = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return b"".join(pieces)
+
+    def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Send what the client signed, its Host included; on a new connection where the old one was closed."""
+        for _ in range(2):
+            self.upstream = self.upstream or http.client.HTTPConnection(self.target, timeout=60)
+            try:
+                self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() not in _OF_ONE_CONNECTION | {"expect"}:
+                        self.upstream.putheader(name, value)
+                self.upstream.putheader("Content-Length", str(len(body)))
+                self.upstream.endheaders(body)
+                answer = self.upstream.getresponse()
+                return answer.status, self._headers(answer), answer.read()
+            except (ConnectionError, http.client.HTTPException):
+                self.upstream.close()
+                self.upstream = None
+        raise ConnectionError("the S3 server does not answer")
+
+    def _headers(self, answer: http.client.HTTPResponse) -> dict[str, str]:
+        kept = {name: value for name, value in answer.getheaders() if name.lower() not in _OF_ONE_CONNECTION}
+        if self.command == "HEAD" and (length := answer.getheader("Content-Length")):
+            kept["Content-Length"] = length
+        return kept
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.command == "HEAD":
+            content = b""
+        elif status != 204:
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def finish(self) -> None:
+        super().finish()
+        if self.upstream is not None:
+            self.upstream.close()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is logged."""
