@@ -6,7 +6,6 @@ all categorical features together.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from ltrscale.batch import group_index
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.fitting import Moments, Sample, Vocabulary, quantiles
+from ltrscale.models.fitting import Statistics, Wanted, quantiles
 
 Kind = Literal["numeric", "categorical"]
 _END = 1 - 2e-7  # |2p - 1| is cut here: float32 tells it from 1, and it maps to 5.2 standard deviations
@@ -167,6 +166,46 @@ class FeatureTransform(nn.Module):
         return x_NF
 
 
+def wanted(kinds: Sequence[Kind], config: TransformConfig, *, documents: int | None = None) -> Wanted:
+    """The statistics from which a transform is made.
+
+    Args:
+        kinds: kind of each feature in the data.
+        config: the transform.
+        documents: of the training data, where known.
+    """
+    return Wanted(
+        numeric=tuple(kind == "numeric" for kind in kinds),
+        log1p=config.numeric in ("log1p", "log1p_standard"),
+        sample=config.sample if config.numeric == "quantile_normal" else 0,
+        discrete_up_to=config.discrete_up_to,
+        documents=documents,
+    )
+
+
+def make_transform(statistics: Statistics, config: TransformConfig) -> FeatureTransform:
+    """The transform for documents of which these statistics were gathered.
+
+    Raises:
+        InputError: there is no document.
+    """
+    if statistics.documents == 0:
+        raise InputError("feature transform: no document to fit it on; check the periods of the training split")
+    found = {column: v.codes(config.max_vocabulary) for column, v in statistics.vocabularies.items()}
+    vocabularies = {column: torch.from_numpy(codes_V) for column, codes_V in found.items() if codes_V is not None}
+    n_features = len(statistics.wanted.numeric)
+    kinds: list[Kind] = ["categorical" if i in vocabularies else "numeric" for i in range(n_features)]
+    transform = FeatureTransform(config, kinds, [len(codes_V) + 1 for codes_V in vocabularies.values()])
+    if statistics.wanted.sample:
+        transform.quantiles_FK.copy_(quantiles(statistics.sample.rows_MF(), config.quantiles))
+    else:
+        moments, numeric_F = statistics.moments, transform.numeric_F
+        transform.mean_F.copy_(torch.where(numeric_F, torch.from_numpy(moments.mean_F), 0.0))
+        transform.scale_F.copy_(torch.where(numeric_F, torch.from_numpy(moments.scale_F()), 1.0))
+    transform.codes_V.copy_(torch.cat([torch.zeros(0), *vocabularies.values()]))
+    return transform
+
+
 def fit_transform(batches: Iterable[Tensor], kinds: Sequence[Kind], config: TransformConfig) -> FeatureTransform:
     """Fit a transform in one pass over the training documents.
 
@@ -180,56 +219,10 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[Kind], config: Tran
     Raises:
         InputError: there is no document.
     """
-    fit = _Fit(tuple(kinds), config)
+    statistics = Statistics(wanted(kinds, config))
     for features_NF in batches:
-        fit.add(features_NF)
-    if fit.documents == 0:
-        raise InputError("feature transform: no document to fit it on; check the periods of the training split")
-    vocabularies = [
-        fit.vocabularies[column].most_frequent(config.max_vocabulary) for column in sorted(fit.vocabularies)
-    ]
-    fitted: list[Kind] = ["categorical" if i in fit.vocabularies else "numeric" for i in range(len(kinds))]
-    transform = FeatureTransform(config, fitted, [len(codes) + 1 for codes in vocabularies])
-    if fit.sample is not None:
-        transform.quantiles_FK.copy_(quantiles(fit.sample.rows_MF(), config.quantiles))
-    else:
-        numeric_F = transform.numeric_F
-        transform.mean_F.copy_(torch.where(numeric_F, fit.moments.mean_F, 0.0))
-        transform.scale_F.copy_(torch.where(numeric_F, fit.moments.scale_F(), 1.0))
-    transform.codes_V.copy_(torch.cat([torch.zeros(0), *vocabularies]))
-    return transform
-
-
-@dataclass
-class _Fit:
-    """What one pass gathers: vocabularies of categorical columns, and of numeric ones while they have few values."""
-
-    kinds: tuple[Kind, ...]
-    config: TransformConfig
-    documents: int = 0
-    moments: Moments = field(init=False)
-    vocabularies: dict[int, Vocabulary] = field(init=False)
-    sample: Sample | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        counted = [i for i, kind in enumerate(self.kinds) if kind == "categorical" or self.config.discrete_up_to]
-        self.moments = Moments.of(torch.zeros(0, len(self.kinds)))
-        self.vocabularies = {column: Vocabulary.of(torch.zeros(0)) for column in counted}
-        self.sample = Sample(self.config.sample) if self.config.numeric == "quantile_normal" else None
-
-    def add(self, features_NF: Tensor) -> None:
-        assert features_NF.shape[1] == len(self.kinds)
-        if self.sample is not None:
-            self.sample.add(self.documents, features_NF.float().numpy())
-        else:
-            self.moments = self.moments.merge(Moments.of(_before_standard(features_NF, self.config)))
-        for column, vocabulary in list(self.vocabularies.items()):
-            merged = vocabulary.merge(Vocabulary.of(features_NF[:, column].contiguous()))
-            if self.kinds[column] == "numeric" and len(merged.codes_V) > self.config.discrete_up_to:
-                del self.vocabularies[column]
-            else:
-                self.vocabularies[column] = merged
-        self.documents += len(features_NF)
+        statistics.add(statistics.documents, features_NF.float().numpy())
+    return make_transform(statistics, config)
 
 
 def _before_standard(x_NF: Tensor, config: TransformConfig) -> Tensor:

@@ -1,9 +1,15 @@
-"""Statistics of a stream of documents, gathered in one pass with bounded memory.
+"""Statistics of documents, gathered in parts and merged: one pass, bounded memory, any number of processes.
+
+The statistics of the same parts merged in the same order are the same to the last bit, wherever each was gathered: all
+is numpy in one thread, and no sum depends on how values lie in vector registers. Cut or merged otherwise, counts,
+vocabularies and samples stay the same, and moments differ by rounding in float64.
 
 Shapes: N documents, F features, V codes of a vocabulary, M sampled documents, K quantiles.
 """
 
-from typing import NamedTuple
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -12,119 +18,212 @@ from torch import Tensor
 
 from ltrscale.draws import splitmix64
 
+_VALUES = 1 << 17  # of a block, so that its arithmetic stays in the cache of a processor core
+_GLANCE = 1 << 10
+_HIGHEST = 2**64 - 1
+
 
 class Moments(NamedTuple):
     """Count, mean and sum of squared deviations of what is not missing, in float64; parts merge (Chan et al. 1979).
 
     Example:
-        >>> parts = [Moments.of(torch.tensor([[1.0], [float("nan")]])), Moments.of(torch.tensor([[3.0]]))]
+        >>> parts = [Moments.of(np.array(x, np.float32)) for x in ([[1.0], [np.nan]], [[3.0]])]
         >>> moments = parts[0].merge(parts[1])
         >>> moments.mean_F.tolist(), moments.scale_F().tolist()
         ([2.0], [1.0])
     """
 
-    count_F: Tensor
-    mean_F: Tensor
-    squares_F: Tensor
+    count_F: NDArray[np.int64]
+    mean_F: NDArray[np.float64]
+    squares_F: NDArray[np.float64]
 
     @staticmethod
-    def of(x_NF: Tensor) -> "Moments":
-        """Moments of some documents; none at all is allowed."""
-        x_NF = x_NF.double()
-        seen_NF = ~x_NF.isnan()
-        count_F = seen_NF.sum(0)
-        mean_F = x_NF.nansum(0) / count_F.clamp(min=1)
-        squares_F = (x_NF - mean_F).square().nansum(0)
-        return Moments(count_F, mean_F, squares_F)
+    def none(n_features: int) -> "Moments":
+        """Moments of no document."""
+        return Moments(np.zeros(n_features, np.int64), np.zeros(n_features), np.zeros(n_features))
+
+    @staticmethod
+    def of(features_NF: NDArray[np.float32], *, log1p: bool = False) -> "Moments":
+        """Moments of some documents, or with `log1p` of `sign(x) log(1 + |x|)` of their values."""
+        n_features = features_NF.shape[1]
+        moments, step = Moments.none(n_features), max(1, _VALUES // max(1, n_features))
+        for first in range(0, len(features_NF), step):
+            x_NF = features_NF[first : first + step]
+            moments = moments.merge(_moments(np.copysign(np.log1p(np.abs(x_NF)), x_NF) if log1p else x_NF))
+        return moments
 
     def merge(self, other: "Moments") -> "Moments":
         """Moments of both parts together."""
         count_F = self.count_F + other.count_F
-        share_F = other.count_F / count_F.clamp(min=1)
+        share_F = other.count_F / np.maximum(count_F, 1)
         delta_F = other.mean_F - self.mean_F
-        squares_F = self.squares_F + other.squares_F + delta_F.square() * self.count_F * share_F
+        squares_F = self.squares_F + other.squares_F + delta_F * delta_F * self.count_F * share_F
         return Moments(count_F, self.mean_F + delta_F * share_F, squares_F)
 
-    def scale_F(self) -> Tensor:
+    def scale_F(self) -> NDArray[np.float64]:
         """Standard deviations; 1 where float32 cannot tell the values apart, since dividing would amplify rounding."""
-        std_F = (self.squares_F / self.count_F.clamp(min=1)).sqrt()
-        floor_F = (1e-7 * self.mean_F.abs()).clamp(min=torch.finfo(torch.float32).tiny)
-        return torch.where(std_F > floor_F, std_F, 1.0)
+        std_F = np.sqrt(self.squares_F / np.maximum(self.count_F, 1))
+        floor_F = np.maximum(1e-7 * np.abs(self.mean_F), np.finfo(np.float32).tiny)
+        return np.where(std_F > floor_F, std_F, 1.0)
 
 
-class Vocabulary(NamedTuple):
-    """Codes seen, sorted, and how often; parts merge; missing values do not count.
+def _moments(x_NF: NDArray[np.float32]) -> Moments:
+    """Moments of a block."""
+    y_NF = x_NF.astype(np.float64)
+    sum_F = y_NF.sum(0)
+    count_F = np.full(len(sum_F), len(y_NF))
+    missing = np.flatnonzero(np.isnan(sum_F))  # mostly few features: only they are looked at again
+    absent_NX = np.isnan(y_NF[:, missing])
+    count_F[missing] -= absent_NX.sum(0)
+    sum_F[missing] = np.where(absent_NX, 0, y_NF[:, missing]).sum(0)
+    mean_F = sum_F / np.maximum(count_F, 1)
+    y_NF -= mean_F
+    if len(missing):
+        y_NF[:, missing] = np.where(absent_NX, 0, y_NF[:, missing])
+    return Moments(count_F, mean_F, np.einsum("nf,nf->f", y_NF, y_NF))
+
+
+Counted = tuple[NDArray[np.float32], NDArray[np.int64]]
+"""Different values [V], sorted, and how often each occurs [V]."""
+
+
+class Vocabulary:
+    """The different values of a feature and how often each occurs, exactly; missing ones do not count; parts merge.
+
+    Codes of categories are integers below 2**24, so however many documents there are, memory holds at most 2**24 codes
+    of 12 bytes (200 MB a feature, and about 1 GB while one feature's parts are merged). Dropping rare codes on the way
+    would bound it tighter and make the result depend on the order of the parts.
+
+    Args:
+        at_most: with more different values than this nothing is kept, and `codes` tells so.
 
     Example:
-        >>> seen = Vocabulary.of(torch.tensor([5.0, 2.0, 5.0])).merge(Vocabulary.of(torch.tensor([9.0, 9.0, 9.0])))
-        >>> seen.codes_V.tolist(), seen.counts_V.tolist(), seen.most_frequent(2).tolist()
-        ([2.0, 5.0, 9.0], [1, 2, 3], [5.0, 9.0])
+        >>> seen, more = Vocabulary(), Vocabulary()
+        >>> seen.add(np.array([5, 2, 5], np.float32))
+        >>> more.add(np.array([9, 9, np.nan, 9], np.float32))
+        >>> seen.merge(more)
+        >>> seen.codes(2).tolist(), seen.codes().tolist()
+        ([5.0, 9.0], [2.0, 5.0, 9.0])
     """
 
-    codes_V: Tensor
-    counts_V: Tensor
+    def __init__(self, at_most: int | None = None) -> None:
+        self._at_most = at_most
+        self._over = False
+        self._known: Counted = _counted(np.zeros(0, np.float32))
+        self._new: list[Counted] = []
 
-    @staticmethod
-    def of(codes_N: Tensor) -> "Vocabulary":
-        """Vocabulary of one column of some documents."""
-        return Vocabulary(*torch.unique(codes_N[~codes_N.isnan()], return_counts=True))
+    def add(self, values_N: NDArray[np.float32]) -> None:
+        """Count one column of some documents."""
+        if not self._over and self._at_most is not None:  # most features are over at a glance
+            self._over = len(_counted(values_N[:_GLANCE])[0]) > self._at_most
+        if not self._over:
+            self._take([_counted(values_N)])
 
-    def merge(self, other: "Vocabulary") -> "Vocabulary":
-        """Vocabulary of both parts together."""
-        codes_V, place = torch.unique(torch.cat([self.codes_V, other.codes_V]), return_inverse=True)
-        counts_V = torch.cat([self.counts_V, other.counts_V])
-        return Vocabulary(codes_V, counts_V.new_zeros(len(codes_V)).index_add(0, place, counts_V))
+    def merge(self, other: Self) -> None:
+        """Count what another vocabulary has counted."""
+        self._over |= other._over
+        self._take([other._known, *other._new])
 
-    def most_frequent(self, limit: int) -> Tensor:
-        """Sorted codes; the most frequent ones where there are too many, smaller codes first among equals."""
-        order_V = self.counts_V.argsort(descending=True, stable=True)[:limit]
-        return self.codes_V[order_V].sort().values
+    def codes(self, limit: int | None = None) -> NDArray[np.float32] | None:
+        """Sorted values; the `limit` most frequent where there are more, smaller ones first among equals.
+
+        None where there are more different values than `at_most`.
+        """
+        self._settle()
+        codes_V, counts_V = self._known
+        return None if self._over else np.sort(codes_V[np.argsort(-counts_V, kind="stable")[:limit]])
+
+    def _take(self, counted: list[Counted]) -> None:
+        """Note more counts, and merge them once they are more than those before: so each is moved few times."""
+        self._new += [part for part in counted if len(part[0])]
+        if sum(len(codes_V) for codes_V, _ in self._new) > len(self._known[0]):
+            self._settle()
+
+    def _settle(self) -> None:
+        codes, counts = (np.concatenate(column) for column in zip(self._known, *self._new, strict=True))
+        order = np.argsort(codes, kind="stable")  # which is quick where sorted runs follow each other
+        codes, counts = codes[order], counts[order]
+        first_V = np.flatnonzero(np.concatenate([np.ones(min(1, len(codes)), bool), codes[1:] != codes[:-1]]))
+        self._over |= self._at_most is not None and len(first_V) > self._at_most
+        self._new = []
+        self._known = _counted(codes[:0]) if self._over else (codes[first_V], np.add.reduceat(counts, first_V))
+
+
+def _counted(values_N: NDArray[np.float32]) -> Counted:
+    codes_V, counts_V = np.unique(values_N[~np.isnan(values_N)] + np.float32(0), return_counts=True)  # -0 is 0
+    return codes_V, counts_V
 
 
 class Sample:
     """A uniform sample of documents without replacement: those whose number has the lowest hashes.
 
+    It depends on the documents and their numbers alone, and parts merge. Sketches of quantiles need less memory, but
+    what they keep depends on how parts are merged and on coin flips (KLL, REQ), or they bound the error of the value
+    and not of the rank (DDSketch). From a sample of M documents the quantile at p has a standard error in p of at most
+    `1 / (2 sqrt(M))`, for every feature.
+
     Args:
-        size: documents to keep; memory holds at most twice as many, and one part.
+        size: documents to keep.
+        documents: of all parts together, where known: a part then keeps little beyond its share. Otherwise memory holds
+            at most twice the size, and what is being added.
 
     Example:
         >>> sample = Sample(3)
         >>> for first in range(0, 100, 10):
-        ...     sample.add(first, np.full((10, 2), first, np.float32))
+        ...     sample.add(np.arange(first, first + 10), np.full((10, 2), first, np.float32))
         >>> sample.rows_MF().shape
         (3, 2)
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.kept: list[tuple[NDArray[np.uint64], NDArray[np.float32]]] = []
-        self.pending = 0
-        self.below = np.uint64(2**64 - 1)
+    def __init__(self, size: int, documents: int | None = None) -> None:
+        self._size = size
+        self._below = _bound(size, documents) if documents else _HIGHEST
+        self._kept: list[tuple[NDArray[np.uint64], NDArray[np.float32]]] = []
 
-    def add(self, first: int, rows_NF: NDArray[np.float32]) -> None:
-        """Offer documents number `first` and after."""
-        numbers_N = np.arange(first, first + len(rows_NF), dtype=np.uint64)
-        keys_N = splitmix64(np.zeros_like(numbers_N), numbers_N)
-        chosen = keys_N <= self.below
-        self.kept.append((keys_N[chosen], rows_NF[chosen]))
-        self.pending += int(chosen.sum())
-        if self.pending > 2 * self.size:
+    def chosen(self, numbers_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the documents with these numbers may belong to the sample, shape [N]."""
+        return _keys(numbers_N) <= np.uint64(self._below)
+
+    def add(self, numbers_N: NDArray[np.int64], rows_NF: NDArray[np.float32]) -> None:
+        """Offer the documents with these numbers."""
+        chosen_N = self.chosen(numbers_N)
+        self._take([(_keys(numbers_N[chosen_N]), rows_NF[chosen_N])])
+
+    def merge(self, other: Self) -> None:
+        """Offer what another sample has kept, of other documents."""
+        self._take(other._kept)
+
+    def rows_MF(self) -> NDArray[np.float32]:
+        """The sampled documents, in the order of their hashes.
+
+        Raises:
+            ValueError: no part was added.
+        """
+        self._shrink()
+        return self._kept[0][1]
+
+    def _take(self, kept: list[tuple[NDArray[np.uint64], NDArray[np.float32]]]) -> None:
+        self._kept += kept
+        if sum(len(keys) for keys, _ in self._kept) > 2 * self._size:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Keep the `size` lowest hashes, in their order."""
-        keys = np.concatenate([keys for keys, _ in self.kept])
-        rows = np.concatenate([rows for _, rows in self.kept])
-        order = np.argsort(keys)[: self.size]
-        self.kept = [(keys[order], rows[order])]
-        self.pending = len(order)
-        if self.pending == self.size:
-            self.below = keys[order[-1]]
+        """Keep the lowest hashes only."""
+        keys, rows = (np.concatenate(column) for column in zip(*self._kept, strict=True))
+        order = np.argsort(keys)[: self._size]
+        self._kept = [(keys[order], rows[order])]
+        if len(order) == self._size:
+            self._below = int(keys[order[-1]])
 
-    def rows_MF(self) -> NDArray[np.float32]:
-        """The sampled documents."""
-        self._shrink()
-        return self.kept[0][1]
+
+def _keys(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
+    return splitmix64(np.zeros(len(numbers_N), np.uint64), numbers_N.astype(np.uint64))
+
+
+def _bound(size: int, documents: int) -> int:
+    """A hash below which `size` of so many documents lie: as many as expected, and eight standard deviations more."""
+    share = (size + 8 * math.sqrt(size) + 64) / documents
+    return _HIGHEST if share >= 1 else int(share * _HIGHEST)
 
 
 def quantiles(rows_MF: NDArray[np.float32], n_quantiles: int) -> Tensor:
@@ -134,10 +233,72 @@ def quantiles(rows_MF: NDArray[np.float32], n_quantiles: int) -> Tensor:
         >>> quantiles(np.array([[1, np.nan], [2, np.nan], [4, np.nan]], np.float32), 5).tolist()
         [[1.0, 1.5, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
     """
-    probabilities_K = np.linspace(0, 1, n_quantiles)
     quantiles_FK = np.zeros((rows_MF.shape[1], n_quantiles))
     for feature, values_M in enumerate(rows_MF.T):
-        seen = values_M[~np.isnan(values_M)].astype(np.float64)
+        seen = np.sort(values_M[~np.isnan(values_M)])
         if len(seen):
-            quantiles_FK[feature] = np.quantile(seen, probabilities_K)
+            places_K = np.linspace(0, len(seen) - 1, n_quantiles)
+            quantiles_FK[feature] = np.interp(places_K, np.arange(len(seen)), seen)
     return torch.from_numpy(quantiles_FK).float()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to gather.
+
+    Args:
+        numeric: of each feature, whether it is a number; the values of categories are counted.
+        log1p: whether moments are those of `sign(x) log(1 + |x|)`.
+        sample: documents to sample; 0 gathers moments instead.
+        discrete_up_to: different values of a number up to which they are counted too.
+        documents: of all parts together, where known.
+    """
+
+    numeric: tuple[bool, ...]
+    log1p: bool = False
+    sample: int = 0
+    discrete_up_to: int = 0
+    documents: int | None = None
+
+
+class Statistics:
+    """What is known of some documents; parts merge.
+
+    Example:
+        >>> one, other = (Statistics(Wanted(numeric=(True, False))) for _ in range(2))
+        >>> one.add(0, np.array([[1, 7]], np.float32))
+        >>> other.add(1, np.array([[3, 8], [5, 7]], np.float32))
+        >>> one.merge(other)
+        >>> one.documents, one.moments.mean_F.tolist(), one.vocabularies[1].codes().tolist()
+        (3, [3.0, 7.333333333333333], [7.0, 8.0])
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.documents = 0
+        self.moments = Moments.none(len(wanted.numeric))
+        self.sample = Sample(wanted.sample, wanted.documents)
+        self.vocabularies = {
+            column: Vocabulary(wanted.discrete_up_to if numeric else None)
+            for column, numeric in enumerate(wanted.numeric)
+            if wanted.discrete_up_to or not numeric
+        }
+
+    def add(self, first: int, features_NF: NDArray[np.float32]) -> None:
+        """Take in the documents number `first` and after."""
+        assert features_NF.shape[1] == len(self.wanted.numeric)
+        self.documents += len(features_NF)
+        if self.wanted.sample:
+            self.sample.add(np.arange(first, first + len(features_NF)), features_NF)
+        else:
+            self.moments = self.moments.merge(Moments.of(features_NF, log1p=self.wanted.log1p))
+        for column, vocabulary in self.vocabularies.items():
+            vocabulary.add(features_NF[:, column])
+
+    def merge(self, other: Self) -> None:
+        """Take in what was gathered of other documents."""
+        self.documents += other.documents
+        self.sample.merge(other.sample)
+        self.moments = self.moments.merge(other.moments)
+        for column, vocabulary in self.vocabularies.items():
+            vocabulary.merge(other.vocabularies[column])

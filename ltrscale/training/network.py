@@ -1,23 +1,28 @@
 """The network that pretraining and finetuning share: feature transform and encoder, built the same way for both."""
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
+import safetensors.torch
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.config import Config
-from ltrscale.data.split import Split, select
+from ltrscale import storage
+from ltrscale.batch import group_index, rows_of
+from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.parts import Part, Run, cut, run_here
+from ltrscale.data.split import Selection
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.build import EncoderConfig
 from ltrscale.models.encoders import ResNetConfig
-from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.fitting import Sample
-from ltrscale.progress import progress
+from ltrscale.models.features import FeatureTransform, TransformConfig, make_transform, wanted
+from ltrscale.models.fitting import Sample, Statistics, Wanted
+from ltrscale.progress import log, progress
 
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+_DOCS_PER_BATCH = 8192
+_TENSORS = "tensors.safetensors"
 
 
 class NetworkConfig(Config):
@@ -27,52 +32,106 @@ class NetworkConfig(Config):
     encoder: EncoderConfig = ResNetConfig()
 
 
-def fit(train: Split, config: NetworkConfig) -> FeatureTransform:
-    """Fit the feature transform on all documents of the training split, in one streaming pass.
+def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
+    """Fit the feature transform on all documents of a training split, in one streaming pass.
 
     Unlabelled groups count too: what a feature looks like needs no label, and so a baseline without pretraining gets
     the same transform as a pretrained network.
+
+    Args:
+        selection: all groups of the training split.
+        config: the transform is fitted for it.
+        run: reads the data, here or in tasks of a Ray cluster; the transform does not depend on it.
+
+    Raises:
+        InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
-    selection = select(train, labelled=False)
     kinds = [feature.kind for feature in selection.features]
+    needed = wanted(kinds, config.transform, documents=selection.n_documents)
+    statistics, parts = Statistics(needed), cut(selection)
     with progress("feature statistics", selection.n_documents) as advance:
-
-        def batches() -> Iterator[Tensor]:
-            for groups in iterate(selection, docs_per_batch=65_536):
-                yield groups.features_NF
-                advance(groups.n_documents)
-
-        return fit_transform(batches(), kinds, config.transform)
+        for part, of_part in zip(parts, run(partial(_statistics, needed), parts), strict=True):
+            statistics.merge(of_part)
+            advance(part.documents)
+    return make_transform(statistics, config.transform)
 
 
-def sample_inputs(train: Split, transform: FeatureTransform, *, size: int = 4096) -> Tensor:
-    """A uniform sample of the training split's documents as the encoder sees them, shape [S, F].
+def _statistics(needed: Wanted, part: Part) -> Statistics:
+    statistics = Statistics(needed)
+    for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
+        statistics.add(part.first + statistics.documents, groups.features_NF.numpy())
+    return statistics
+
+
+def sample_inputs(
+    selection: Selection, transform: FeatureTransform, *, size: int = 4096, run: Run = run_here
+) -> Tensor:
+    """A uniform sample of a training split's documents as the encoder sees them, shape [S, F].
 
     Columns of the sample are the features' marginals. The sample depends on the documents and their order alone.
+
+    Args:
+        selection: all groups of the training split.
+        transform: fitted.
+        size: documents.
+        run: as for `fit`.
+
+    Raises:
+        InputError: as `fit`.
     """
-    selection = select(train, labelled=False)
-    sample, documents = Sample(size), 0
+    sample, parts = Sample(size, selection.n_documents), cut(selection)
     with progress("feature marginals", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=65_536):
-            sample.add(documents, transform(groups.features_NF, groups.offsets_Q1).numpy())
-            documents += groups.n_documents
-            advance(groups.n_documents)
+        of_parts = run(partial(_sampled, transform, size, selection.n_documents), parts)
+        for part, of_part in zip(parts, of_parts, strict=True):
+            sample.merge(of_part)
+            advance(part.documents)
     return torch.from_numpy(sample.rows_MF())
 
 
-def device(name: str) -> torch.device:
-    """The device of a config: `auto` is the GPU of this worker where there is one.
+def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
+    """The sample's share in a part; only groups with a document in it are transformed, but these as a whole."""
+    sample, first = Sample(size, documents), part.first
+    for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
+        numbers_N = np.arange(first, first + groups.n_documents)
+        chosen_N = torch.from_numpy(sample.chosen(numbers_N))
+        rows, offsets_M1 = rows_of(groups.offsets_Q1, torch.unique(group_index(groups.offsets_Q1)[chosen_N]))
+        sample.add(numbers_N[rows.numpy()], transform(groups.features_NF[rows], offsets_M1).numpy())
+        first += groups.n_documents
+    return sample
+
+
+def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = run_here) -> FeatureTransform:
+    """What `fit` gives, committed as a directory and read from there the next time, so that a resumed run need not fit.
+
+    Args:
+        selection: as for `fit`.
+        config: as for `fit`.
+        url: the directory, which the caller deletes when it is needed no more.
+        run: as for `fit`.
 
     Raises:
-        InputError: a GPU is asked for and there is none.
+        InputError: as `fit`, or the directory cannot be written.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(name)
-    seen = torch.cuda.device_count()
-    if chosen.type == "cuda" and (chosen.index or 0) >= seen:
-        raise InputError(f"device: {name} is asked for and torch sees {seen} GPUs; set device to auto or cpu")
-    return chosen
+    origin = made_by("transform", config.transform, {"train": selection.hash})
+    state = _kept(url, origin, lambda: fit(selection, config, run=run).state_dict())
+    return FeatureTransform.from_state(state, config.transform)
+
+
+def _kept(url: str, origin: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of this origin: those committed as a directory, or new ones, which are committed."""
+    if is_current(url, origin):
+        try:
+            data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
+            log.info("%s: made before with the same settings and data; read from there", url)
+            return safetensors.torch.load(data)
+        except InputError as error:
+            log.warning("%s; making it again", error)
+    tensors = make()
+    with storage.Commit(url) as commit:
+        with commit.file(_TENSORS) as path:
+            safetensors.torch.save_file(tensors, path)
+        commit.finish({"made_by": origin})
+    return tensors
 
 
 def state_on_cpu(module: nn.Module) -> dict[str, Tensor]:
