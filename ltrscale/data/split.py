@@ -6,7 +6,7 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
-from ltrscale.data.manifest import Dataset, Feature, Manifest, open_dataset
+from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 
@@ -65,8 +65,8 @@ class Splits(Config):
 class RowGroup:
     """One Parquet row group, with its counts from the manifest.
 
-    `gid_base` is added to `gid`, so that ids are unique over several data sets; `first_labelled` is the number of
-    labelled groups before it in the split.
+    `gid_base` is added to `gid`, so that ids are unique over several data sets, and does not depend on files that are
+    left out; `first_labelled` is the number of labelled groups before it in what is left of the split.
     """
 
     url: str
@@ -86,7 +86,8 @@ class Selection:
     With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
     labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
     Which groups have labels is always a matter of the column `labels`; `label_column` names the one whose values are
-    served. `hash` changes with the data, the periods, the sample and that column, not with where the data lie.
+    served. `hash` changes with the data, the periods, the files left out, the sample and that column, not with where
+    the data lie.
     """
 
     features: tuple[Feature, ...]
@@ -129,27 +130,39 @@ class _Part:
     dataset: Dataset
     periods: tuple[str, ...]
 
+    def files(self) -> Iterator[tuple[str, DataFile]]:
+        """Their files with their URLs, in the order of the manifest."""
+        for file in self.dataset.manifest.files:
+            if file.period in self.periods:
+                yield storage.join(self.dataset.url, file.path), file
 
-def select(split: Split, *, labelled: bool) -> Selection:
+
+def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
     """Resolve a split to the row groups to read; those of which nothing is served are left out.
+
+    A labelled sample is drawn from what is there without the files left out, so its size is exact.
 
     Args:
         split: data sets, periods and labelled fraction.
         labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n that have some;
             otherwise all groups, without labels.
+        without: URLs of files to leave out, such as `Preflight.without`; others than the split's change nothing.
 
     Raises:
         InputError: a data set or period is missing, features differ between data sets, a data set is named twice, or
             there is no group (no labelled one, if `labelled`) to serve.
     """
-    parts = _resolve(split)
-    row_groups = tuple(_row_groups(parts))
+    parts, without = _resolve(split), frozenset(without)
+    row_groups = tuple(_row_groups(parts, without))
     kept = None
     identity: dict[str, Any] = {"parts": [(part.dataset.manifest.hash, part.periods) for part in parts]}
+    if left_out := [(i, file.path) for i, part in enumerate(parts) for url, file in part.files() if url in without]:
+        identity["without"] = left_out
+    there = f"{_name(split)} without {len(left_out)} bad files" if left_out else _name(split)
     if labelled:
         n = sum(row_group.labelled for row_group in row_groups)
         if n == 0:
-            raise InputError(f"{_name(split)}: no group has labels; name periods that have some, or pretrain on these")
+            raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
         kept = _sample(n, split)
         sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
         identity["labelled"] = (split.labelled_fraction, sample)
@@ -159,8 +172,17 @@ def select(split: Split, *, labelled: bool) -> Selection:
     whole = Selection(features, row_groups, digest(identity), labelled, kept, split.labels)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
-        raise InputError(f"{_name(split)}: no query group there; see in the manifest what prepare kept and rejected")
+        raise InputError(f"{there}: no query group there; see in the manifest what prepare kept and rejected")
     return replace(whole, row_groups=served)
+
+
+def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
+    """The data sets of a split, and of each the files that it reads, in the order of the manifest.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split)]
 
 
 def check_disjoint(splits: Splits) -> None:
@@ -220,7 +242,7 @@ def _resolve(split: Split) -> list[_Part]:
     """Open the data sets of a split and choose their periods."""
     if not split.data:
         raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
-    datasets = [open_dataset(_absolute(url)) for url in split.data]
+    datasets = [open_dataset(storage.absolute(url)) for url in split.data]
     urls: dict[str, str] = {}
     for dataset in datasets:
         _check_features(datasets[0], dataset)
@@ -230,11 +252,6 @@ def _resolve(split: Split) -> list[_Part]:
         urls[dataset.manifest.hash] = dataset.url
     chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
     return [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
-
-
-def _absolute(url: str) -> str:
-    """A local path that means the same in a worker's working directory."""
-    return str(storage.local_path(url).absolute()) if storage.is_local(url) else url
 
 
 def _check_features(one: Dataset, other: Dataset) -> None:
@@ -267,19 +284,17 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
     return chosen
 
 
-def _row_groups(parts: list[_Part]) -> Iterator[RowGroup]:
-    """The row groups of the chosen periods, in the order of the manifests."""
+def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGroup]:
+    """The row groups of the chosen periods, in the order of the manifests, without those of some files."""
     gid_base = first_labelled = 0
     for part in parts:
-        manifest = part.dataset.manifest
-        for file in manifest.files:
-            if file.period not in part.periods:
+        for url, file in part.files():
+            if url in without:
                 continue
-            url = storage.join(part.dataset.url, file.path)
             for index, counts in enumerate(file.row_groups):
                 yield RowGroup(url, index, file.period, *counts, gid_base, first_labelled)
                 first_labelled += counts.labelled
-        gid_base += manifest.counts().groups
+        gid_base += part.dataset.manifest.counts().groups
 
 
 def _sample(n: int, split: Split) -> NDArray[np.bool_] | None:

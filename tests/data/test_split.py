@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,53 @@ def test_no_labels_and_no_groups_are_errors(make_dataset: Make, tmp_path: Path) 
         select(Split(data=(empty.url,), periods=("a",)), labelled=False)
     with pytest.raises(InputError, match="no data set is committed"):
         select(Split(data=(str(tmp_path / "nowhere"),)), labelled=False)
+
+
+def test_files_left_out_leave_the_ids_of_the_others_as_they_were(weeks: Any, make_dataset: Make) -> None:
+    more = make_dataset({"2026-W07": [[5, 5]]}, seed=1)
+    split = Split(data=(weeks.url, more.url))
+    everything = select(split, labelled=False).row_groups
+    without = {everything[0].url, everything[7].url}
+    left = select(split, labelled=False, without=without).row_groups
+    assert len(left) == len(everything) - 2 * 3
+    assert [replace(r, first_labelled=0) for r in left] == [
+        replace(r, first_labelled=0) for r in everything if r.url not in without
+    ]
+
+
+@pytest.mark.parametrize("sample", ["random", "first"])
+def test_a_labelled_sample_is_drawn_from_what_is_left(weeks: Any, sample: str) -> None:
+    split = Split(data=(weeks.url,), labelled_fraction=0.5, labelled_sample=sample)
+    everything = select(split, labelled=False).row_groups
+    kept = {everything[i].url for i in (1, 4, 10)}
+    left = select(split, labelled=True, without={r.url for r in everything} - kept)
+    assert left.n_groups == sum(r.labelled for r in everything if r.url in kept) / 2
+    assert {r.url for r in left.row_groups} <= kept
+    assert left.kept_labelled is not None
+    assert left.kept_labelled.sum() == sum(map(left.served_groups, left.row_groups))
+
+
+def test_the_hash_tells_what_is_left_out(weeks: Any, tmp_path: Path) -> None:
+    split = Split(data=(weeks.url,), periods=("2026-W01..2026-W03",))
+    urls = list(dict.fromkeys(r.url for r in select(Split(data=(weeks.url,)), labelled=False).row_groups))
+    whole = select(split, labelled=False)
+    hashes = {select(split, labelled=False, without=urls[i : i + n]).hash for i, n in [(0, 0), (0, 1), (1, 1), (0, 2)]}
+    assert len(hashes) == 4
+    assert select(split, labelled=False, without=urls[3:]).hash == whole.hash  # none of this split's
+    assert select(split, labelled=False, without=urls[:2][::-1]).hash in hashes
+    moved = tmp_path / "moved"
+    moved.symlink_to(weeks.url)
+    there = select(split.replace(data=(str(moved),)), labelled=False, without=[urls[0].replace(weeks.url, str(moved))])
+    assert there.hash == select(split, labelled=False, without=urls[:1]).hash != whole.hash
+
+
+def test_nothing_left_is_an_error(weeks: Any) -> None:
+    split = Split(data=(weeks.url,), periods=("2026-W01..2026-W02",))
+    urls = {row_group.url for row_group in select(split, labelled=False).row_groups}
+    with pytest.raises(InputError, match="without 2 bad files: no query group"):
+        select(split, labelled=False, without=urls)
+    with pytest.raises(InputError, match="without 2 bad files: no group has labels"):
+        select(split, labelled=True, without=urls)
 
 
 def test_no_data_file_is_opened(make_dataset: Make) -> None:
