@@ -53,7 +53,16 @@ class CategoryEncoder:
     def encode(self, column: pa.Array) -> NDArray[np.float32]:
         """The codes of a block, as the function `encode` gives them."""
         identities_N, missing_N = _identities(column)
-        values = np.unique(identities_N[~missing_N])
+        self.note(np.unique(identities_N[~missing_N]))
+        return _codes(identities_N, missing_N)
+
+    @property
+    def known(self) -> NDArray[np.uint64]:
+        """The values noted, 64 bits each, rising."""
+        return self._known
+
+    def note(self, values: NDArray[np.uint64]) -> None:
+        """Take in values that another encoder of the column has noted."""
         at = np.searchsorted(self._known, values)
         new = np.ones(len(values), dtype=bool)
         inside = at < len(self._known)
@@ -65,7 +74,6 @@ class CategoryEncoder:
             before = self._pairs(codes)
             self._known = np.insert(self._known, at[fresh], values[fresh])
             self.collisions += self._pairs(codes) - before
-        return _codes(identities_N, missing_N)
 
     def _pairs(self, codes: NDArray[np.uint64]) -> int:
         """Pairs of known values that share one of these codes; values are sorted by code first."""

@@ -83,7 +83,6 @@ class _GroupBlocks:
     def __call__(self, raw: parquet.Batch) -> RowBlock:
         mapping, groups = self.mapping, Examined(raw.rows, self.url)
         texts = RowTexts(raw.rows, raw.lines_N)
-        collisions = sum(encoder.collisions for encoder in self.encoders.values())
         lengths_G = self._examine(groups)
         ids_G = groups.texts(mapping.query, required=True)
         periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
@@ -95,7 +94,7 @@ class _GroupBlocks:
         starts_N = np.zeros(len(index_N), dtype=bool)
         starts_N[np.cumsum(lengths_G) - lengths_G] = True
         labels_N = None if mapping.labels is None else cols.numbers(_spread(batch.column(mapping.labels), lengths_G))
-        block = RowBlock(
+        return RowBlock(
             file=self.url,
             lines_N=np.repeat(raw.lines_N[good_G], lengths_G),
             query_ids_N=ids_G.take(index_N),
@@ -111,8 +110,6 @@ class _GroupBlocks:
             texts=texts,
             share=raw.share,
         )
-        block.hash_collisions = sum(encoder.collisions for encoder in self.encoders.values()) - collisions
-        return block
 
     def _examine(self, groups: Examined) -> NDArray[np.int64]:
         """Check the lists of each group against each other; returns its documents, 1 where they cannot be told."""

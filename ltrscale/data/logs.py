@@ -121,7 +121,6 @@ class _ItemBlocks:
         share: float,
     ) -> RowBlock:
         mapping, rows = self.mapping, Examined(batch, self.url)
-        collisions = sum(encoder.collisions for encoder in self.encoders.values())
         block = RowBlock(
             file=self.url,
             lines_N=lines_N,
@@ -141,7 +140,6 @@ class _ItemBlocks:
         rejected = rejected + rows.rejections(lines_N, texts, block.query_ids_N)
         block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
-        block.hash_collisions = sum(encoder.collisions for encoder in self.encoders.values()) - collisions
         return block
 
     def _features(self, rows: Examined) -> NDArray[np.float32]:

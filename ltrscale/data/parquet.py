@@ -93,7 +93,10 @@ def _offset(file: pq.ParquetFile, group: int) -> int:
 
 @contextmanager
 def _damage(url: str, where: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
-        raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error
+    with storage.named_errors(url):
+        try:
+            yield
+        except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+            if storage.is_fault(error):
+                raise
+            raise InputError(f"{url}: cannot decode {where}: {error}; write the file again or remove it") from error

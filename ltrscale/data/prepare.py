@@ -1,188 +1,194 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
-One block of rows is in memory at a time, with the group that is still open and a few megabytes a period that wait for
-their row group. Nothing is seen by a reader before the manifest is committed.
+The input is cut into units (`units`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
+with the same output. Nothing is seen by a reader before the manifest is committed.
 """
 
-import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pydantic import Field, field_validator, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config, is_current, made_by
-from ltrscale.data.manifest import Accounting, Dataset, Feature, Manifest, open_dataset
-from ltrscale.data.quarantine import QUARANTINE, Quarantine
-from ltrscale.data.rows import RowBlock
-from ltrscale.data.sort import sort_rows
-from ltrscale.data.sources import File, Reader, Source, open_source
+from ltrscale.config import made_by
+from ltrscale.data import additions
+from ltrscale.data.assembly import Written, check_columns, write_unit
+from ltrscale.data.categories import CategoryEncoder
+from ltrscale.data.inputs import Expected, Input, PrepareConfig, input_fingerprints, list_inputs
+from ltrscale.data.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
+from ltrscale.data.parallel import write_with_ray
+from ltrscale.data.quarantine import QUARANTINE
+from ltrscale.data.rows import Rejection
+from ltrscale.data.seen import QueryIds
 from ltrscale.data.summaries import FeatureStats, LabelCounts
-from ltrscale.data.validate import Groups, Validator
-from ltrscale.data.writer import Compression, DatasetWriter, to_table
+from ltrscale.data.units import Start, Unit, Work, cut_units, open_work
+from ltrscale.data.validate import total
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
-_PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-
-
-class Input(Config):
-    """Files to read, in the order of their names."""
-
-    path: str
-    """A file, a directory or a pattern such as s3://bucket/log/*.parquet."""
-    period: str | None = None
-    """A fixed period for all rows, such as train; query ids of inputs with different fixed periods are unrelated."""
-    group_sizes: str | None = None
-    """A file with the number of rows of each group, one a line, for svmlight text without qid."""
-
-
-class Expected(Config):
-    """What a period of a known collection holds."""
-
-    groups: int | None = Field(default=None, ge=0)
-    """Query groups kept."""
-    documents: int | None = Field(default=None, ge=0)
-    """Documents (rows) kept."""
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if self.groups is None and self.documents is None:
-            raise ValueError("expect needs groups or documents of each period that it names")
-        return self
-
-
-class PrepareConfig(Config):
-    """What to read, and how to write it."""
-
-    inputs: tuple[Input, ...] = ()
-    """What to read; a plain string is a path. A pipeline or job with a synthetic log fills it in."""
-    source: Source
-    """The format of the inputs."""
-    sort: bool = False
-    """Bring the rows of a query together first, by an external sort; without it they must be together."""
-    sort_memory: str = Field(default="512MB", pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")
-    """Memory of that sort, such as 512MB or 4GB; what needs more is spilled to the disk of TMPDIR."""
-    period: str = "all"
-    """The period of rows that have none of their own."""
-    max_rejected: float = Field(default=0.001, ge=0, le=1)
-    """Share of rejected rows above which nothing is committed."""
-    expect: dict[str, Expected] = Field(default_factory=dict)
-    """Counts by period, for collections whose size is known; nothing is committed where one differs."""
-    infinite: Literal["reject", "missing"] = "reject"
-    """Rows with a feature that float32 cannot hold: rejected, or kept with that feature as a missing value."""
-    max_group: int = Field(default=10_000, ge=1)
-    """Documents of the longest group that is accepted."""
-    compression: Compression = "zstd"
-    """Compression of the data files: zstd is smallest, none is read fastest."""
-    row_group_mb: float = Field(default=8, gt=0)
-    """Uncompressed megabytes of a row group; small data sets get smaller ones."""
-    file_mb: float = Field(default=256, gt=0)
-    """Megabytes of a data file after which the next is begun."""
-
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _paths(cls, value: Any) -> Any:
-        entries = [value] if isinstance(value, str | Mapping) else value
-        return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
+__all__ = ["Input", "PrepareConfig", "input_fingerprints", "is_prepared", "prepare"]
 
 
 def _silent(_: Mapping[str, object]) -> None:
     """Report to nobody."""
 
 
-def prepare(config: PrepareConfig, out: str, *, report: Report = _silent) -> Dataset:
-    """Make a data set directory at `out`, which nobody sees until it is complete.
+def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
+    """Whether `prepare` with this origin (`made_by`) has made the data set there, or added to it; says so."""
+    there = additions.holds(out, origin)
+    if there:
+        log.info("prepare: %s is up to date, nothing to do", out)
+    return there
 
-    Nothing is done where it was made from the same inputs with the same config already. What cannot be used is in the
+
+def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent) -> Dataset:
+    """Make a data set directory at `out`, or add periods to it; nobody sees any of it until it is complete.
+
+    Nothing is done where the same config has made or added the same inputs already. What cannot be used is in the
     quarantine, also when that is too much and nothing is committed. Query ids must not return within the inputs of
-    one fixed period, nor within all inputs without one.
+    one fixed period, nor within all inputs without one, those that were added to included.
+
+    Args:
+        config: what to read, and how to write it.
+        out: the directory.
+        ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
+        report: receives the counts.
 
     Raises:
         InputError: an input is missing, cannot be decoded or differs from the first in its features; there are no
-            rows; more than `max_rejected` of the rows are rejected; a period has other counts than expected.
+            rows; more than `max_rejected` of the rows are rejected; a period has other counts than expected; what is
+            added does not fit the data set, or making it anew would delete what was added.
     """
-    files = _files(config.inputs)
+    files = list_inputs(config.inputs)
     origin = made_by("prepare", config, input_fingerprints(config))
-    if is_current(out, origin):
-        log.info("prepare: %s is up to date, nothing to do", out)
+    if is_prepared(out, origin):
         return open_dataset(out)
     _clear_quarantine(out)
     with storage.Commit(out) as commit, tempfile.TemporaryDirectory(prefix="ltrscale-") as folder:
-        features, read = open_source(config.source, files)
-        assembly = _Assembly(config, commit, features, Path(folder))
+        before = _before(config, out)
+        work = open_work(config, files, out, taken=before.manifest.periods if before else ())
+        if before is not None:
+            additions.check_addable(before, work.features)
         sizes = [storage.size(file.url) for file in files]
-        with progress("prepare", sum(sizes), "rows") as advance:
-            for period, blocks in _streams(config, files, sizes, read, Path(folder), advance):
-                for block in blocks:
-                    assembly.add(block, period)
-                    del block  # two blocks in memory would be one too many
-                    pa.default_memory_pool().release_unused()  # which Arrow would keep, tens of megabytes
-                assembly.end(period)
-        manifest = assembly.finish(origin)
+        first = additions.next_unit(before.manifest) if before else 0
+        units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
+        new = _write(work, units, commit, Path(folder), before, origin, ray=ray)
+        manifest = new if before is None else additions.joined(before.manifest, new)
+        commit.finish(manifest.model_dump(mode="json"))
     _clear_quarantine(out)
-    _tell(out, manifest, report)
+    _tell(out, new, report, added=before is not None)
     return Dataset(out, manifest)
 
 
-def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
-    """What tells whether an input file was changed, by URL.
-
-    Raises:
-        InputError: an input is missing.
-    """
-    urls = {url for file in _files(config.inputs) for url in (file.url, file.group_sizes) if url is not None}
-    return {url: storage.fingerprint(url) for url in sorted(urls)}
-
-
-def _files(inputs: Sequence[Input]) -> list[File]:
-    """The files of all inputs, in order."""
-    if not inputs:
-        raise InputError("prepare.inputs: nothing to read; name a file, a directory or a pattern")
-    files = []
-    for entry in inputs:
-        urls = storage.list_files(entry.path)
-        if entry.group_sizes is not None and len(urls) > 1:
-            raise InputError(f"inputs: group_sizes {entry.group_sizes} is for one file, {entry.path} has {len(urls)}")
-        files += [File(url=url, period=entry.period, group_sizes=entry.group_sizes) for url in urls]
-    return files
+def _before(config: PrepareConfig, out: str) -> Dataset | None:
+    """The data set to add to; None where there is none, or where it is replaced."""
+    manifest = storage.read_manifest(out)
+    if manifest is None:
+        return None
+    if config.add:
+        return open_dataset(out)
+    additions.check_nothing_added(out, manifest)
+    return None
 
 
-def _streams(
-    config: PrepareConfig, files: list[File], sizes: list[int], read: Reader, folder: Path, advance: Advance
-) -> Iterator[tuple[str | None, Iterator[RowBlock]]]:
-    """With its fixed period what holds whole groups: a file, or all files of the period sorted.
+def _write(
+    work: Work,
+    units: Sequence[Unit],
+    commit: storage.Commit,
+    folder: Path,
+    before: Dataset | None,
+    origin: Mapping[str, Any],
+    *,
+    ray: bool,
+) -> Manifest:
+    """Put all files in place and check the account; returns the manifest of these files alone."""
+    ids, start, schema = QueryIds(folder), Start(), None
+    if before is not None:
+        start, schema = Start(before.manifest.counts().groups), additions.schema_of(before)
+        if any(not unit.period for unit in units):
+            for hashes in additions.known_ids(before):
+                ids.groups.add(hashes)
+    totals = _Totals(work, schema)
+    with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
+        if ray:
+            parts: Iterable[Written] = write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance)
+        else:
+            parts = _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        for written in parts:
+            totals.add(written)
+    manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
+    commit.keep(manifest.quarantine)
+    _check(manifest.accounting, totals.first_rejections, work)
+    _check_expected(work.config.expect, manifest)
+    return manifest
 
-    A sort passes over the rows twice, so that each time they count for half of their bytes.
-    """
-    if not config.sort:
-        for file, size in zip(files, sizes, strict=True):
-            yield file.period, _counted(read(file), size, advance)
-        return
-    for period in dict.fromkeys(file.period for file in files):
-        own = [(file, size / 2) for file, size in zip(files, sizes, strict=True) if file.period == period]
-        blocks = chain.from_iterable(_counted(read(file), size, advance) for file, size in own)
-        rows = sort_rows(blocks, memory_limit=config.sort_memory, scratch=folder)
-        yield period, _counted(rows, sum(size for _, size in own), advance)
+
+def _write_here(
+    work: Work,
+    units: Sequence[Unit],
+    start: Start,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    folder: Path,
+    advance: Advance,
+) -> Iterator[Written]:
+    """Write all units in this process, one after the other."""
+    gid, documents = start.gid, Counter(start.documents)
+    for unit in units:
+        place = Start(gid, dict(documents))
+        written = write_unit(work, unit, place, commit=commit, ids=ids, folder=folder, advance=advance)
+        gid += written.accounting.groups_kept
+        for file in written.files:
+            documents[file.period] += sum(cell.documents for cell in file.row_groups)
+        yield written
 
 
-def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:
-    """The blocks; each counts as done, its rows and its share of `size`, when the next one is asked for."""
-    done = 0.0
-    for block in blocks:
-        rows, share = len(block), block.share
-        yield block
-        del block  # see prepare
-        advance(rows, (share - done) * size)
-        done = share
-    advance(0, (1 - done) * size)
+class _Totals:
+    """What the manifest says of all units, which are taken in in their order."""
+
+    def __init__(self, work: Work, schema: pa.Schema | None) -> None:
+        self.first_rejections: list[Rejection] = []
+        self._work = work
+        self._schema, self._schema_of = schema, work.out
+        self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
+        self._encoders: dict[str, CategoryEncoder] = {}
+        self._accounting: list[Accounting] = []
+        self._files: list[DataFile] = []
+        self._quarantine: list[str] = []
+
+    def add(self, written: Written) -> None:
+        """Take a unit in."""
+        if written.schema is not None:
+            if self._schema is None:
+                self._schema, self._schema_of = written.schema, str(written.unit)
+            check_columns(self._schema, written.schema, str(written.unit), self._schema_of)
+        self._stats.merge(written.stats)
+        self._labels.merge(written.labels)
+        self._longest = max(self._longest, written.longest)
+        for name, values in written.categories.items():
+            self._encoders.setdefault(name, CategoryEncoder()).note(values)
+        self._accounting.append(written.accounting)
+        self._files += written.files
+        self._quarantine += written.quarantine
+        self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
+
+    def manifest(self, origin: Mapping[str, Any], *, lost_groups: int) -> Manifest:
+        """The manifest of all units."""
+        collisions = sum(encoder.collisions for encoder in self._encoders.values())
+        return Manifest(
+            features=self._work.features,
+            files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
+            summaries=self._stats.summaries(),
+            label_counts=self._labels.counts(),
+            longest=self._longest,
+            accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
+            quarantine=tuple(self._quarantine),
+            made_by=dict(origin),
+        )
 
 
 def _clear_quarantine(out: str) -> None:
@@ -199,114 +205,18 @@ def _clear_quarantine(out: str) -> None:
                 storage.remove(url)
 
 
-class _Assembly:
-    """What stands between blocks of rows and the manifest."""
-
-    def __init__(
-        self, config: PrepareConfig, commit: storage.Commit, features: tuple[Feature, ...], folder: Path
-    ) -> None:
-        self._config = config
-        self._commit = commit
-        self._features = features
-        self._quarantine = Quarantine(commit)
-        self._validator = Validator(
-            folder,
-            quarantine=self._quarantine,
-            max_group=config.max_group,
-            missing_labels=config.source.kind != "letor",
-        )
-        self._writer = DatasetWriter(
-            commit,
-            n_features=len(features),
-            compression=config.compression,
-            row_group_bytes=round(config.row_group_mb * 2**20),
-            file_bytes=round(config.file_mb * 2**20),
-        )
-        self._stats, self._labels, self._longest = FeatureStats(len(features)), LabelCounts(), 0
-
-    def add(self, block: RowBlock, period: str | None) -> None:
-        """Take the next rows of an input in."""
-        assert block.features_NF.shape[1] == len(self._features)
-        self._validator.scope = period or ""
-        if self._config.infinite == "missing":
-            block = _without_infinite(block)
-        self._write(self._validator.add(block), period)
-
-    def end(self, period: str | None) -> None:
-        """Complete an input."""
-        self._write(self._validator.end(), period)
-
-    def _write(self, groups: Groups | None, period: str | None) -> None:
-        if groups is None:
-            return
-        self._stats.add(groups.rows.features_NF)
-        self._labels.add(groups.rows.labels_N)
-        self._longest = max(self._longest, int(np.diff(groups.offsets_Q1).max()))
-        table = to_table(groups, self._validator.groups_kept - len(groups))
-        for name, part in _by_period(table, groups, period or "", self._config.period):
-            self._writer.add(name, part)
-
-    def finish(self, origin: Mapping[str, Any]) -> Manifest:
-        """Check the account, write what is left and commit."""
-        accounting = self._validator.finish()
-        quarantine = self._quarantine.close()
-        _check(accounting, self._quarantine, self._config, self._commit.url)
-        manifest = Manifest(
-            features=self._features,
-            files=self._writer.close(),
-            summaries=self._stats.summaries(),
-            label_counts=self._labels.counts(),
-            longest=self._longest,
-            accounting=accounting,
-            quarantine=quarantine,
-            made_by=dict(origin),
-        )
-        _check_expected(self._config.expect, manifest)
-        self._commit.finish(manifest.model_dump(mode="json"))
-        return manifest
-
-
-def _by_period(table: pa.Table, groups: Groups, fixed: str, default: str) -> Iterator[tuple[str, pa.Table]]:
-    """The groups of each period, which is that of a group's first row, in order."""
-    rows = groups.rows
-    if fixed or rows.periods_N is None:
-        yield _checked(fixed or rows.period or default, rows.file), table
-        return
-    periods_Q = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("")
-    names = pc.unique(periods_Q).to_pylist()
-    for name in names:
-        part = table if len(names) == 1 else table.filter(pc.equal(periods_Q, name))
-        yield _checked(name or default, rows.file), part
-
-
-def _checked(period: str, file: str) -> str:
-    if not _PERIOD.fullmatch(period) or ".." in period:
-        raise InputError(
-            f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
-        )
-    return period
-
-
-def _check(accounting: Accounting, quarantine: Quarantine, config: PrepareConfig, out: str) -> None:
+def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work) -> None:
     """Stop where there are no rows, or too few good ones."""
-    rows, rejected = accounting.rows_in, accounting.rows_rejected
+    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
-        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.text[:40]!r})" for r in quarantine.first)
+        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.text[:40]!r})" for r in first_rejections)
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
-            f"{config.max_rejected:.2%}: {first}; all are in {storage.join(out, QUARANTINE)}; "
+            f"{config.max_rejected:.2%}: {first}; all are in {storage.join(work.out, QUARANTINE)}; "
             "mend the input or raise max_rejected"
         )
-
-
-def _without_infinite(block: RowBlock) -> RowBlock:
-    """The block with missing values in place of infinite features, as which the readers give what is too large."""
-    infinite_NF = np.isinf(block.features_NF)
-    if not infinite_NF.any():
-        return block
-    return replace(block, features_NF=np.where(infinite_NF, np.float32(np.nan), block.features_NF))
 
 
 def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
@@ -328,14 +238,16 @@ def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
         )
 
 
-def _tell(out: str, manifest: Manifest, report: Report) -> None:
-    a, counts = manifest.accounting, manifest.counts()
+def _tell(out: str, new: Manifest, report: Report, *, added: bool) -> None:
+    """The account of what was made or added."""
+    a, counts = new.accounting, new.counts()
     rules = ", ".join(f"{rule} {count:,}" for rule, count in a.rules.items()) or "none"
     log.info(
-        "prepare: %s: %s rows in = %s kept + %s rejected (%s); %s groups in = %s kept + %s rejected; "
+        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s); %s groups in = %s kept + %s rejected; "
         "%s labelled, longest %s, %s periods",
-        *(out, f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules),
+        *("added to " if added else "", out),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{manifest.longest:,}", f"{len(manifest.periods):,}"),
+        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
     )
-    report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": manifest.longest})
+    report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})

@@ -28,15 +28,15 @@ _BUFFER = 4096
 class Quarantine:
     """Writes rejections as they come, counts them, and remembers the first five.
 
-    No file is made where nothing is rejected. `close` puts the file in place; it stays there for the reader of the
-    error when the data set is not committed.
+    No file is made where nothing is rejected. `close` puts the file in place. `number` is that of the file.
     """
 
-    def __init__(self, commit: Commit) -> None:
+    def __init__(self, commit: Commit, *, number: int = 0) -> None:
         assert SCHEMA.names == [field.name for field in fields(Rejection)]
         self.rows_by_rule: Counter[str] = Counter()
         self.first: list[Rejection] = []
         self._commit = commit
+        self._name = f"{QUARANTINE}/part-{number:05}-{{hash}}.parquet"
         self._buffer: list[Rejection] = []
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
@@ -58,7 +58,7 @@ class Quarantine:
 
     def _flush(self) -> None:
         if self._writer is None:
-            path = self._stack.enter_context(self._commit.file(f"{QUARANTINE}/part-00000-{{hash}}.parquet", keep=True))
+            path = self._stack.enter_context(self._commit.file(self._name))
             self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd")
         columns: list[Sequence[object]] = list(
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)

@@ -1,17 +1,22 @@
 """Readers: from a plan of row groups to their tables, in the plan's order, one table a row group.
 
 `read_direct` reads with pyarrow in this process; `read_with_ray` reads on the CPUs of a Ray cluster. Both give the same
-tables; a column that a file does not have is left out.
+tables; a column that a file does not have is left out. Page checksums are verified: a flipped bit is an error.
 """
 
+import errno
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import dataset as arrow_dataset
+from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
 from ltrscale.data.split import RowGroup
@@ -21,22 +26,54 @@ Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
 """Takes row groups and column names; yields one table a row group, in order."""
 
 _OPEN_FILES = 64
-_ROW_GROUPS_A_TASK = 8
+_READ_AHEAD = 4
+_ROW_GROUPS_A_TASK = 32
+_TASKS_AT_ONCE = 4
+_BLOCK_BYTES = 16 << 20
+_WAITING_BYTES = 512 << 20
+
+
+class _Part(NamedTuple):
+    """A row group to read, and the number of query groups that it has by the manifest."""
+
+    url: str
+    number: int
+    groups: int
+
+
+class _File(NamedTuple):
+    """A Parquet file: its metadata, and a function from a row group's number and column names to its table.
+
+    Threads may read one file at the same time unless it is on a local disk.
+    """
+
+    metadata: pq.FileMetaData
+    read: Callable[[int, Sequence[str]], pa.Table]
 
 
 def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read row groups with pyarrow in the calling thread.
+    """Read row groups with pyarrow in this process; from remote storage with some requests at a time.
 
     Raises:
         InputError: a file is missing, damaged or not the one that its manifest lists.
     """
-    return _read(((row_group.url, row_group.index, row_group.groups) for row_group in row_groups), columns)
+    # a shuffled plan comes back to a file again and again
+    return _read(_parts(row_groups), columns, functools.lru_cache(_OPEN_FILES)(_open))
 
 
-def read_with_ray(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
+def read_with_ray(
+    row_groups: Sequence[RowGroup], columns: Sequence[str], *, read_on: Mapping[str, float] | None = None
+) -> Iterator[pa.Table]:
     """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
 
-    A task reads several row groups, which share the cost of starting it.
+    A task reads several row groups, which share the cost of starting it, and gives them out in blocks of about 16 MB.
+    So many tasks run at once that one reader is fed and several readers on a cluster share it; closing the iterator
+    ends them.
+
+    Args:
+        row_groups: what to read, in this order.
+        columns: names.
+        read_on: custom resources that a task takes, of nodes that are to read, such as `{"reader": 1}`.
 
     Raises:
         InputError: as `read_direct`.
@@ -47,16 +84,24 @@ def read_with_ray(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Ite
     if not row_groups:
         return
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised too
-    plan = [{"url": r.url, "index": r.index, "groups": r.groups} for r in row_groups]
-    tasks = -(-len(plan) // _ROW_GROUPS_A_TASK)
+    plan = [part._asdict() for part in _parts(row_groups)]
+    tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
     dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
-        _read_batch, fn_args=(list(columns),), batch_size=None, batch_format="numpy"
+        _read_batch,
+        fn_args=(list(columns),),
+        batch_size=None,
+        batch_format="numpy",
+        concurrency=min(tasks, _TASKS_AT_ONCE),
+        resources=dict(read_on or {}),
     )
-    dataset.context.execution_options.preserve_order = True
+    options = dataset.context.execution_options
+    options.preserve_order = True
+    options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=_WAITING_BYTES)
     dataset.context.enable_progress_bars = False
+    dataset.context.target_max_block_size = _BLOCK_BYTES
+    dataset.context.memory_usage_poll_interval_s = None  # a look at all pages of a worker, which takes time
     try:
-        blocks = iter(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
-        yield from _recut(blocks, [row_group.groups for row_group in row_groups])
+        yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
     except RayTaskError as error:
         if not isinstance(error.cause, InputError):
             raise
@@ -64,10 +109,31 @@ def read_with_ray(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Ite
         raise InputError(message) from None
 
 
+def _parts(row_groups: Sequence[RowGroup]) -> list[_Part]:
+    return [_Part(row_group.url, row_group.index, row_group.groups) for row_group in row_groups]
+
+
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
     """What a Ray task does with its part of the plan."""
-    plan = (batch[key].tolist() for key in ("url", "index", "groups"))
-    yield from _read(zip(*plan, strict=True), columns)
+    values = (batch[name].tolist() for name in _Part._fields)
+    yield from _read([_Part(*part) for part in zip(*values, strict=True)], columns, _open_in_worker)
+
+
+def _fetch(dataset: Any) -> Iterator[pa.Table]:
+    """The blocks of a Ray data set, each on its way to this node while the one before is used.
+
+    `Dataset.iter_batches` does the same in three threads, of which one outlives an iterator that is closed early.
+    """
+    import ray
+
+    blocks = (block for bundle in dataset.iter_internal_ref_bundles() for block in bundle.block_refs)
+    block = next(blocks, None)
+    while block is not None:
+        following = next(blocks, None)
+        if following is not None:
+            ray.wait([following], timeout=0)
+        yield ray.get(block)
+        block = following
 
 
 def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table]:
@@ -80,25 +146,73 @@ def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table
         table = table.slice(n)
 
 
-def _read(plan: Iterable[tuple[str, int, int]], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The row groups (file, number, rows expected) of a plan."""
-    opened = functools.lru_cache(maxsize=_OPEN_FILES)(_open)  # a shuffled plan comes back to a file again and again
-    for url, index, groups in plan:
-        file = opened(url)
-        found = file.metadata.row_group(index).num_rows if index < file.num_row_groups else 0
-        if found != groups:
-            raise InputError(
-                f"{url}: row group {index} has {found} query groups where the manifest lists {groups}; {REMEDY}"
-            )
-        with _damage(url):
-            table = file.read_row_group(index, columns=list(columns), use_threads=False)
-        yield table
+def _read(parts: Sequence[_Part], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
+    """The tables of a plan; from remote storage some are read ahead."""
+    read = functools.partial(_read_part, columns=columns, open_file=open_file)
+    if all(storage.is_local(part.url) for part in parts):
+        return map(read, parts)
+    return _ahead(read, parts)
 
 
-def _open(url: str) -> pq.ParquetFile:
-    filesystem, path = storage.arrow_filesystem(url)
+def _ahead(read: Callable[[_Part], pa.Table], parts: Sequence[_Part]) -> Generator[pa.Table]:
+    """`map(read, parts)` in threads that are up to `_READ_AHEAD` parts ahead; closing it ends them."""
+    waiting: deque[Future[pa.Table]] = deque()
+    pool = ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="read")
+    try:
+        for part in parts:
+            waiting.append(pool.submit(read, part))
+            if len(waiting) > _READ_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_part(part: _Part, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
+    url, number, groups = part
+    file = open_file(url)
+    found = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
+    if found != groups:
+        raise InputError(
+            f"{url}: row group {number} has {found} query groups where the manifest lists {groups}; {REMEDY}"
+        )
     with storage.named_errors(url), _damage(url):
-        return pq.ParquetFile(path, filesystem=filesystem, pre_buffer=not storage.is_local(url))
+        return storage.patiently(functools.partial(file.read, number, columns))
+
+
+def _open(url: str) -> _File:
+    filesystem, path = storage.arrow_filesystem(url)
+    open_it = functools.partial(_open_local if storage.is_local(url) else _open_remote, path, filesystem)
+    with storage.named_errors(url), _damage(url):
+        return storage.patiently(open_it)
+
+
+_open_in_worker = functools.lru_cache(_OPEN_FILES)(_open)
+"""As `_open`, remembered by a worker of Ray from task to task: each footer would cost two requests more."""
+
+
+def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
+    file = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
+    return _File(
+        file.metadata, lambda number, columns: file.read_row_group(number, columns=list(columns), use_threads=False)
+    )
+
+
+def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
+    """A file of which several row groups can be read at once, each with as few requests as can be."""
+    info = filesystem.get_file_info(path)
+    if not info.is_file:
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+    options = arrow_dataset.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
+    parquet = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
+    file = parquet.make_fragment(path, filesystem, file_size=info.size)
+
+    def read(number: int, columns: Sequence[str]) -> pa.Table:
+        there = [name for name in columns if name in file.physical_schema.names]
+        return file.subset(row_group_ids=[number]).to_table(columns=there, use_threads=False)
+
+    return _File(file.metadata, read)
 
 
 REMEDY = "prepare the data set again"
@@ -109,7 +223,7 @@ def _damage(url: str) -> Iterator[None]:
     """Turn what pyarrow says of a file that it cannot decode into one line that names the file."""
     try:
         yield
-    except (FileNotFoundError, PermissionError):
-        raise
     except (pa.ArrowException, OSError) as error:
+        if storage.is_fault(error):
+            raise
         raise InputError(f"{url}: damaged ({str(error).rstrip('.')}); {REMEDY}") from error

@@ -79,7 +79,6 @@ class RowBlock:
     columns: dict[str, pa.Array] = field(default_factory=dict)
     """Carried along: `positions`, `clicks`, `weights` of each document; `meta_*` of a group's first row."""
     rejected: list[Rejection] = field(default_factory=list)
-    hash_collisions: int = 0
     texts: Texts | None = None
     share: float = 0.0
 

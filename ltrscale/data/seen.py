@@ -35,6 +35,17 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
+class QueryIds:
+    """The query ids that have been a group's, and those met in rejected rows only; `folder` as in `SeenHashes`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.groups, self.unread = SeenHashes(folder), SeenHashes(folder)
+
+    def lost(self) -> NDArray[np.uint64]:
+        """Hashes of the ids that only rejected rows have, of all that were taken in."""
+        return np.concatenate([np.empty(0, np.uint64), *(h[~self.groups.has(h)] for h in self.unread.blocks())])
+
+
 class SeenHashes:
     """An exact set of 64-bit hashes that grows on disk; `folder` must exist and is the caller's to delete.
 
@@ -58,15 +69,20 @@ class SeenHashes:
     def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Add hashes; True where one was there before, or comes earlier in this call."""
         values, first = np.unique(hashes, return_index=True)
-        known = np.zeros(len(values), dtype=bool)
-        for run in self._runs:
-            at = np.searchsorted(run, values)
-            known |= run[np.minimum(at, len(run) - 1)] == values
+        known = self.has(values)
         seen = np.ones(len(hashes), dtype=bool)
         seen[first] = known
         if not known.all():
             self._push(values[~known])
         return seen
+
+    def has(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Whether each hash is there."""
+        known = np.zeros(len(hashes), dtype=bool)
+        for run in self._runs:
+            at = np.searchsorted(run, hashes)
+            known |= run[np.minimum(at, len(run) - 1)] == hashes
+        return known
 
     def blocks(self) -> Iterator[NDArray[np.uint64]]:
         """All hashes, each once, a bounded number at a time."""

@@ -33,8 +33,7 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
     whatever the input's size, disk use up to three times the rows. A block holds rows of one file, so the rows of a
     query may go on in the next block, of the same or of another file; `lines_N` rise within a query and file only.
     `periods_N` is always there, `starts_N` and `texts` never: rows of one query are one group, and no raw input is
-    spilled. `share` is that of the rows. Rejections and counts of collisions come first, in blocks without rows, while
-    the input is read.
+    spilled. `share` is that of the rows. Rejections come first, in blocks without rows, while the input is read.
 
     Raises:
         InputError: the disk is full, or `memory_limit` is too small.
@@ -55,7 +54,7 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
     with ExitStack() as stack:
         stack.callback(spill.unlink, missing_ok=True)
         for block in blocks:
-            if block.rejected or block.hash_collisions:
+            if block.rejected:
                 yield replace(cut(block, 0, 0), rejected=block.rejected, share=0.0)
             if not len(block):
                 continue

@@ -63,15 +63,17 @@ class File(Config):
 Reader = Callable[[File], Iterator[RowBlock]]
 
 
-def open_source(source: Letor | Items | GroupRows, files: Sequence[File]) -> tuple[tuple[Feature, ...], Reader]:
-    """The features that all the files have, and what reads one of them.
+def open_source(
+    source: Letor | Items | GroupRows, files: Sequence[File], encoders: dict[str, CategoryEncoder] | None = None
+) -> tuple[tuple[Feature, ...], Reader]:
+    """The features that all the files have, and what reads one of them; it fills `encoders`, by feature.
 
     Raises:
         InputError: the features cannot be told, or those of a file are not those of the first; the reader raises it
             as well.
     """
     first = files[0].url
-    encoders: dict[str, CategoryEncoder] = {}
+    encoders = {} if encoders is None else encoders
     match source:
         case Letor():
             features = _letor_features(source, files)

@@ -159,9 +159,7 @@ class GroupStream:
             return waiting[stream].popleft()
 
         n_features = len(self.selection.features)
-        cursors = {
-            c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams
-        }
+        cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
         budget = self.config.docs_per_batch // self.config.streams
         while any(not cursor.ended for cursor in cursors.values()):
             micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}

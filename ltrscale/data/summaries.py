@@ -4,6 +4,7 @@ Shapes: N rows, F features.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,25 @@ class FeatureStats:
         self._merge(count_F, mean_F, np.einsum("nf,nf->f", x_NF, x_NF))
         self._missing_F += len(x_NF) - count_F
 
+    @classmethod
+    def of(cls, summaries: Sequence[FeatureSummary], documents: int) -> "FeatureStats":
+        """What gives these summaries of so many documents."""
+        stats = cls(len(summaries))
+        for f, summary in enumerate(summaries):
+            stats._missing_F[f] = summary.missing
+            if summary.std is not None:
+                stats._count_F[f] = documents - summary.missing
+                stats._minimum_F[f], stats._maximum_F[f] = summary.minimum, summary.maximum
+                stats._mean_F[f], stats._m2_F[f] = summary.mean, summary.std**2 * stats._count_F[f]
+        return stats
+
+    def merge(self, other: "FeatureStats") -> None:
+        """Take in what another has seen."""
+        self._minimum_F = np.fmin(self._minimum_F, other._minimum_F)
+        self._maximum_F = np.fmax(self._maximum_F, other._maximum_F)
+        self._missing_F += other._missing_F
+        self._merge(other._count_F, other._mean_F, other._m2_F)
+
     def _merge(self, count_F: NDArray[np.int64], mean_F: NDArray[np.float64], m2_F: NDArray[np.float64]) -> None:
         total_F = self._count_F + count_F
         share_F = count_F / np.maximum(total_F, 1)
@@ -103,6 +123,18 @@ class LabelCounts:
             return
         values, counts = np.unique(labels_N[~np.isnan(labels_N)], return_counts=True)
         self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> "LabelCounts":
+        """What gives these counts, of at most 64 labels."""
+        labels = cls()
+        labels._counts.update({float(np.float32(text)): count for text, count in counts.items()})
+        return labels
+
+    def merge(self, other: "LabelCounts") -> None:
+        """Take in what another has counted."""
+        if len(self._counts) <= _LABELS:
+            self._counts.update(other._counts)
 
     def counts(self) -> dict[str, int]:
         """The counts by label, rising; empty where there are more than 64 labels."""

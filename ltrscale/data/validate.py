@@ -13,9 +13,10 @@ A group whose labels are all missing is unlabelled.
 Shapes: N rows, Q groups, F features.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data.manifest import Accounting
-from ltrscale.data.quarantine import Quarantine
 from ltrscale.data.rows import Rejection, RowBlock, Rule, concat, cut, keep
-from ltrscale.data.seen import SeenHashes, hash_ids
+from ltrscale.data.seen import QueryIds, hash_ids
 
 HIGHEST_LABEL = 1000
 """Above it the gain 2^y - 1 leaves float64."""
@@ -47,19 +47,37 @@ class Groups:
         return len(self.labelled_Q)
 
 
+class Rejections(Protocol):
+    """Where rejections go, and their count."""
+
+    @property
+    def rows(self) -> int:
+        """Input rows rejected so far."""
+        ...
+
+    @property
+    def rows_by_rule(self) -> Mapping[str, int]:
+        """The same by rule."""
+        ...
+
+    def add(self, rejections: Iterable[Rejection]) -> None:
+        """Take rejections in."""
+        ...
+
+
 class Validator:
     """Applies the rules block by block; holds the rows of the group that is still open, and no others.
 
     `add` takes a block and returns the groups that it completes; `end` completes the last one where the rows of one
-    file, or of one sorted input, end. `scope` keeps equal query ids of unrelated inputs apart. `folder` is for hashes.
+    file, or of one sorted input, end. `scope` keeps equal query ids of unrelated inputs apart. `ids` are those of the
+    groups before; those of the groups that follow are added.
     """
 
-    def __init__(self, folder: Path, *, quarantine: Quarantine, max_group: int, missing_labels: bool) -> None:
+    def __init__(self, ids: QueryIds, rejections: Rejections, *, max_group: int, missing_labels: bool) -> None:
         self.scope = ""
         self.rows_in = self.rows_kept = self.groups_in = self.groups_kept = self.groups_rejected = 0
-        self.hash_collisions = 0
-        self._seen, self._unread = SeenHashes(folder), SeenHashes(folder)
-        self._quarantine = quarantine
+        self._ids = ids
+        self._quarantine = rejections
         self._max_group = max_group
         self._missing_labels = missing_labels
         self._open: list[RowBlock] = []
@@ -67,9 +85,7 @@ class Validator:
         self._open_id: str | None = None
 
     def finish(self) -> Accounting:
-        """The count, when all is read; asserts that it adds up."""
-        for hashes in self._unread.blocks():
-            self._count_lost(int((~self._seen.add(hashes)).sum()))
+        """The count of what was taken in, without the ids that only rejected rows have; asserts that it adds up."""
         rejected = self._quarantine.rows
         assert self.rows_in == self.rows_kept + rejected
         assert self.groups_in == self.groups_kept + self.groups_rejected
@@ -81,17 +97,15 @@ class Validator:
             groups_kept=self.groups_kept,
             groups_rejected=self.groups_rejected,
             rules=dict(sorted(self._quarantine.rows_by_rule.items())),
-            hash_collisions=self.hash_collisions,
         )
 
     def add(self, block: RowBlock) -> Groups | None:
         """Take a block in; returns the groups that are complete now, if any."""
         self.rows_in += len(block) + sum(rejection.rows for rejection in block.rejected)
-        self.hash_collisions += block.hash_collisions
         self._quarantine.add(block.rejected)
         self._count_lost(sum(rejection.rows == 0 for rejection in block.rejected))
         if unread := {rejection.query_id for rejection in block.rejected if rejection.rows} - {""}:
-            self._unread.add(hash_ids(unread, scope=self.scope))
+            self._ids.unread.add(hash_ids(unread, scope=self.scope))
         if not len(block):
             return None
         starts = np.flatnonzero(self._begins(block))
@@ -136,7 +150,7 @@ class Validator:
         if rows <= self._max_group:
             return pieces
         query_id = pieces[0].query_ids_N[0].as_py()
-        returning = bool(self._seen.add(hash_ids([query_id], scope=self.scope))[0])
+        returning = bool(self._ids.groups.add(hash_ids([query_id], scope=self.scope))[0])
         self._reject_group(pieces, 0, returning=returning, rows=rows)
         return []
 
@@ -156,7 +170,7 @@ class Validator:
             return None
         rows = concat(pieces)
         ids = rows.query_ids_N.take(pa.array(offsets_Q1[:-1])).to_pylist()
-        returning_Q = self._seen.add(hash_ids(ids, scope=self.scope))
+        returning_Q = self._ids.groups.add(hash_ids(ids, scope=self.scope))
         rejected_Q = returning_Q | (lengths_Q > self._max_group)
         for q in np.flatnonzero(rejected_Q).tolist():
             self._reject_group(pieces, int(offsets_Q1[q]), returning=bool(returning_Q[q]), rows=int(lengths_Q[q]))
@@ -197,6 +211,16 @@ class Validator:
             repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N)
             ok_N &= ~repeated_N
             yield "duplicate_document", repeated_N
+
+
+def total(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_collisions: int = 0) -> Accounting:
+    """The sum of several counts, with groups that were rejected, and collisions found, besides."""
+    sums: Counter[str] = Counter(groups_in=lost_groups, groups_rejected=lost_groups, hash_collisions=hash_collisions)
+    rules: Counter[str] = Counter()
+    for part in parts:
+        sums.update(part.model_dump(exclude={"rules"}))
+        rules.update(part.rules)
+    return Accounting(**sums, rules=dict(sorted(rules.items())))
 
 
 def _own(piece: RowBlock) -> RowBlock:

@@ -8,6 +8,7 @@ Shapes: Q groups, N documents, F features.
 """
 
 import itertools
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -51,7 +52,8 @@ class DatasetWriter:
     """Takes tables of whole groups, each of one period, and puts finished files in place through a commit.
 
     The tables have the columns of the data set directory; all have one schema. `close` returns the files; without it
-    nothing but the commit's staging area is left.
+    nothing but the commit's staging area is left. Where other writers wrote the periods' first groups, `written_bytes`
+    is how much (uncompressed features and labels), and `prefix` begins the names of this one's files.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class DatasetWriter:
         compression: Compression = "zstd",
         row_group_bytes: int = 8 << 20,
         file_bytes: int = 256 << 20,
+        prefix: str = "part",
+        written_bytes: Mapping[str, int] | None = None,
     ) -> None:
         self.files: list[DataFile] = []
         self._commit = commit
@@ -69,13 +73,18 @@ class DatasetWriter:
         self._compression = compression
         self._row_group_bytes = row_group_bytes
         self._file_bytes = file_bytes
+        self._prefix = prefix
+        self._written_before = written_bytes or {}
         self._periods: dict[str, _Period] = {}
         self._open: list[_Period] = []
         self._waiting_bytes = 0
 
     def add(self, period: str, table: pa.Table) -> None:
         """Append groups to a period, whose name can be a directory's."""
-        state = self._periods.setdefault(period, _Period(period))
+        state = self._periods.get(period)
+        if state is None:
+            before = self._written_before.get(period, 0)
+            state = self._periods[period] = _Period(period, written_bytes=before)
         self._wait(state, table)
         self._write_full(state)
         while self._waiting_bytes > _BUFFERS_BYTES:
@@ -165,10 +174,15 @@ class DatasetWriter:
         # a dictionary pays for ids that repeat; numbers are written plainly, to be read without decoding
         names = [name for name in schema.names if name not in _PLAIN]
         columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
-        path = self._commit.file(f"period={state.name}/part-{state.parts:05}-{{hash}}.parquet")
+        path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
         state.sink = state.stack.enter_context(pa.OSFile(str(state.stack.enter_context(path)), "wb"))
         state.writer = pq.ParquetWriter(
-            state.sink, schema, compression=self._compression, use_dictionary=columns, write_statistics=["gid"]
+            state.sink,
+            schema,
+            compression=self._compression,
+            use_dictionary=columns,
+            write_statistics=["gid"],
+            write_page_checksum=True,
         )
         state.parts += 1
 

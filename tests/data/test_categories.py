@@ -86,3 +86,15 @@ def test_integers_collide_with_hashed_values_only() -> None:
     code = int(encode(pa.array(["berlin"]))[0])
     encoder.encode(pa.array(["berlin", str(code), "berlin"]))
     assert encoder.collisions == 1
+
+
+def test_encoders_of_parts_add_up_to_that_of_the_whole() -> None:
+    values = [f"user-{i}" for i in np.random.default_rng(0).integers(0, 30_000, 60_000)]
+    whole, sum_of_parts = CategoryEncoder(), CategoryEncoder()
+    whole.encode(pa.array(values))
+    for start, stop in pairwise([0, 20_000, 20_000, 41_000, 60_000]):
+        part = CategoryEncoder()
+        part.encode(pa.array(values[start:stop], pa.string()))
+        sum_of_parts.note(part.known)
+    assert sum_of_parts.collisions == whole.collisions > 5
+    np.testing.assert_array_equal(sum_of_parts.known, whole.known)

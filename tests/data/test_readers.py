@@ -1,4 +1,7 @@
-from collections.abc import Callable, Iterator
+import itertools
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,33 @@ def test_tables_come_in_the_order_of_the_plan(made: Any, read: Reader) -> None:
             assert np.array_equal(np.float32(features), made.groups[gid].features.ravel())
 
 
+def gids(tables: Any) -> list[list[int]]:
+    return [table["gid"].to_pylist() for table in tables]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("row_groups", [[[1, 2]] * 150, [[300] * 40, [2], [300] * 60]], ids=["many small", "few large"])
+def test_blocks_are_cut_back_into_row_groups(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch, row_groups: list[list[int]]
+) -> None:
+    monkeypatch.setattr(readers, "_BLOCK_BYTES", 16 << 10)  # a large row group has 200 kB here
+    plan = list(choose(make_dataset({"a": row_groups, "b": row_groups})).row_groups)
+    plan = [plan[i] for i in np.random.default_rng(0).permutation(len(plan))]
+    for table, expected in zip(read_with_ray(plan, COLUMNS), read_direct(plan, COLUMNS), strict=True):
+        assert table.equals(expected)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_two_streams_at_once_are_each_in_order(made: Any) -> None:
+    row_groups = choose(made).row_groups
+    plans = row_groups, row_groups[::-1]
+    both = zip(*(read_with_ray(plan, ["gid"]) for plan in plans), strict=True)
+    for found, plan in zip(zip(*both, strict=True), plans, strict=True):
+        assert gids(found) == gids(read_direct(plan, ["gid"]))
+
+
 def test_an_empty_plan_gives_nothing(read: Reader) -> None:
     assert list(read([], COLUMNS)) == []
 
@@ -97,6 +127,57 @@ def test_files_are_opened_once(made: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(opened) == len(set(opened)) == 3
 
 
+def test_reading_ahead_keeps_order_and_distance() -> None:
+    begun: list[int] = []
+    numbers = readers._ahead(lambda n: begun.append(n) or n, range(40))
+    for n, found in enumerate(numbers):
+        assert found == n
+        assert len(begun) <= n + 1 + readers._READ_AHEAD
+    assert sorted(begun) == list(range(40))
+
+
+def test_what_fails_ahead_is_raised_in_its_place() -> None:
+    numbers = readers._ahead(lambda n: 12 // (3 - n), range(40))
+    assert list(itertools.islice(numbers, 3)) == [4, 6, 12]
+    with pytest.raises(ZeroDivisionError):
+        next(numbers)
+    assert not reading_threads()
+
+
+def test_closing_ends_what_reads_ahead() -> None:
+    begun: list[int] = []
+    numbers = readers._ahead(lambda n: time.sleep(0.01) or begun.append(n), range(1000))
+    next(numbers)
+    assert reading_threads()
+    numbers.close()
+    assert not reading_threads()
+    assert len(begun) <= 1 + 2 * readers._READ_AHEAD
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read_")]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_closing_a_stream_of_ray_ends_its_threads_and_tasks(made: Any) -> None:
+    import ray
+
+    plan = choose(made).row_groups * 100
+    tables: Generator[Any] = read_with_ray(plan, COLUMNS)
+    next(tables)
+    tables.close()  # what Ray keeps for the next stream is there now
+    before = set(threading.enumerate())
+    tables = read_with_ray(plan, COLUMNS)
+    next(tables)
+    assert set(threading.enumerate()) > before
+    tables.close()
+    deadline = time.monotonic() + 60
+    while set(threading.enumerate()) - before or ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_stream_is_the_same_with_either_reader(made: Any) -> None:
@@ -107,7 +188,7 @@ def test_a_stream_is_the_same_with_either_reader(made: Any) -> None:
         return [
             {c: groups and (groups.ids_Q.tolist(), groups.features_NF.tolist(), groups.labels_N.tolist())}
             for step in steps
-            for c, groups in step.items()
+            for c, groups in step.micro_batches.items()
         ]
 
     assert run(read_with_ray) == run(read_direct)
@@ -115,11 +196,12 @@ def test_a_stream_is_the_same_with_either_reader(made: Any) -> None:
 
 @pytest.mark.s3
 def test_a_data_set_is_read_from_s3(make_dataset: Make, s3: str) -> None:
-    lengths = {"a": [[2, 5, 3], [4]], "b": [[1, 1]]}
+    lengths = {"a": [[2, 5, 3], *[[4]] * 20], "b": [[1, 1]]}
     local, remote = make_dataset(lengths), make_dataset(lengths, url=f"{s3}/readers")
     for one, other in zip(iterate(choose(remote)), iterate(choose(local)), strict=True):
         assert one.features_NF.equal(other.features_NF)
     row_group = choose(remote).row_groups[0]
     gone = replace(row_group, url=row_group.url.replace("part-00000", "part-00009"))
     with pytest.raises(InputError, match=r"s3://.*part-00009.*no such file"):
-        list(read_direct([gone], COLUMNS))
+        list(read_direct([row_group, gone], COLUMNS))
+    assert not reading_threads()

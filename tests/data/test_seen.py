@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.data.seen import SeenHashes, hash_ids
+from ltrscale.data.seen import QueryIds, SeenHashes, hash_ids
 
 
 def slow_add(seen: set[int], hashes: list[int]) -> list[bool]:
@@ -55,3 +55,14 @@ def test_scopes_keep_equal_ids_apart() -> None:
     ids = [str(i) for i in range(1000)]
     both = np.concatenate([hash_ids(ids, scope="a"), hash_ids(ids, scope="b")])
     assert len(np.unique(both)) == 2000
+
+
+def test_ids_that_only_rejected_rows_have_are_lost(tmp_path: Path) -> None:
+    ids = QueryIds(tmp_path)
+    ids.unread.add(np.array([5, 3, 9], np.uint64))
+    ids.groups.add(np.array([3, 1], np.uint64))
+    assert ids.lost().tolist() == [5, 9]
+    assert ids.groups.has(np.array([1, 2, 3, 2], np.uint64)).tolist() == [True, False, True, False]
+    assert len(ids.groups) == 2
+    ids.groups.add(np.array([5, 9], np.uint64))
+    assert ids.lost().tolist() == []

@@ -90,14 +90,12 @@ def test_shuffled_rows_come_back_as_whole_queries(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.parquet"))
 
 
-def test_rejections_and_collisions_pass_through_once(tmp_path: Path) -> None:
+def test_rejections_pass_through_once(tmp_path: Path) -> None:
     blocks = make_blocks(["b", "a", "b", "c"], [1, 2], 1)
     bad = [Rejection("file-0", 7, "unparsable", "x", "q"), Rejection("file-0", 9, "empty_group", "y", rows=0)]
     blocks[0].rejected, blocks[2].rejected = bad[:1], bad[1:]
-    blocks[1].hash_collisions = 3
     out = list(sort_rows(blocks, scratch=tmp_path))
     assert [one for block in out for one in block.rejected] == bad
-    assert sum(block.hash_collisions for block in out) == 3
     assert sum(len(block) for block in out) == 4
 
 

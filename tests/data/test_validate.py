@@ -17,7 +17,8 @@ from ltrscale.data.lines import LineTexts
 from ltrscale.data.manifest import Accounting
 from ltrscale.data.quarantine import Quarantine
 from ltrscale.data.rows import Rejection, RowBlock
-from ltrscale.data.validate import Validator
+from ltrscale.data.seen import QueryIds
+from ltrscale.data.validate import Validator, total
 from ltrscale.storage import Commit, join
 
 
@@ -69,12 +70,8 @@ def run(
     kept = []
     with Commit(str(folder / "out")) as commit:
         quarantine = Quarantine(commit)
-        validator = Validator(
-            folder,
-            quarantine=quarantine,
-            max_group=max_group,
-            missing_labels=missing_labels,
-        )
+        known = QueryIds(folder)
+        validator = Validator(known, quarantine, max_group=max_group, missing_labels=missing_labels)
         for groups in [*map(validator.add, blocks_of(rows, cuts)), validator.end()]:
             for q in range(len(groups) if groups else 0):
                 assert groups is not None
@@ -85,7 +82,7 @@ def run(
         files = quarantine.close()
         tables = [pq.read_table(join(commit.url, name)) for name in files]
     rejected = [(r["line"], r["rule"], r["rows"]) for table in tables for r in table.to_pylist()]
-    return Result(kept, sorted(rejected), validator.finish())
+    return Result(kept, sorted(rejected), total([validator.finish()], lost_groups=len(known.lost())))
 
 
 def oracle(rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = True) -> Result:
@@ -182,7 +179,7 @@ def test_every_cut_into_blocks_agrees_with_the_rules_row_by_row(
 
 def test_ids_return_across_files_of_a_scope_and_not_across_scopes(tmp_path: Path) -> None:
     with Commit(str(tmp_path / "out")) as commit:
-        validator = Validator(tmp_path, quarantine=Quarantine(commit), max_group=9, missing_labels=False)
+        validator = Validator(QueryIds(tmp_path), Quarantine(commit), max_group=9, missing_labels=False)
         rejected = []
         for scope in ("", "", "test"):
             validator.scope = scope
@@ -196,7 +193,7 @@ def test_ids_return_across_files_of_a_scope_and_not_across_scopes(tmp_path: Path
 def test_a_group_beyond_the_cap_is_counted_and_not_held(tmp_path: Path) -> None:
     rows = [Row("long")] * 100_000 + [Row("next")]
     with Commit(str(tmp_path / "out")) as commit:
-        validator = Validator(tmp_path, quarantine=Quarantine(commit), max_group=10, missing_labels=False)
+        validator = Validator(QueryIds(tmp_path), Quarantine(commit), max_group=10, missing_labels=False)
         for block in blocks_of(rows, range(0, 100_001, 1000)):
             validator.add(block)
             assert sum(len(piece) for piece in validator._open) <= 10
@@ -207,7 +204,7 @@ def test_a_group_beyond_the_cap_is_counted_and_not_held(tmp_path: Path) -> None:
 def test_an_open_group_keeps_its_texts_and_not_its_blocks(tmp_path: Path) -> None:
     with Commit(str(tmp_path / "out")) as commit:
         quarantine = Quarantine(commit)
-        validator = Validator(tmp_path, quarantine=quarantine, max_group=50, missing_labels=False)
+        validator = Validator(QueryIds(tmp_path), quarantine, max_group=50, missing_labels=False)
         blocks = []
         for block in blocks_of([Row("q", label=-1.0)] * 50 + [Row("long")] * 60, range(110)):
             line = int(block.lines_N[0])
@@ -220,6 +217,7 @@ def test_an_open_group_keeps_its_texts_and_not_its_blocks(tmp_path: Path) -> Non
             assert not any(gone() for gone in blocks)
         validator.end()
         (name,) = quarantine.close()
+        commit.keep([name])
     texts = pq.read_table(tmp_path / "out" / name).column("text").to_pylist()
     assert texts == [f"row {line}" for line in range(1, 52)]
 
@@ -227,13 +225,14 @@ def test_an_open_group_keeps_its_texts_and_not_its_blocks(tmp_path: Path) -> Non
 def test_quarantine_shows_what_is_wrong(tmp_path: Path) -> None:
     with Commit(str(tmp_path / "out")) as commit:
         quarantine = Quarantine(commit)
-        validator = Validator(tmp_path, quarantine=quarantine, max_group=9, missing_labels=False)
+        validator = Validator(QueryIds(tmp_path), quarantine, max_group=9, missing_labels=False)
         rows = [Row("q", value=-math.inf, doc_id="d"), Row("q", label=-3), Row("", rule="unparsable")]
         rows += [Row("\udcff", rule="feature_count")]
         for block in blocks_of(rows, ()):
             validator.add(block)
         validator.end()
         (name,) = quarantine.close()
+        commit.keep([name])
     table = pq.read_table(tmp_path / "out" / name)
     assert sorted(table.select(["line", "rule", "text", "query_id"]).to_pydict().items()) == [
         ("line", [3, 4, 1, 2]),

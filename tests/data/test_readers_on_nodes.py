@@ -1,0 +1,45 @@
+"""Reading on the nodes of a Ray cluster that are named for it."""
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from ltrscale.data.readers import read_direct, read_with_ray
+from ltrscale.data.split import Split, select
+
+Make = Callable[..., Any]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Ray's
+def test_tasks_wait_for_nodes_that_read_and_outlive_one(make_dataset: Make) -> None:
+    made = make_dataset({"a": [[1, 2], [3]] * 10, "b": [[4]] * 10})
+    plan = list(select(Split(data=(made.url,)), labelled=True).row_groups) * 100
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        tables = read_with_ray(plan, ["gid"], read_on={"reader": 1})
+        found: list[Any] = []
+        consumer = threading.Thread(target=lambda: found.extend(itertools.islice(tables, 200)))
+        consumer.start()
+        consumer.join(2)
+        assert not found
+        nodes = [cluster.add_node(num_cpus=2, resources={"reader": 2}) for _ in range(2)]
+        consumer.join(60)
+        assert len(found) == 200
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        found += tables
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        gc.collect()
+    assert [table["gid"].to_pylist() for table in found] == [
+        table["gid"].to_pylist() for table in read_direct(plan, ["gid"])
+    ]
