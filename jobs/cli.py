@@ -2,16 +2,19 @@
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 from rich.logging import RichHandler
 
 from ltrscale import config as configs
 from ltrscale.config import Config
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import console, log
+from ltrscale.training import under_torchrun
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -39,28 +42,60 @@ def parser(cls: type[Config], module: str, description: str) -> argparse.Argumen
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
     if "workers" in cls.model_fields:
         options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
+    if "fresh" in cls.model_fields:
+        options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
+    if "ray" in cls.model_fields:
+        options.add_argument("--ray", action="store_true", help="short for --set ray=true")
     return options
 
 
 def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, description: str) -> None:
-    """Parse the command line, then call `run`; an `InputError` becomes one line and exit status 2."""
+    """Parse the command line, then call `run`, in the processes of torchrun where it has started several.
+
+    An `InputError` and a request to stop become one line, and exit statuses 2 and 143; Ctrl-C ends with 130.
+    """
     options = parser(cls, module, description).parse_args()
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
-    handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, show_level=False)
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
+    overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
+
+    def job() -> None:
+        signal.signal(signal.SIGTERM, _stop)
         config = configs.load(cls, options.config, overrides)
         if options.print_config:
             print(configs.dump(config), end="")
         else:
             run(config)
+
+    _show_log(under_torchrun.rank())
+    try:
+        if under_torchrun.is_running():
+            under_torchrun.take_part(job)
+        else:
+            job()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.status)
+    except Stopped as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        sys.exit(error.status)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """What SIGTERM does where no checkpoint is to be left first."""
+    raise Stopped("asked to stop; the same command goes on with what is committed")
+
+
+def _show_log(rank: int) -> None:
+    """Show the log on standard error: of rank 0 all of it and progress bars, of the other processes their warnings."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if rank > 0:
+        console.quiet = True
+        handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
+    elif console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, show_level=False)
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING if rank > 0 else logging.INFO)

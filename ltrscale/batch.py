@@ -4,7 +4,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest lis
 The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -162,20 +162,20 @@ class QueryGroups:
         """Documents of each group."""
         return self.offsets_Q1.diff()
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "QueryGroups":
+        """The same groups with a function of every tensor in its place."""
+        return QueryGroups(*(None if v is None else function(v) for v in self._fields()))  # type: ignore[arg-type]
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that there is."""
+        return [values for values in self._fields() if values is not None]
+
+    def _fields(self) -> tuple[Tensor | None, ...]:
+        return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, self.weights_N, self.positions_N
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
         """The same groups on another device."""
-
-        def move(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.to(device, non_blocking=non_blocking)
-
-        return QueryGroups(
-            self.features_NF.to(device, non_blocking=non_blocking),
-            self.offsets_Q1.to(device, non_blocking=non_blocking),
-            move(self.labels_N),
-            move(self.ids_Q),
-            move(self.weights_N),
-            move(self.positions_N),
-        )
+        return self.map(lambda values: values.to(device, non_blocking=non_blocking))
 
     def select(self, groups_M: Tensor) -> "QueryGroups":
         """The groups of these numbers, in this order; a number may repeat."""

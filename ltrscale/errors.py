@@ -1,4 +1,6 @@
-"""The one error that a user is meant to read."""
+"""What ends a job without being a defect: an error that a user is meant to read, and a request to stop."""
+
+from typing import ClassVar
 
 
 class InputError(Exception):
@@ -8,5 +10,16 @@ class InputError(Exception):
     ours and keeps its traceback.
     """
 
+    status: ClassVar[int] = 2
+
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class Stopped(Exception):  # noqa: N818 - it is none
+    """The work was asked to stop, and the same command goes on from its newest checkpoint.
+
+    Jobs print it as one line and exit as a process does that SIGTERM has ended.
+    """
+
+    status: ClassVar[int] = 128 + 15

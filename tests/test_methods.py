@@ -12,8 +12,8 @@ from ltrscale.models.contexts import ContextConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.simulate.relabel import Step
 from ltrscale.training.objectives import LossConfig
-from ltrscale.training.phases import DebiasConfig
 from ltrscale.training.pretexts import MethodConfig
+from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.schedules import ScheduleConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,136 +1,278 @@
-"""Checkpoints: weights, optimizer, step and stream positions, as safetensors and JSON.
+"""Checkpoints: when a run saves its state, how that is written, and from which one it goes on.
 
-A checkpoint is a committed directory, `checkpoints/step-00000120`; the newest that is committed is the one to go on
-from, and one that was cut short is not seen. The one before is kept until the next is committed.
+A checkpoint is a committed directory, `checkpoints/step-00000120`, of safetensors files and a manifest. One that was
+cut short is not committed and not seen; one whose content is damaged is passed over. The one before is kept until the
+next is committed.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
 
 import safetensors.torch
-import torch
-from torch import Tensor
+from safetensors import SafetensorError
 
 from ltrscale import storage
 from ltrscale.config import is_current
-from ltrscale.data.stream import Position
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import log
-from ltrscale.training.loop import State, Trainer
-from ltrscale.training.reduce import rank_and_world, sum_over_workers
+from ltrscale.training.loop import StepResult, Trainer
+from ltrscale.training.reduce import from_rank_0, rank_and_world
+from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take
 
+_FORMAT, _VERSION = "ltrscale-checkpoint", 2
 _KEPT = 2
 
 
-def save_checkpoint(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) -> str:
-    """Commit the trainer's state below `url`; returns the checkpoint's directory.
+def write(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str) -> None:
+    """Commit a snapshot as a checkpoint.
 
-    All workers call it after the same step: they tell rank 0 the positions of their streams, and it writes.
+    Args:
+        url: its directory.
+        snapshot: what to save.
+        origin: config and inputs of the run, as `ltrscale.config.made_by` gives them.
+        data: hash of what is read, on which positions depend.
+
+    Raises:
+        InputError: it cannot be written.
     """
-    target = storage.join(url, f"step-{trainer.state.step:08d}")
-    state = trainer.state
-    positions = _all_positions(trainer)
-    if rank_and_world()[0] != 0:
-        return target
-    document = {
-        "format": "ltrscale-checkpoint",
-        "version": 1,
-        "made_by": origin,
-        "state": {
-            "epoch": state.epoch,
-            "step": state.step,
-            "groups": state.groups,
-            "positions": positions,
-        },
-        "optimizer": [
-            {k: v for k, v in group.items() if k != "params"}
-            for group in trainer.optimizer.state_dict()["param_groups"]
-        ],
-    }
-    with storage.Commit(target) as commit:
-        with commit.file("weights.safetensors") as path:
-            safetensors.torch.save_file(_contiguous(trainer.model.state_dict()), path)
-        with commit.file("optimizer.safetensors") as path:
-            safetensors.torch.save_file(_contiguous(_moments(trainer.optimizer)), path)
-        commit.finish(document)
-    ours = [c for c in list_checkpoints(url) if is_current(c, origin)]
-    for old in ours[:-_KEPT]:
-        storage.remove(old)
-    return target
+    files = {}
+    with storage.Commit(url) as commit:
+        for kind, tensors in snapshot.tensors.items():
+            # named by content: two writers of one step, of which one was thought dead, leave each other's files alone
+            size = sum(value.nbytes for value in tensors.values())
+            with commit.file(f"{kind}-{{hash}}.safetensors", size=size) as path:
+                safetensors.torch.save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+            files[kind] = commit.files[-1].path
+        commit.finish(
+            {
+                "format": _FORMAT,
+                "version": _VERSION,
+                "made_by": origin,
+                "data": data,
+                "tensors": files,
+                "state": snapshot.state,
+                "progress": snapshot.progress,
+                "steps_before": snapshot.steps_before,
+            }
+        )
 
 
-def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
-    """The positions of the streams of all workers; none at the start of an epoch."""
-    known = torch.zeros(trainer.stream.config.streams, 1 + len(Position()), dtype=torch.int64)
-    for stream, position in trainer.state.positions.items():
-        known[stream] = torch.tensor([1, *position])
-    return {str(c): row[1:] for c, row in enumerate(sum_over_workers(known).tolist()) if row[0]}
+def read(checkpoint: str) -> Snapshot:
+    """The content of a checkpoint, checked against the hashes in its manifest.
 
-
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.contiguous() for name, value in tensors.items()}
-
-
-def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by `parameter.key`; parameters are numbered in order."""
-    states = optimizer.state_dict()["state"]
-    return {f"{index}.{key}": torch.as_tensor(value) for index, s in states.items() for key, value in s.items()}
+    Raises:
+        InputError: it is missing, damaged, or of another version of this package.
+    """
+    manifest = storage.read_manifest(checkpoint)
+    if manifest is None:
+        raise InputError(f"{checkpoint}: no checkpoint is committed there")
+    if (manifest.get("format"), manifest.get("version")) != (_FORMAT, _VERSION):
+        raise InputError(f"{checkpoint}: not a checkpoint of this version; start anew with --fresh")
+    tensors = {}
+    for kind, name in manifest["tensors"].items():
+        try:
+            tensors[kind] = safetensors.torch.load(storage.read_verified(checkpoint, name, manifest))
+        except SafetensorError as error:
+            raise InputError(f"{storage.join(checkpoint, name)}: damaged ({error})") from error
+    return Snapshot(manifest["state"], tensors, manifest["progress"], manifest["steps_before"])
 
 
 def list_checkpoints(url: str) -> list[str]:
-    """Committed checkpoints, oldest first."""
-    fs, path = storage.filesystem(url)
-    if not storage.exists(url):
-        return []
-    names = sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False))
-    found = [storage.join(url, name) for name in names if name.startswith("step-")]
-    return [f for f in found if storage.exists(storage.join(f, storage.MANIFEST))]
+    """Committed checkpoints below `url`, oldest first."""
+    return [child for child in storage.children(url) if storage.exists(storage.join(child, storage.MANIFEST))]
 
 
-def resume(url: str, trainer: Trainer, *, origin: Mapping[str, Any]) -> bool:
-    """Restore the newest checkpoint below `url` into the trainer; returns whether there was one.
+class Checkpoints:
+    """The checkpoints of one run: saves when it is time or when the run is to stop, and tells from where to go on.
 
-    A checkpoint of another config or other inputs is left alone, and so is one whose content is damaged: then the one
-    before is taken.
+    All workers make the same calls after the same steps. Rank 0 copies the state to memory between two steps, and a
+    thread of it writes the copy while training goes on. One is written at a time: while it is, no other is due, and the
+    next comes as soon as it is written if its time has come meanwhile. So training never waits for storage, and memory
+    holds one copy. A context manager: leaving it waits for what is being written.
+
+    Args:
+        url: their directory.
+        origin: config and inputs of the run; checkpoints of others are left alone.
+        data: hash of what is read; a position means nothing in other data.
+        every_s: from one checkpoint to the next.
+        failures: checkpoints in a row that cannot be written after which the run ends.
+        progressed: called on rank 0, in the writing thread, when a checkpoint is committed.
     """
-    for checkpoint in reversed(list_checkpoints(url)):
-        if not is_current(checkpoint, origin):
-            log.info("%s is of another config or other inputs; not resumed", checkpoint)
-            continue
-        manifest = storage.read_manifest(checkpoint) or {}
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        origin: Mapping[str, Any],
+        data: str,
+        every_s: float,
+        failures: int,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.url, self.origin, self.data = url, origin, data
+        self.every_s, self.failures, self.progressed = every_s, failures, progressed
+        self._first = rank_and_world()[0] == 0
+        self._due_at = time.monotonic() + every_s
+        self._buffers = Buffers()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        self._good: list[str] = []
+        self._stale: set[str] = set()
+        self._failed: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.shutdown()
+
+    def newest(self) -> Snapshot | None:
+        """The newest checkpoint of this run that is whole; None where there is none.
+
+        Rank 0 chooses, so that all workers go on from the same one.
+
+        Raises:
+            InputError: another worker does not see what rank 0 sees.
+        """
+        snapshot = self._choose() if self._first else None
+        chosen = from_rank_0(self._good[-1] if self._good else None)
+        if chosen is not None and snapshot is None:
+            try:
+                snapshot = read(chosen)
+            except InputError as error:
+                raise InputError(f"{error}; rank 0 can read it: put out where all workers reach it") from error
+        return snapshot
+
+    def _choose(self) -> Snapshot | None:
+        """Read the newest that is whole, and remember it; what was cut short is deleted."""
+        foreign = False
+        for checkpoint in reversed(storage.children(self.url)):
+            try:
+                manifest = storage.read_manifest(checkpoint)
+                if manifest is None:
+                    storage.remove(checkpoint)
+                elif not self._is_ours(checkpoint, manifest):
+                    foreign = True
+                elif self._good:
+                    self._stale.add(checkpoint)
+                else:
+                    snapshot = read(checkpoint)
+                    self._good.append(checkpoint)
+            except InputError as error:
+                log.warning("%s; trying the checkpoint before", error)
+                self._stale.add(checkpoint)
+        if foreign:
+            log.warning(
+                "%s: there are checkpoints of another config or other data, which are not resumed; they are deleted "
+                "when this run has finished, or at once with --fresh",
+                self.url,
+            )
+        if not self._good:
+            return None
+        log.info("resumed from %s", self._good[0])
+        return snapshot
+
+    def _is_ours(self, checkpoint: str, manifest: Mapping[str, Any]) -> bool:
+        return is_current(checkpoint, self.origin) and manifest.get("data") == self.data
+
+    def due(self) -> bool:
+        """Whether this worker says that it is time for a checkpoint; only rank 0 looks at its clock."""
+        return self._first and time.monotonic() >= self._due_at and not self._is_writing()
+
+    def failed(self) -> bool:
+        """Whether this worker could not write too many checkpoints in a row."""
+        return len(self._failed) >= self.failures
+
+    def after(self, result: StepResult, trainer: Trainer, progress: Progress) -> None:
+        """Do what the result of a step says: save, or save and stop, or end a run that cannot save.
+
+        Raises:
+            Stopped: a worker was asked to stop; the checkpoint is committed.
+            InputError: too many checkpoints in a row could not be written.
+        """
+        if result.failed:
+            raise InputError(
+                from_rank_0(
+                    f"{self.url}: {len(self._failed)} checkpoints in a row could not be written "
+                    f"({'; '.join(self._failed[-1:])}); then the same command goes on from {self._from_where()}"
+                )
+            )
+        if result.stopping:
+            self._save(trainer, progress)
+            self._wait()
+            raise Stopped(from_rank_0(self._farewell(progress.steps_before + trainer.state.step)))
+        if result.checkpoint_due:
+            self._save(trainer, progress)
+
+    def _farewell(self, step: int) -> str:
+        written = f"not written ({self._failed[-1]})" if self._failed else f"written to {self.url}"
+        return f"after step {step}, checkpoint {written}; the same command goes on from {self._from_where()}"
+
+    def _from_where(self) -> str:
+        return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
+
+    def _save(self, trainer: Trainer, progress: Progress) -> None:
+        self._wait()
+        began = time.monotonic()
+        snapshot = take(trainer, progress, self._buffers)
+        if snapshot is None:
+            return
+        name = f"step {snapshot.step} ({_place(trainer)})"
+        self._due_at = began + self.every_s
+        self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
+
+    def _is_writing(self) -> bool:
+        if self._writing is not None and self._writing.done():
+            self._wait()
+        return self._writing is not None
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that is being written; a defect in writing is raised here."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _write(self, snapshot: Snapshot, name: str, paused_s: float) -> None:
+        """What the thread does with a snapshot."""
+        began = time.monotonic()
+        target = storage.join(self.url, f"step-{snapshot.step:08d}")
         try:
-            weights = _load(checkpoint, "weights", manifest)
-            moments = _load(checkpoint, "optimizer", manifest)
+            write(target, snapshot, origin=self.origin, data=self.data)
+        except (InputError, OSError, SafetensorError) as error:
+            self._failed.append(str(error))
+            self._stale.add(target)
+            log.warning(
+                "checkpoint of %s not written, %d in a row: %s; training goes on", name, len(self._failed), error
+            )
+            return
+        self._failed.clear()
+        self._good.append(target)
+        self.progressed()
+        took = time.monotonic() - began
+        log.info("checkpoint of %s in %.1f s, for which training paused %.0f ms", name, took, 1e3 * paused_s)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Delete all checkpoints of this run but the last good ones."""
+        self._stale.update(self._good[:-_KEPT])
+        self._good = self._good[-_KEPT:]
+        self._stale.difference_update(self._good)
+        try:
+            for checkpoint in sorted(self._stale):
+                storage.remove(checkpoint)
+                self._stale.remove(checkpoint)
         except InputError as error:
-            log.warning("%s; trying the checkpoint before", error)
-            continue
-        _restore(trainer, manifest, weights, moments)
-        log.info("resumed from %s (epoch %d, step %d)", checkpoint, trainer.state.epoch, trainer.state.step)
-        return True
-    return False
+            log.warning("%s; old checkpoints are left there", error)
 
 
-def _load(checkpoint: str, name: str, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    url = storage.join(checkpoint, f"{name}.safetensors")
-    data = storage.read_verified(checkpoint, f"{name}.safetensors", manifest)
-    try:
-        return safetensors.torch.load(data)
-    except Exception as error:  # safetensors has no public error type for every kind of damage
-        raise InputError(f"{url}: damaged ({error})") from error
-
-
-def _restore(
-    trainer: Trainer, manifest: Mapping[str, Any], weights: dict[str, Tensor], moments: dict[str, Tensor]
-) -> None:
-    trainer.model.load_state_dict(weights)
-    states: dict[int, dict[str, Tensor]] = {}
-    for name, value in moments.items():
-        index, key = name.split(".")
-        states.setdefault(int(index), {})[key] = value
-    groups = trainer.optimizer.state_dict()["param_groups"]
-    for group, saved in zip(groups, manifest["optimizer"], strict=True):
-        group.update(saved)
-    trainer.optimizer.load_state_dict({"state": states, "param_groups": groups})
-    saved_state = manifest["state"]
-    positions = {int(stream): Position(*position) for stream, position in saved_state["positions"].items()}
-    trainer.state = State(saved_state["epoch"], saved_state["step"], saved_state["groups"], positions)
+def _place(trainer: Trainer) -> str:
+    """Where a trainer stands, for the log."""
+    state = trainer.state
+    share = min(1.0, state.account.groups / max(1, trainer.stream.groups_per_epoch))
+    loss = f", loss {state.loss / state.count:.4g}" if state.count else ""
+    return f"epoch {state.epoch + 1} of {trainer.epochs}, {share:.0%}{loss}"

@@ -8,16 +8,20 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.config import validate
+from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
-from ltrscale.training.launch import Context, launch
-from ltrscale.training.network import device
-from ltrscale.training.phases import Best, Phase, RankingConfig, RankingObjective, train_phase
+from ltrscale.storage import join
+from ltrscale.training.launch import ONE, Context, WorkersConfig, launch
+from ltrscale.training.phases import Best, LabelledData, Phase, train_ranker
+from ltrscale.training.ranking import RankingConfig, RankingObjective
+from ltrscale.training.resumption import PREFLIGHT
 from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.training.settings import set_up
 
 
 class CombineConfig(RankingConfig):
@@ -41,7 +45,7 @@ def combine(
     *,
     origin: Mapping[str, Any],
     report: Report,
-    workers: int = 1,
+    workers: WorkersConfig = ONE,
 ) -> None:
     """Make one ranker of several and commit it as a bundle, which holds all of them.
 
@@ -51,42 +55,50 @@ def combine(
         train: its labelled groups train the layer of `concat`.
         validation: its labelled groups choose the epoch whose weights are kept.
         out: directory of the bundle.
-        origin: recorded in the bundle's manifest.
-        report: receives a record an epoch.
+        origin: recorded in the bundle's manifest; tells the run from others.
+        report: receives a record of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers.
 
     Raises:
         InputError: a bundle is no single neural ranker or was made for other features, or a split has no labelled
             group.
+        Stopped: the run was asked to stop.
     """
+    everything = select(train, labelled=True)
+    for url in bundles:
+        bundle.load(url).check_features(everything.features)
     if config.how == "concat":
-        GroupStream(select(train, labelled=True), config.stream, world=workers)  # refuses before anything is started
+        GroupStream(everything, config.stream, world=workers.most)  # refuses before anything is started
+    splits = {"train": train, "validation": validation}
+    good = checked(splits, config.preflight, join(out, PREFLIGHT), origin, report=report)
     arguments = {
         "config": config.model_dump(mode="json"),
         "bundles": list(bundles),
         "train": train.model_dump(mode="json"),
         "validation": validation.model_dump(mode="json"),
+        "without": sorted(good.without),
         "out": out,
         "origin": dict(origin),
     }
-    launch(combine_worker, arguments, workers=workers if config.how == "concat" else 1, report=report)
+    launch(combine_worker, arguments, workers=workers if config.how == "concat" else ONE, report=report)
 
 
 def combine_worker(arguments: Mapping[str, Any], context: Context) -> None:
-    """One worker's part of `combine`; rank 0 writes the bundle."""
+    """One worker's part of `combine`; rank 0 writes checkpoints and the bundle."""
     config = validate(CombineConfig, arguments["config"], "combine")
-    selection = select(validate(Split, arguments["train"], "train"), labelled=True)
-    validation = select(validate(Split, arguments["validation"], "validation"), labelled=True)
+    data = LabelledData.of(arguments)
     torch.manual_seed(config.seed)
-    parts = [_part(url, selection) for url in arguments["bundles"]]
-    model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device(config.device))
-    best = Best(model, validation, config.validation_metric)
+    parts = [_part(url, data.train) for url in arguments["bundles"]]
+    device = set_up(config)
+    model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
     if isinstance(model, ConcatRanker):
-        objective = RankingObjective(model, config).to(device(config.device))
-        train_phase(Phase("concat", config.epochs, tuple(model.parts)), objective, selection, best, context)
+        objective = RankingObjective(model, config).to(device)
+        phases = [Phase("concat", config.epochs, tuple(model.parts))]
+        train_ranker(objective, phases, data, arguments, context)
     else:
+        best = Best(model, data.validation, config.validation_metric)
         best.update("mean", 0)
-    best.commit(arguments["out"], config, selection, origin=arguments["origin"])
+        best.commit(arguments["out"], config, data.train, origin=arguments["origin"])
 
 
 def _part(url: str, selection: Selection) -> Ranker:

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle
 from ltrscale.config import validate
+from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
@@ -22,9 +23,13 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
-from ltrscale.training.launch import Context, launch
-from ltrscale.training.network import NetworkConfig, device, fit
-from ltrscale.training.phases import Best, ListLossConfig, Phase, RankingConfig, RankingObjective, train_phase
+from ltrscale.storage import join
+from ltrscale.training.launch import ONE, Context, WorkersConfig, cluster_for, launch, run_for
+from ltrscale.training.network import NetworkConfig, fitted
+from ltrscale.training.phases import LabelledData, Phase, train_ranker
+from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
+from ltrscale.training.resumption import PREFLIGHT, TRANSFORM
+from ltrscale.training.settings import set_up
 
 
 class FinetuneConfig(RankingConfig):
@@ -85,9 +90,11 @@ def finetune(
     pretrained: str | None,
     origin: Mapping[str, Any],
     report: Report,
-    workers: int = 1,
+    workers: WorkersConfig = ONE,
 ) -> None:
     """Train a ranker on the labelled groups of a split and commit it as a bundle.
+
+    Interrupted, the same call goes on from the newest checkpoint below `out`.
 
     Args:
         config: loss, head, phases, optimizer.
@@ -95,44 +102,56 @@ def finetune(
         validation: its labelled groups choose the epoch whose weights are kept.
         out: directory of the bundle.
         pretrained: bundle to start from; None starts from random weights.
-        origin: recorded in the bundle's manifest.
-        report: receives a record an epoch.
+        origin: recorded in the bundle's manifest; tells the run from others.
+        report: receives a record of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers; the updates do not depend on their number.
 
     Raises:
         InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
             layers asked for, or nothing would be trained.
+        Stopped: the run was asked to stop.
     """
+    start = bundle.load(pretrained) if pretrained else None
     try:
-        config.check_start(bundle.load(pretrained).projector_layers() if pretrained else None)
+        config.check_start(start.projector_layers() if start else None)
     except ValueError as error:
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
-    GroupStream(select(train, labelled=True), config.stream, world=workers)  # refuses before anything is started
-    arguments = {
-        "config": config.model_dump(mode="json"),
-        "train": train.model_dump(mode="json"),
-        "validation": validation.model_dump(mode="json"),
-        "transform": None if pretrained else fit(train, config.network).state_dict(),
-        "pretrained": pretrained,
-        "out": out,
-        "origin": dict(origin),
-    }
-    launch(finetune_worker, arguments, workers=workers, report=report)
+    everything = select(train, labelled=True)
+    GroupStream(everything, config.stream, world=workers.most)  # refuses before anything is started
+    if start is not None:
+        start.check_features(everything.features)
+    splits = {"train": train, "validation": validation}
+    good = checked(splits, config.preflight, join(out, PREFLIGHT), origin, report=report)
+    with cluster_for(workers):
+        transform = None
+        if start is None:
+            documents = select(train, labelled=False, without=good.without)
+            transform = fitted(documents, config.network, join(out, TRANSFORM), run=run_for(workers)).state_dict()
+        arguments = {
+            "config": config.model_dump(mode="json"),
+            "train": train.model_dump(mode="json"),
+            "validation": validation.model_dump(mode="json"),
+            "without": sorted(good.without),
+            "transform": transform,
+            "pretrained": pretrained,
+            "out": out,
+            "origin": dict(origin),
+        }
+        launch(finetune_worker, arguments, workers=workers, report=report)
 
 
 def finetune_worker(arguments: Mapping[str, Any], context: Context) -> None:
-    """One worker's part of `finetune`; rank 0 writes the bundle."""
+    """One worker's part of `finetune`; rank 0 writes checkpoints and the bundle."""
     config = validate(FinetuneConfig, arguments["config"], "finetune")
-    selection = select(validate(Split, arguments["train"], "train"), labelled=True)
-    validation = select(validate(Split, arguments["validation"], "validation"), labelled=True)
-    ranker = _ranker(arguments, config, selection).to(device(config.device))
-    objective = RankingObjective(ranker, config, config.list_loss).to(device(config.device))
-    best = Best(ranker, validation, config.validation_metric)
+    data = LabelledData.of(arguments)
+    device = set_up(config)
+    ranker = _ranker(arguments, config, data.train).to(device)
+    objective = RankingObjective(ranker, config, config.list_loss).to(device)
+    phases = [Phase("full", config.epochs)]
     if arguments["pretrained"]:
         made_before = (ranker.transform, ranker.encoder, ranker.neck)
-        train_phase(Phase("head", config.head_epochs, made_before), objective, selection, best, context)
-    train_phase(Phase("full", config.epochs), objective, selection, best, context)
-    best.commit(arguments["out"], config, selection, origin=arguments["origin"])
+        phases.insert(0, Phase("head", config.head_epochs, made_before))
+    train_ranker(objective, phases, data, arguments, context)
 
 
 def _ranker(arguments: Mapping[str, Any], config: FinetuneConfig, selection: Selection) -> Ranker:

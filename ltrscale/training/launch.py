@@ -1,137 +1,132 @@
-"""Run a training function in this process or as the workers of Ray Train.
+"""Run a training function in this process, as the processes of torchrun, or as the workers of Ray Train.
 
-The function is the same either way: it finds its rank through `torch.distributed` and its data reader in the context
-that it is given. Under Ray the workers form a gloo process group and read through Ray Data; what rank 0 reports travels
-to this process through a queue, so the metrics of the run are in one place. Its log lines are Ray's to forward.
+The function is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the
+request to stop in the context that it is given. It can be started again at any moment, for it goes on from its newest
+checkpoint; that is all that recovery is. What the workers report and log travels to the launching process, so the
+metrics and the log of a run are in one place.
 """
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import functools
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from queue import Empty
-from typing import Any
+from typing import Annotated, Any
 
-from ltrscale.data.readers import Reader, read_direct, read_with_ray
-from ltrscale.errors import InputError
+from pydantic import BeforeValidator, Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.data.parts import Run, run_here, run_with_ray
+from ltrscale.data.readers import Reader, read_direct
+from ltrscale.engine import ray_cluster
 from ltrscale.progress import Report
+from ltrscale.training.signals import stop_on_sigterm
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
-_POLL_S = 0.2
+
+class WorkersConfig(Config):
+    """Data-parallel workers, what each of them takes, and where data is read for them.
+
+    The results do not depend on any of this, and a run may be resumed with other workers.
+    """
+
+    number: int | tuple[int, int] = Field(1)
+    """How many; more than one run under Ray Train. [min, max] takes as many as the cluster has room for, and changes
+    their number when nodes come and go."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of each; a fraction shares one among several workers."""
+    cpus: float = Field(1, gt=0)
+    """Logical CPUs of each; the cluster needs some more for reading."""
+    read_on: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources that a task which reads data takes, such as {reader: 1}, to keep reading on CPU nodes."""
+    max_failures: int = Field(3, ge=0)
+    """Failures in a row without a new checkpoint that are passed over; a node that was preempted is none."""
+
+    @model_validator(mode="after")
+    def _is_positive(self) -> "WorkersConfig":
+        if self.least < 1 or self.most < self.least:
+            raise ValueError("number must be at least 1, and [min, max] must not fall")
+        return self
+
+    @property
+    def least(self) -> int:
+        """Workers without which the run does not go on."""
+        return self.number if isinstance(self.number, int) else self.number[0]
+
+    @property
+    def most(self) -> int:
+        """Workers at most."""
+        return self.number if isinstance(self.number, int) else self.number[1]
+
+
+ONE = WorkersConfig()
+
+
+def _or_number(value: Any) -> Any:
+    return {"number": value} if isinstance(value, int | list | tuple) else value
+
+
+Workers = Annotated[WorkersConfig, BeforeValidator(_or_number)]
+"""Workers in a job's config, where a plain number is their number."""
+
+
+def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
+    """Ray while the block runs, where these workers need it; a cluster of our own has CPUs left for read tasks.
+
+    Without such CPUs training would wait for data for ever.
+    """
+    cpus = math.ceil(workers.most * workers.cpus) + workers.most
+    return ray_cluster(cpus) if _needs_ray(workers) else nullcontext()
+
+
+def run_for(workers: WorkersConfig) -> Run:
+    """What runs a function over the parts of a data set before training, on the cluster if these workers take one."""
+    return functools.partial(run_with_ray, read_on=workers.read_on) if _needs_ray(workers) else run_here
+
+
+def _needs_ray(workers: WorkersConfig) -> bool:
+    from ltrscale.training import under_torchrun  # which needs the types below
+
+    return not under_torchrun.is_running() and (workers.most > 1 or workers.gpus > 0)
 
 
 @dataclass(frozen=True)
 class Context:
     """What a training function gets from its launcher."""
 
-    reader: Reader
-    report: Report
+    reader: Reader = read_direct
+    report: Report = lambda _: None
+    stopping: Callable[[], bool] = lambda: False
+    """Whether this worker was asked to stop: then it leaves a checkpoint and raises `Stopped`."""
+    progressed: Callable[[], None] = lambda: None
+    """Tells the launcher that a checkpoint was committed."""
 
 
 TrainFunction = Callable[[Mapping[str, Any], Context], None]
 
 
-def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: int, report: Report) -> None:
-    """Run `function(arguments, context)` on `workers` workers; with one worker in this very process.
+def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: WorkersConfig, report: Report) -> None:
+    """Run `function(arguments, context)` on the workers; with one worker in this very process.
 
     Args:
         function: a module-level function; what it makes it writes to storage.
         arguments: plain data, the same for every worker.
-        workers: how many; more than one start Ray, or use the cluster this process is connected to.
+        workers: how many; more than one start Ray, or use the cluster this process is connected to. Processes that
+            torchrun started are the workers themselves.
         report: receives the records of rank 0.
 
     Raises:
         InputError: a worker raised one.
+        Stopped: this process was asked to stop.
     """
-    if workers == 1:
-        function(arguments, Context(read_direct, report))
-        return
-    with ray_cluster(workers):
-        _train(function, arguments, workers, report)
+    from ltrscale.training import under_torchrun  # which needs the types above
 
+    if under_torchrun.is_running():
+        under_torchrun.lead(function, arguments, report)
+    elif _needs_ray(workers):
+        from ltrscale.training import under_ray  # and Ray, which takes seconds
 
-@contextmanager
-def ray_cluster(workers: int) -> Iterator[None]:
-    """Ray while the block runs, where there is more than one worker: the connected one, or one of our own.
-
-    One of our own has CPUs left for read tasks, without which training would wait for data for ever.
-    """
-    if workers == 1:
-        yield
-        return
-    import ray
-
-    ours = not ray.is_initialized()
-    if ours and "RAY_ADDRESS" in os.environ:
-        ray.init()
-    elif ours:
-        cpus = max(2 * workers, os.cpu_count() or 1)
-        ray.init(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1")
-    try:
-        yield
-    finally:
-        if ours:
-            ray.shutdown()
-
-
-def _train(function: TrainFunction, arguments: Mapping[str, Any], workers: int, report: Report) -> None:
-    import tempfile
-
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.util.queue import Queue
-
-    records = Queue(actor_options={"num_cpus": 0})
-    with tempfile.TemporaryDirectory(prefix="ltrscale-ray-") as scratch:
-        trainer = TorchTrainer(
-            _worker,
-            train_loop_config={"function": function, "arguments": dict(arguments), "records": records},
-            scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
-            torch_config=TorchConfig(backend="gloo"),
-            run_config=RunConfig(storage_path=scratch, name="train"),
-        )
-        failure: list[BaseException] = []
-
-        def fit() -> None:
-            try:
-                trainer.fit()
-            except BaseException as error:  # handed to the caller below
-                failure.append(error)
-
-        thread = threading.Thread(target=fit)
-        thread.start()
-        while thread.is_alive() or not records.empty():
-            try:
-                report(records.get(timeout=_POLL_S))
-            except Empty:
-                continue
-        thread.join()
-    records.shutdown()
-    if failure:
-        _raise(failure[0])
-
-
-def _raise(error: BaseException) -> None:
-    """Raise what a worker raised: an `InputError` as itself, for it is meant for the user."""
-    chain: list[Any] = [error, *getattr(error, "worker_failures", {}).values()]
-    while chain:
-        cause = chain.pop()
-        if isinstance(cause, InputError):
-            raise cause
-        chain += [c for c in (getattr(cause, "cause", None), getattr(cause, "__cause__", None)) if c is not None]
-    raise error
-
-
-def _worker(config: dict[str, Any]) -> None:
-    """What Ray Train runs in each worker."""
-    import ray.train
-
-    records, first = config["records"], ray.train.get_context().get_world_rank() == 0
-
-    def report(record: Mapping[str, object]) -> None:
-        if first:
-            records.put(dict(record))
-
-    config["function"](config["arguments"], Context(read_with_ray, report))
+        with cluster_for(workers):
+            under_ray.train(function, arguments, workers, report)
+    else:
+        with stop_on_sigterm() as stopping:
+            function(arguments, Context(report=report, stopping=stopping))

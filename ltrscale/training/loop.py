@@ -10,18 +10,23 @@ Shapes: see `ltrscale.batch`.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.plan import step_seed
-from ltrscale.data.stream import GroupStream, Position
+from ltrscale.data.stream import GroupStream, Position, Step
 from ltrscale.errors import InputError
+from ltrscale.training.account import Account, checksum
+from ltrscale.training.feed import read_ahead
 from ltrscale.training.reduce import rank_and_world, reduce_gradients, sum_over_workers, update_running_statistics
 from ltrscale.training.schedules import OptimizerConfig, build_optimizer, learning_rate
+from ltrscale.training.settings import Precision
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count it is to be divided by: documents for pretext objectives, groups with a
@@ -34,37 +39,75 @@ class State:
 
     epoch: int = 0
     step: int = 0
-    groups: int = 0
-    """Groups read in this epoch by all workers: how far the schedule of the learning rate is."""
+    account: Account = field(default_factory=Account)
+    """What all workers have read in this epoch: how far the schedule of the learning rate is, too."""
+    loss: float = 0.0
+    """Summed loss of this epoch, over all workers."""
+    count: float = 0.0
+    """What the summed loss is to be divided by."""
     positions: dict[int, Position] = field(default_factory=dict)
     """Position in each local stream within the epoch; empty at an epoch's start."""
+
+    @property
+    def mean_loss(self) -> float:
+        """Of this epoch so far; NaN while there is nothing to average."""
+        return self.loss / self.count if self.count else math.nan
+
+
+class _Sums(NamedTuple):
+    """What is summed over all workers in a step: the first five over its micro-batches, the others over workers."""
+
+    loss: float
+    averaged: float
+    groups: float
+    documents: float
+    checksum: float
+    due: float
+    stopping: float
+    failed: float
+    wait_s: float
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step, summed over all workers."""
+    """One step, over all workers."""
 
     loss: float
     """Mean over `count`; NaN where the step has nothing to average."""
+    count: float
     groups: int
     documents: int
-    count: float
     gradient_norm: float
+    wait_s: float = field(compare=False)
+    """Time spent waiting for data, mean over the workers."""
     checkpoint_due: bool
-    """Whether it is time for a checkpoint by the clock of rank 0; the same on all workers."""
+    """Whether a worker says that it is time for a checkpoint; the same on all workers."""
+    stopping: bool
+    """Whether a worker was asked to stop; the same on all workers."""
+    failed: bool
+    """Whether a worker cannot go on and all are to end; the same on all workers."""
+
+
+def _never() -> bool:
+    return False
 
 
 class Trainer:
     """Trains the parameters that require gradients, step by step.
 
     Args:
-        model: moved to `device` already; its BatchNorms are `MicroBatchNorm`.
+        model: moved to its device already; its BatchNorms are `MicroBatchNorm`.
         objective: summed loss and count of a micro-batch.
         stream: this worker's share of the data.
         config: optimizer settings.
         epochs: how many there will be, for the schedule of the learning rate.
         seed: of augmentation, dropout and noise.
-        checkpoint_s: seconds from one checkpoint to the next.
+        precision: of matrix products; parameters and gradients are float32 always.
+        expected: what an epoch has to read, checked at its end; None where that is not known.
+        due: whether it is time for a checkpoint; this and the following are asked once a step, and one worker's yes
+            is a yes in the result of all.
+        stopping: whether this worker is to stop soon.
+        failed: whether this worker cannot go on.
     """
 
     def __init__(
@@ -76,66 +119,100 @@ class Trainer:
         *,
         epochs: int,
         seed: int,
-        checkpoint_s: float = math.inf,
+        precision: Precision = "float32",
+        expected: Account | None = None,
+        due: Callable[[], bool] = _never,
+        stopping: Callable[[], bool] = _never,
+        failed: Callable[[], bool] = _never,
     ) -> None:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
-        self.epochs, self.seed = epochs, seed
+        self.epochs, self.seed, self.precision = epochs, seed, precision
+        self.expected, self.due, self.stopping, self.failed = expected, due, stopping, failed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.optimizer = build_optimizer(self.parameters, config)
         self.generator = torch.Generator(self.device)
         self.state = State()
-        self.checkpoint_s = checkpoint_s
-        self._checkpoint_at = time.monotonic() + checkpoint_s
+        self.past = State()
+        """The epoch before, as it ended."""
+        self.waited_s = 0.0
+        """Time that this worker has spent waiting for data."""
 
-    def epoch(self) -> Iterator[StepResult]:
-        """Run the rest of the current epoch, yielding after each step, when `state` is good to be saved."""
-        micro_batches = self.stream.epoch(self.state.epoch, self.state.positions or None)
-        while True:
-            result = self.step(next(micro_batches, {}))
-            if result.groups == 0:  # on every worker: the counts are summed over all
-                break
-            self.state.step += 1
-            self.state.groups += result.groups
-            self.state.positions = self.stream.positions()
-            yield result
-        self.state.epoch += 1
-        self.state.groups = 0
-        self.state.positions = {}
+    def epoch(self) -> Generator[StepResult]:
+        """Run the rest of the current epoch, yielding after each step, when `state` is good to be saved.
 
-    def step(self, micro_batches: dict[int, QueryGroups | None]) -> StepResult:
-        """Accumulate the micro-batches of the local streams, reduce over the workers, update."""
-        sums = torch.zeros(5, dtype=torch.float64)  # loss, groups, documents, count, whether a checkpoint is due
+        Raises:
+            RuntimeError: the epoch did not read what was expected.
+        """
+        epoch = self.stream.epoch(self.state.epoch, self.state.positions or None)
+        with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
+            while True:
+                asked = time.monotonic()
+                step = next(steps, Step({}, self.state.positions))
+                wait_s = time.monotonic() - asked
+                result, checksum = self.step(step.micro_batches, wait_s=wait_s)
+                self.waited_s += wait_s
+                if result.groups == 0:  # on every worker: the counts are summed over all
+                    break
+                self.state.step += 1
+                if result.count:
+                    self.state.loss += result.loss * result.count
+                    self.state.count += result.count
+                self.state.account = self.state.account.plus(result.groups, result.documents, checksum)
+                self.state.positions = step.positions
+                yield result
+        if self.expected is not None and not self.state.account.agrees_with(self.expected):
+            raise RuntimeError(f"epoch {self.state.epoch} read {self.state.account} and not {self.expected}")
+        self.past, self.state = self.state, State(epoch=self.state.epoch + 1, step=self.state.step)
+
+    def step(self, micro_batches: dict[int, QueryGroups | None], *, wait_s: float = 0.0) -> tuple[StepResult, int]:
+        """Accumulate the micro-batches of the local streams, reduce over the workers, update.
+
+        Returns:
+            The step, and the checksum of the groups that were read.
+        """
+        own = torch.zeros(len(_Sums._fields), dtype=torch.float64)
         for stream, groups in sorted(micro_batches.items()):
             if groups is not None:
-                sums[:4] += self.backward(stream, groups)
-        sums[4] = rank_and_world()[0] == 0 and time.monotonic() >= self._checkpoint_at
-        loss, groups_read, documents, count, due = sum_over_workers(sums).tolist()
-        self._check_finite("loss", loss)
-        if due:
-            self._checkpoint_at = time.monotonic() + self.checkpoint_s
-        norm = self.update(count, groups_read) if count > 0 else math.nan
+                own[:5] += self.backward(stream, groups)
+        own[5:] = torch.tensor([self.due(), self.stopping(), self.failed(), wait_s])
+        total = _Sums(*sum_over_workers(own).tolist())
+        self._check_finite("loss", total.loss)
+        norm = self.update(total.averaged, total.groups) if total.averaged > 0 else math.nan
         update_running_statistics(self.model)
         self.optimizer.zero_grad()
-        mean = loss / count if count > 0 else math.nan
-        return StepResult(mean, int(groups_read), int(documents), count, norm, bool(due))
+        result = StepResult(
+            loss=total.loss / total.averaged if total.averaged > 0 else math.nan,
+            count=total.averaged,
+            groups=int(total.groups),
+            documents=int(total.documents),
+            gradient_norm=norm,
+            wait_s=total.wait_s / rank_and_world()[1],
+            checkpoint_due=bool(total.due),
+            stopping=bool(total.stopping),
+            failed=bool(total.failed),
+        )
+        return result, int(total.checksum)
 
     def backward(self, stream: int, groups: QueryGroups) -> Tensor:
-        """Add one micro-batch's gradient; returns its loss, groups, documents and count."""
+        """Add one micro-batch's gradient; returns its loss, count, groups, documents and checksum."""
         seed = step_seed(self.seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
-        loss, count = self.objective(groups.to(self.device, non_blocking=True), self.generator)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            loss, count = self.objective(groups.to(self.device), self.generator)
         if count > 0:
             loss.backward()  # type: ignore[no-untyped-call]
-        return torch.tensor([loss.item(), groups.n_groups, groups.n_documents, count], dtype=torch.float64)
+        which = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy(force=True))
+        values = [loss.item(), count, groups.n_groups, groups.n_documents, which]
+        return torch.tensor(values, dtype=torch.float64)
 
     def update(self, count: float, groups: float) -> float:
         """Apply the mean gradient of a step that read so many groups; returns its norm before clipping."""
         reduce_gradients(self.parameters, count)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
         self._check_finite("norm of the gradient", norm)
-        middle = (self.state.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
+        middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, done=self.state.epoch + min(1.0, middle), epochs=self.epochs)
         self.optimizer.step()

@@ -1,157 +1,47 @@
 """Training a ranker in phases, with early stopping on a validation metric: what finetuning and combining share."""
 
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
 import torch
-from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from ltrscale import bundle
-from ltrscale.batch import QueryGroups
-from ltrscale.config import Config
-from ltrscale.data.split import Selection
-from ltrscale.data.stream import GroupStream, StreamConfig, iterate
+from ltrscale import config as configs
+from ltrscale.data.split import Selection, Split, select
+from ltrscale.data.stream import GroupStream, iterate
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
-from ltrscale.models.propensity import PropensityModel
 from ltrscale.progress import log, progress
 from ltrscale.ranking import metrics
-from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
-from ltrscale.ranking.losses import ordinal
+from ltrscale.training.account import Account, listed
+from ltrscale.training.checkpoint import Checkpoints
+from ltrscale.training.epochs import EpochLog, run_epoch
 from ltrscale.training.launch import Context
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import Device, state_on_cpu
-from ltrscale.training.objectives import WEIGHTED, LambdaRankConfig, LossConfig, SoftmaxConfig, ranking_loss
+from ltrscale.training.network import state_on_cpu
+from ltrscale.training.ranking import RankingConfig, RankingObjective
 from ltrscale.training.reduce import rank_and_world, sum_over_workers
-from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.training.resumption import checkpoints_of, finish
+from ltrscale.training.snapshot import Progress, Snapshot, restore
 
 
-class ListLossConfig(Config):
-    """RankFormer's second loss: tell the best label of each list, also of lists in which nothing is relevant."""
+@dataclass(frozen=True)
+class LabelledData:
+    """What a ranker is trained on, and what chooses the epoch whose weights are kept."""
 
-    alpha: float = Field(0.25, gt=0)
-    """Its weight beside the ranking loss (BUYL23: 0, .25 or 1)."""
-    grades: int = Field(4, ge=1)
-    """The highest label; higher ones count as this."""
+    train: Selection
+    validation: Selection
 
-
-class WeightsConfig(Config):
-    """Multiply each document's term by the `weights` column, such as inverse propensities of clicks."""
-
-    kind: Literal["weights"] = "weights"
-    clip: float | None = Field(None, gt=0)
-    """Weights are cut at this; empty leaves them as they are."""
-
-
-class DLAConfig(Config):
-    """Dual learning algorithm: a model of which positions are examined, trained along with the ranker (Ai 2018)."""
-
-    kind: Literal["dla"] = "dla"
-    positions: int = Field(10, ge=2)
-    """Positions with a propensity of their own; later ones share the last."""
-    clip: float = Field(10.0, ge=1)
-    """Inverse propensities and inverse relevances are cut at this."""
-
-
-DebiasConfig = Annotated[WeightsConfig | DLAConfig, Field(discriminator="kind")]
-
-
-class RankingConfig(Config):
-    """What all trainings with labels have in common."""
-
-    loss: LossConfig = LambdaRankConfig()
-    debias: DebiasConfig | None = None
-    """What to do about clicks that depend on the position; empty takes labels at their word."""
-    patience: int = Field(20, ge=1)
-    """Stop a phase after so many epochs without a better validation metric."""
-    validation_metric: str = Field("ndcg@5", pattern=metrics.NAME)
-    """Chooses the epoch whose weights are kept: ndcg@K, precision@K, mrr or map."""
-    stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
-    """Batch size and order of the data."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, clip_norm=1.0)
-    seed: int = 0
-    """Of fresh weights, order of the data, dropout and sampled losses."""
-    device: Device = "auto"
-    """`auto` takes this worker's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
-
-    @model_validator(mode="after")
-    def _loss_takes_the_debiasing(self) -> Self:
-        if isinstance(self.debias, WeightsConfig) and not isinstance(self.loss, WEIGHTED):
-            names = ", ".join(cls.model_fields["kind"].default for cls in WEIGHTED)
-            raise ValueError(f"loss.kind {self.loss.kind} takes no document weights; take one of {names}")
-        if isinstance(self.debias, DLAConfig) and not isinstance(self.loss, SoftmaxConfig):
-            raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
-        return self
-
-
-class RankingObjective(nn.Module):
-    """A ranker, what else is trained along with it, and the loss of a micro-batch.
-
-    Args:
-        ranker: scores documents.
-        config: loss and debiasing.
-        list_loss: of the ranker's list head, if it has one.
-    """
-
-    def __init__(self, ranker: AnyRanker, config: RankingConfig, list_loss: ListLossConfig | None = None) -> None:
-        super().__init__()
-        self.ranker, self.config, self.list_loss = ranker, config, list_loss
-        self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
-
-    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
-        """The summed loss of the groups that have something to rank, and their number."""
-        scores_N, grades_QC = self.ranker.score(groups)
-        if self.propensity is not None:
-            loss_Q, defined_Q = self._dual(scores_N, groups)
-        else:
-            weights_N = self._weights(groups)
-            loss_Q, defined_Q = ranking_loss(
-                self.config.loss, scores_N, groups, weights_N=weights_N, generator=generator
-            )
-        if self.list_loss is not None and grades_QC is not None:
-            assert groups.labels_N is not None
-            defined_Q = groups.lengths_Q > 0
-            best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
-            loss_Q = loss_Q + self.list_loss.alpha * defined_Q * ordinal(grades_QC, best_Q)
-        return loss_Q.sum(), float(defined_Q.sum())
-
-    def _weights(self, groups: QueryGroups) -> Tensor | None:
-        if not isinstance(self.config.debias, WeightsConfig):
-            return None
-        if groups.weights_N is None:
-            raise InputError(
-                "debias.kind weights: the data set has no `weights` column; write one with jobs.relabel, or map one in "
-                "prepare"
-            )
-        weights_N = groups.weights_N.nan_to_num(1.0)
-        return weights_N if self.config.debias.clip is None else weights_N.clamp(max=self.config.debias.clip)
-
-    def _dual(self, scores_N: Tensor, groups: QueryGroups) -> tuple[Tensor, Tensor]:
-        """Both losses of the dual learning algorithm."""
-        assert self.propensity is not None
-        assert isinstance(self.config.debias, DLAConfig)
-        assert groups.labels_N is not None
-        if groups.positions_N is None:
-            raise InputError("debias.kind dla: the data set has no `positions` column; map one in prepare")
-        clip = self.config.debias.clip
-        clicks_N = groups.labels_N  # as they are: refined labels are all above 0
-        examination_N = self.propensity(groups.positions_N)
-        loss_Q = dla_ranking_loss(
-            scores_N, clicks_N, groups.offsets_Q1, examination_logits_N=examination_N, clip=clip
-        ) + dla_propensity_loss(
-            examination_N,
-            clicks_N,
-            groups.offsets_Q1,
-            positions_N=groups.positions_N,
-            scores_N=scores_N,
-            clip=clip,
-        )
-        return loss_Q, torch.segment_reduce(clicks_N, "max", offsets=groups.offsets_Q1) > 0
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """The labelled groups of the splits `train` and `validation`, without the files that are left out."""
+        without = arguments["without"]
+        splits = [configs.validate(Split, arguments[name], name) for name in ("train", "validation")]
+        return cls(*(select(split, labelled=True, without=without) for split in splits))
 
 
 class Best:
@@ -180,14 +70,26 @@ class Best:
             "trained on %d labelled groups, validation %s %.4f: %s",
             selection.n_groups, self.metric.upper(), self.value, out,
         )  # fmt: skip
+        finish(out)
+
+    def progress(self, *, phase: str, last_better: int, steps_before: int) -> Progress:
+        """What a checkpoint of the phase in training holds besides the trainer's state."""
+        best = None if self.value == -math.inf else [self.value, self.phase, self.epoch]
+        return Progress(steps_before, {"phase": phase, "last_better": last_better, "best": best}, {"best": self.state})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the best weights from a checkpoint."""
+        self.state = dict(snapshot.tensors["best"])
+        if (best := snapshot.progress["best"]) is not None:
+            self.value, self.phase, self.epoch = best
 
     @property
     def metrics(self) -> dict[str, float | int | str | None]:
         """The best value, and where it was reached."""
         return {f"validation_{self.metric}": self.value, "phase": self.phase, "epoch": self.epoch}
 
-    def update(self, phase: str, epoch: int) -> float:
-        """Validate; remember the weights if they are the best. Returns the validation metric.
+    def update(self, phase: str, epoch: int) -> tuple[bool, float]:
+        """Validate; remember the weights if they are the best. Returns whether they are, and the metric.
 
         Raises:
             InputError: no validation group has a relevant document.
@@ -198,9 +100,10 @@ class Best:
                 f"validation: none of its labelled groups has a relevant document, so {self.metric} is undefined; "
                 "choose other validation periods"
             )
-        if value > self.value:
+        better = value > self.value
+        if better:
             self.value, self.phase, self.epoch, self.state = value, phase, epoch, state_on_cpu(self.model)
-        return value
+        return better, value
 
 
 def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
@@ -231,45 +134,112 @@ class Phase:
     frozen: tuple[nn.Module, ...] = ()
 
 
-def train_phase(phase: Phase, objective: RankingObjective, selection: Selection, best: Best, context: Context) -> None:
-    """Train until the epochs or the patience of a phase end; begins from the best weights so far."""
-    if phase.epochs == 0:
-        return
-    config, model = objective.config, objective.ranker
-    rank, world = rank_and_world()
-    order = config.stream.replace(seed=mix(phase.name, config.seed, config.stream.seed))
-    stream = GroupStream(selection, order, rank=rank, world=world, reader=context.reader)
-    model.load_state_dict(best.state)
-    frozen = {id(p) for module in phase.frozen for p in module.parameters()}
-    for parameter in objective.parameters():
-        parameter.requires_grad_(id(parameter) not in frozen)
-    trainer = Trainer(
-        objective, objective, stream, config.optimizer, epochs=phase.epochs, seed=mix(phase.name, config.seed)
-    )
-    last_better = 0
-    with progress(f"finetune {phase.name}", phase.epochs * stream.documents_per_epoch) as advance:
-        for epoch in range(1, phase.epochs + 1):
-            objective.train()
-            for module in phase.frozen:
-                module.eval()
-            start, loss, count, documents = time.monotonic(), 0.0, 0.0, 0
-            for result in trainer.epoch():
-                advance(result.documents)
-                documents += result.documents
-                if result.count:
-                    loss, count = loss + result.loss * result.count, count + result.count
-            before = best.value
-            value = best.update(phase.name, epoch)
-            last_better = epoch if value > before else last_better
-            context.report(
-                {
-                    "phase": phase.name,
-                    "epoch": epoch,
-                    "step": trainer.state.step,
-                    "loss": loss / count if count else None,
-                    f"validation_{best.metric}": value,
-                    "documents_per_s": round(documents / (time.monotonic() - start)),
-                }
-            )
-            if epoch - last_better >= config.patience:
-                break
+@dataclass(frozen=True)
+class Training:
+    """A ranker's training, phase after phase; cut short, it goes on from its newest checkpoint.
+
+    A checkpoint holds, besides the trainer's state, the phase, the best weights so far with where they were reached,
+    and in which epoch of the phase they last became better.
+    """
+
+    objective: RankingObjective
+    selection: Selection
+    best: Best
+    checkpoints: Checkpoints
+    context: Context
+
+    def run(self, phases: Sequence[Phase]) -> None:
+        """Train in each phase until its epochs or its patience end; phases without epochs are passed over."""
+        config, saved = self.objective.config, self.checkpoints.newest()
+        known = config.stream.repeat is None and not config.stream.regroup
+        expected = listed(self.selection, self.context.reader) if known else None
+        steps = 0
+        if saved is not None:
+            self.best.restore(saved)
+            steps = saved.steps_before
+        for phase in phases:
+            finished_before = saved is not None and saved.progress["phase"] != phase.name
+            if phase.epochs and not finished_before:
+                trainer = self._trainer(phase, expected)
+                self._run(phase, trainer, steps, saved)
+                steps += trainer.state.step
+                saved = None
+
+    def _trainer(self, phase: Phase, expected: Account | None) -> Trainer:
+        """A trainer of what is not fixed in a phase; it begins from the best weights so far."""
+        objective, config, context = self.objective, self.objective.config, self.context
+        rank, world = rank_and_world()
+        objective.ranker.load_state_dict(self.best.state)
+        frozen = {id(p) for module in phase.frozen for p in module.parameters()}
+        for parameter in objective.parameters():
+            parameter.requires_grad_(id(parameter) not in frozen)
+        order = config.stream.replace(seed=mix(phase.name, config.seed, config.stream.seed))
+        return Trainer(
+            objective,
+            objective,
+            GroupStream(self.selection, order, rank=rank, world=world, reader=context.reader),
+            config.optimizer,
+            epochs=phase.epochs,
+            seed=mix(phase.name, config.seed),
+            precision=config.precision,
+            expected=expected,
+            due=self.checkpoints.due,
+            stopping=context.stopping,
+            failed=self.checkpoints.failed,
+        )
+
+    def _run(self, phase: Phase, trainer: Trainer, steps_before: int, saved: Snapshot | None) -> None:
+        best, last_better = self.best, 0
+        if saved is not None:
+            restore(trainer, saved)
+            last_better = saved.progress["last_better"]
+        tell = EpochLog(f"finetuning ({phase.name})", phase.epochs, exact=trainer.expected is not None)
+        left = (phase.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
+        with progress(f"finetune {phase.name}", left - trainer.state.account.documents) as advance:
+            ended = False
+            while not ended:
+                self._set_mode(phase)
+                record = run_epoch(
+                    trainer,
+                    self.checkpoints,
+                    report=self.context.report,
+                    advance=advance,
+                    progress=best.progress(phase=phase.name, last_better=last_better, steps_before=steps_before),
+                    labels={"phase": phase.name},
+                )
+                epoch = trainer.state.epoch
+                better, value = best.update(phase.name, epoch)
+                last_better = epoch if better else last_better
+                ended = epoch == phase.epochs or epoch - last_better >= self.objective.config.patience
+                record[f"validation_{best.metric}"] = value
+                self.context.report(record)
+                tell(record, last=ended, more=f", validation {best.metric.upper()} {value:.4f}")
+
+    def _set_mode(self, phase: Phase) -> None:
+        self.objective.train()
+        for module in phase.frozen:
+            module.eval()
+
+
+def train_ranker(
+    objective: RankingObjective,
+    phases: Sequence[Phase],
+    data: LabelledData,
+    arguments: Mapping[str, Any],
+    context: Context,
+) -> None:
+    """Train a ranker in these phases, or go on with that, and commit the best weights; all workers call it.
+
+    Args:
+        objective: on its device; it brings the settings.
+        phases: in order.
+        data: to train on and to choose the epoch by.
+        arguments: `out` and `origin` of the run.
+        context: of this worker.
+    """
+    config, out, origin = objective.config, arguments["out"], arguments["origin"]
+    best = Best(objective.ranker, data.validation, config.validation_metric)
+    read = f"{data.train.hash} {data.validation.hash}"
+    with checkpoints_of(config, out, origin=origin, data=read, context=context) as checkpoints:
+        Training(objective, data.train, best, checkpoints, context).run(phases)
+    best.commit(out, config, data.train, origin=origin)

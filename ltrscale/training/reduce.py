@@ -6,12 +6,15 @@ which no worker knows before its last backward pass. In one process every functi
 """
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ltrscale.models.layers import MicroBatchNorm
+
+T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -24,6 +27,22 @@ def sum_over_workers(values: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def gather_over_workers(values: Tensor) -> Tensor:
+    """The values of every worker, by rank: shape [world, ...]."""
+    rank, world = rank_and_world()
+    of_workers = torch.zeros(world, *values.shape, dtype=values.dtype)
+    of_workers[rank] = values
+    return sum_over_workers(of_workers)
+
+
+def from_rank_0(value: T) -> T:
+    """What rank 0 gives, plain data, on all workers."""
+    shared = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(shared, src=0, device=torch.device("cpu"))
+    return shared[0]
 
 
 def reduce_gradients(parameters: Iterable[nn.Parameter], count: float) -> None:

@@ -15,7 +15,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
 from ltrscale.progress import log
 from ltrscale.storage import join
-from ltrscale.training.launch import ray_cluster
+from ltrscale.training.launch import cluster_for
 from ltrscale.workflows.pipeline import PipelineConfig, evaluation_on, run_pipeline
 from ltrscale.workflows.runs import recorded, run_stage
 
@@ -75,7 +75,7 @@ def run_crossval(config: CrossvalConfig) -> None:
     Raises:
         InputError: as the pipeline; two folds have the same test groups.
     """
-    with recorded(config.out, config), ray_cluster(config.pipeline.workers):  # one cluster for all folds
+    with recorded(config.out, config), cluster_for(config.pipeline.workers):  # one cluster for all folds
         for fold in config.folds:
             log.info("fold %s", fold)
             run_pipeline(of_fold(config, fold))

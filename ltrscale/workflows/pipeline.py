@@ -25,7 +25,7 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.launch import ray_cluster
+from ltrscale.training.launch import ONE, Workers, cluster_for
 from ltrscale.training.pretexts import VimeConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.trees.gbdt import GBDTConfig
@@ -126,7 +126,7 @@ class PipelineConfig(Config):
     """Metrics, baseline and outliers."""
     evaluate_on: tuple[LabelColumn, ...] = Field(("labels",), min_length=1)
     """Labels of the test split, one evaluation for each: `relevance` are those before relabelling."""
-    workers: int = Field(1, ge=1)
+    workers: Workers = ONE
     """Data-parallel workers of the neural stages."""
 
     @model_validator(mode="after")
@@ -149,10 +149,10 @@ class PipelineConfig(Config):
         for name, method in self.methods.items():
             self._check_names(name, method)
             for stream in _streams(method):
-                if stream.streams < self.workers:
+                if stream.streams < self.workers.most:
                     raise ValueError(
-                        f"methods.{name} has {stream.streams} streams for {self.workers} workers; "
-                        f"set stream.streams of its stages to a multiple of {self.workers}"
+                        f"methods.{name} has {stream.streams} streams for {self.workers.most} workers; "
+                        f"set stream.streams of its stages to a multiple of {self.workers.most}"
                     )
         return self
 
@@ -191,7 +191,7 @@ def run_pipeline(config: PipelineConfig) -> None:
     Raises:
         InputError: as the stages; a split that cannot be read is told before anything is trained.
     """
-    with recorded(config.out, config), ray_cluster(config.workers):  # one cluster for all stages
+    with recorded(config.out, config), cluster_for(config.workers):  # one cluster for all stages
         _run(config)
 
 

@@ -22,6 +22,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
+from ltrscale.training import resumption, under_torchrun
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 
@@ -56,6 +57,8 @@ def run_stage(
     identity: Config,
     inputs: Mapping[str, str],
     body: Callable[[Mapping[str, object], Report], object],
+    *,
+    fresh: bool = False,
 ) -> bool:
     """Run a stage into `out` unless the same stage with the same config and inputs is committed there.
 
@@ -66,6 +69,7 @@ def run_stage(
         identity: the part of it that the output depends on, besides the inputs.
         inputs: content hash of each input, by name.
         body: does the work; receives the origin to commit with, and where to report metrics.
+        fresh: run in any case, without what an unfinished run left there.
 
     Returns:
         Whether the stage ran.
@@ -74,13 +78,16 @@ def run_stage(
         InputError: another stage's output is there.
     """
     origin = configs.made_by(stage, identity, inputs)
-    if configs.is_current(out, origin):
+    fresh = fresh and not under_torchrun.is_restarted()
+    if not fresh and configs.is_current(out, origin) and not resumption.is_unfinished(out, origin):
         log.info("%s: %s is up to date", stage, out)
         return False
     check_replaceable(out, stage)
     start = time.monotonic()
     with recorded(out, job) as report:
         log.info("%s: writing %s", stage, out)
+        if fresh:
+            resumption.start_anew(out)
         body(origin, report)
         log.info("%s: done in %.1f s", stage, time.monotonic() - start)
     return True

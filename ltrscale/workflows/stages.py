@@ -3,23 +3,25 @@
 A stage whose output is committed already with the same config and the same inputs does nothing and says so.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import Field, SerializeAsAny
 
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, made_by, validate
 from ltrscale.data.manifest import open_dataset
-from ltrscale.data.prepare import PrepareConfig, input_fingerprints, prepare
+from ltrscale.data.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
 from ltrscale.data.split import Split, Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table
+from ltrscale.progress import Report
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.launch import ONE, Workers
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
 from ltrscale.workflows.runs import run_stage
@@ -33,6 +35,8 @@ class PrepareJob(Config):
     prepare: PrepareConfig
     synthetic: SyntheticLogConfig | None = None
     """Make this synthetic log first, below `out` with `-log` appended, and read it as input."""
+    ray: bool = False
+    """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
 
 
 class RelabelJob(Config):
@@ -53,8 +57,10 @@ class PretrainJob(Config):
     train: Split
     """Whose documents; labels are not read."""
     pretrain: PretrainConfig = PretrainConfig()
-    workers: int = Field(1, ge=1)
+    workers: Workers = ONE
     """Data-parallel workers; more than one run under Ray Train."""
+    fresh: bool = False
+    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
 
 
 class FinetuneJob(Config):
@@ -67,8 +73,10 @@ class FinetuneJob(Config):
     splits: Splits
     """Training and validation; the test split is not read."""
     finetune: FinetuneConfig = FinetuneConfig()
-    workers: int = Field(1, ge=1)
+    workers: Workers = ONE
     """Data-parallel workers; more than one run under Ray Train."""
+    fresh: bool = False
+    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
 
 
 class CombineJob(Config):
@@ -81,8 +89,10 @@ class CombineJob(Config):
     splits: Splits
     """Training (of `concat`) and validation; the test split is not read."""
     combine: CombineConfig = CombineConfig()
-    workers: int = Field(1, ge=1)
+    workers: Workers = ONE
     """Data-parallel workers; more than one run under Ray Train."""
+    fresh: bool = False
+    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
 
 
 class GBDTJob(Config):
@@ -117,13 +127,16 @@ def prepare_stage(job: PrepareJob) -> None:
             lambda _, report: write_log(synthetic, log_url, report=report),
         )
         config = with_inputs(config, log_url)
+    inputs = input_fingerprints(config)
+    if is_prepared(job.out, made_by("prepare", config, inputs)):
+        return
     run_stage(
         "prepare",
         job,
         job.out,
         config,
-        input_fingerprints(config),
-        lambda _, report: prepare(config, job.out, report=report),
+        inputs,
+        lambda _, report: prepare(config, job.out, ray=job.ray, report=report),
     )
 
 
@@ -159,11 +172,10 @@ def pretrain_stage(job: PretrainJob) -> None:
     """Pretrain an encoder and commit its bundle."""
     config = job.pretrain
     train = Split(data=job.train.data, periods=job.train.periods)  # which labels are used is nothing to it
-    run_stage(
+    _train_stage(
         "pretrain",
         job,
-        job.out,
-        _Identity(config=config, splits=(train,)),
+        _Identity(config=config.identity(), splits=(train,)),
         dataset_hashes([train]),
         lambda origin, report: pretrain(config, train, job.out, origin=origin, report=report, workers=job.workers),
     )
@@ -176,11 +188,10 @@ def finetune_stage(job: FinetuneJob) -> None:
     inputs = dataset_hashes([train, validation])
     if job.pretrained:
         inputs |= bundle_hashes([job.pretrained])
-    run_stage(
+    _train_stage(
         "finetune",
         job,
-        job.out,
-        _Identity(config=job.finetune, splits=(train, validation)),
+        _Identity(config=job.finetune.identity(), splits=(train, validation)),
         inputs,
         lambda origin, report: finetune(
             job.finetune,
@@ -199,11 +210,10 @@ def combine_stage(job: CombineJob) -> None:
     """Combine finetuned rankers and commit the bundle."""
     check_disjoint(job.splits)
     train, validation = job.splits.train, job.splits.validation
-    run_stage(
+    _train_stage(
         "combine",
         job,
-        job.out,
-        _Identity(config=job.combine, splits=(train, validation)),
+        _Identity(config=job.combine.identity(), splits=(train, validation)),
         dataset_hashes([train, validation]) | bundle_hashes(job.bundles),
         lambda origin, report: combine(
             job.combine,
@@ -216,6 +226,17 @@ def combine_stage(job: CombineJob) -> None:
             workers=job.workers,
         ),
     )
+
+
+def _train_stage(
+    stage: str,
+    job: PretrainJob | FinetuneJob | CombineJob,
+    identity: "_Identity",
+    inputs: Mapping[str, str],
+    body: Callable[[Mapping[str, object], Report], object],
+) -> None:
+    """Run a stage that can be resumed; what is recorded of the job is without `fresh`, which is said once."""
+    run_stage(stage, job.replace(fresh=False), job.out, identity, inputs, body, fresh=job.fresh)
 
 
 def gbdt_stage(job: GBDTJob) -> None:

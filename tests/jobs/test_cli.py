@@ -10,7 +10,7 @@ import pytest
 from ltrscale import config as configs
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.pipeline import GBDTMethod, PipelineConfig
-from ltrscale.workflows.stages import PrepareJob, RelabelJob
+from ltrscale.workflows.stages import PrepareJob, PretrainJob, RelabelJob
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = (
@@ -76,6 +76,15 @@ def test_printed_config_is_a_config(tmp_path: Path) -> None:
     assert configs.load(PipelineConfig, str(path)).seeds == (3,)
 
 
+def test_flags_are_short_for_keys(tmp_path: Path) -> None:
+    plain = ("--set", "out=x", "--set", "train.data=y")
+    done = job("pretrain", *plain, "--workers", "2", "--fresh", "--print-config")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "printed.yaml").write_text(done.stdout)
+    printed = configs.load(PretrainJob, str(tmp_path / "printed.yaml"))
+    assert (printed.workers.number, printed.fresh) == (2, True)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     text = path.read_text()
@@ -83,7 +92,12 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     assert "out:" in text
     below = LAID_OVER.get(path.stem)
     urls = [str(path), *([str(path.with_stem(below))] if below else [])]
-    kinds = {"prepare": PrepareJob, "relabel": RelabelJob, "crossval": CrossvalConfig}
+    kinds = {
+        "prepare": PrepareJob,
+        "relabel": RelabelJob,
+        "crossval": CrossvalConfig,
+        "distributed": PretrainJob,
+    }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 
 

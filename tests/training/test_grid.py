@@ -13,9 +13,9 @@ from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.objectives import LossConfig
-from ltrscale.training.phases import RankingObjective
 from ltrscale.training.pretexts import MethodConfig, Pretrainer, draws_from_marginals
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.ranking import RankingObjective
 
 SMALL: dict[str, dict[str, object]] = {
     "resnet": {"width": 8, "blocks": 1},

@@ -19,7 +19,7 @@ from ltrscale.ranking import losses, pairwise, sorting
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.objectives import WEIGHTED, LossConfig, ranking_loss
-from ltrscale.training.phases import ListLossConfig, RankingObjective
+from ltrscale.training.ranking import ListLossConfig, RankingObjective
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 LABELS = torch.tensor([0.0, 2, 1, 0, 1, 1, 0, 0, 0, 3])

@@ -14,6 +14,7 @@ from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.launch import WorkersConfig
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 
 NETWORK = {"encoder": {"width": 16, "blocks": 2}}
@@ -70,7 +71,7 @@ def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, me
     records: Records = []
     pretrained, ranker = str(tmp_path / "pretrained"), str(tmp_path / "ranker")
     pretrain(pretrain_config(method, 6), train, pretrained, origin={}, report=lambda r: records.append(dict(r)))
-    means = [float(str(r["mean_loss"])) for r in records if "mean_loss" in r]
+    means = [float(str(r["loss"])) for r in records if "epoch" in r]
     assert len(means) == 6
     assert means[-1] < means[0]
     with pytest.raises(InputError, match="cannot score"):
@@ -144,7 +145,7 @@ def test_more_workers_than_streams_is_an_error(synthetic_dataset: str, tmp_path:
     train, _, _ = splits(synthetic_dataset)
     config = pretrain_config().replace(stream={"docs_per_batch": 1000, "streams": 1})
     with pytest.raises(InputError, match="streams"):
-        pretrain(config, train, str(tmp_path / "r"), origin={}, report=lambda _: None, workers=2)
+        pretrain(config, train, str(tmp_path / "r"), origin={}, report=lambda _: None, workers=WorkersConfig(number=2))
 
 
 @pytest.mark.ray
@@ -165,7 +166,7 @@ def test_two_workers_under_ray_take_the_steps_of_one_process(
             pretrained,
             origin={},
             report=lambda r, kept=losses[workers]: kept.append(dict(r)),
-            workers=workers,
+            workers=WorkersConfig(number=workers),
         )
         finetune(
             finetune_config(epochs=2),
@@ -175,7 +176,7 @@ def test_two_workers_under_ray_take_the_steps_of_one_process(
             pretrained=str(tmp_path / "pretrained-1"),
             origin={},
             report=lambda r, kept=tuned[workers]: kept.append(dict(r)),
-            workers=workers,
+            workers=WorkersConfig(number=workers),
         )
     steps = {workers: [r for r in records if "step" in r] for workers, records in losses.items()}
     assert [r["documents"] for r in steps[1]] == [r["documents"] for r in steps[2]]

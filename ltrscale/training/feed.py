@@ -1,0 +1,114 @@
+"""Reading ahead: the next steps are read, decoded and copied to the device while this one is computed."""
+
+import threading
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from queue import Empty, Full, Queue
+
+import torch
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups
+from ltrscale.data.stream import Step
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
+class _End:
+    """No step is left."""
+
+
+def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Generator[Step]:
+    """The same steps, their micro-batches on the device; a thread stays up to `depth` steps ahead.
+
+    On a GPU the thread copies from pinned memory on a CUDA stream of its own, so that neither reading nor copying waits
+    for the computation. What the thread raises is raised here, in its place in the order. Closing the generator ends
+    the thread.
+
+    Args:
+        steps: of a `GroupStream`; closed at the end where they can be.
+        depth: steps; 0 reads each one when it is asked for, without a thread.
+        device: where the micro-batches are wanted.
+    """
+    move = _Mover(device)
+    if depth == 0:
+        yield from map(move, steps)
+        return
+    ready: Queue[Step | _Failed | _End] = Queue(maxsize=depth)
+    stopped = threading.Event()
+
+    def put(item: Step | _Failed | _End) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=_POLL_S)
+                break
+            except Full:
+                continue
+
+    def run() -> None:
+        try:
+            for step in steps:
+                put(move(step))
+                if stopped.is_set():
+                    break
+            put(_End())
+        except BaseException as error:  # handed to the consumer
+            put(_Failed(error))
+        finally:
+            if isinstance(steps, Generator):
+                steps.close()
+
+    thread = threading.Thread(target=run, name="read-ahead", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            if isinstance(item, _Failed):
+                raise item.error
+            move.take(item)
+            yield item
+    finally:
+        stopped.set()
+        _drain(ready)
+        thread.join()
+
+
+def _drain(ready: Queue[Step | _Failed | _End]) -> None:
+    while True:
+        try:
+            ready.get_nowait()
+        except Empty:
+            return
+
+
+class _Mover:
+    """Brings the micro-batches of a step to a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, step: Step) -> Step:
+        """The step with its micro-batches on the device, all copies done."""
+        if self.side is None:
+            return step._replace(micro_batches={c: g and g.to(self.device) for c, g in step.micro_batches.items()})
+        with torch.cuda.stream(self.side):
+            moved = {c: g and self._to_gpu(g) for c, g in step.micro_batches.items()}
+        self.side.synchronize()  # in this thread, while the consumer computes
+        return step._replace(micro_batches=moved)
+
+    def _to_gpu(self, groups: QueryGroups) -> QueryGroups:
+        return groups.map(Tensor.pin_memory).to(self.device, non_blocking=True)
+
+    def take(self, step: Step) -> None:
+        """Tell the allocator that the consumer's CUDA stream uses memory which came from the copying one."""
+        if self.side is None:
+            return
+        current = torch.cuda.current_stream(self.device)
+        for groups in filter(None, step.micro_batches.values()):
+            for values in groups.tensors():
+                values.record_stream(current)

@@ -1,0 +1,149 @@
+"""What travels between the workers of Ray Train and the process that launched them, over one small actor.
+
+The workers post metrics and log lines, which the launching process takes; they count the checkpoints that were
+committed; and they ask whether they are to stop. The mailbox is owned by the launching process: once that has ended the
+mailbox is gone, and a worker that finds it gone ends too, for nobody waits for its work.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ltrscale.progress import log
+
+_UNANSWERED = 64
+
+
+class Record(NamedTuple):
+    """Metrics that rank 0 reports."""
+
+    values: dict[str, object]
+
+
+class Line(NamedTuple):
+    """A line of the log."""
+
+    level: int
+    text: str
+
+
+class Started(NamedTuple):
+    """All workers run the training function."""
+
+    workers: int
+
+
+class Ended(NamedTuple):
+    """The workers have failed or stopped, and are to be started again."""
+
+
+Post = Record | Line | Started | Ended
+
+
+class Standing(NamedTuple):
+    """How a run stands."""
+
+    starts: int
+    """How often the workers have been started."""
+    commits: int
+    """Checkpoints committed over all starts."""
+    stop_asked: bool
+
+
+class Mailbox:
+    """The actor's state."""
+
+    def __init__(self) -> None:
+        self._posts: list[Post] = []
+        self._starts = self._commits = 0
+        self._stop_asked = False
+
+    def post(self, post: Post) -> None:
+        """Leave something for the launching process."""
+        self._starts += isinstance(post, Started)
+        self._posts.append(post)
+
+    def take(self) -> list[Post]:
+        """All that was posted since the last call, in order."""
+        taken, self._posts = self._posts, []
+        return taken
+
+    def count_commit(self) -> None:
+        """A checkpoint was committed."""
+        self._commits += 1
+
+    def ask_to_stop(self) -> None:
+        """The workers are to leave a checkpoint and end."""
+        self._stop_asked = True
+
+    def standing(self) -> Standing:
+        """How the run stands."""
+        return Standing(self._starts, self._commits, self._stop_asked)
+
+
+def open_mailbox() -> Any:
+    """A new mailbox on this process's node of the cluster."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+
+
+class Sender:
+    """Posts without waiting, but never more than a few posts ahead of the mailbox.
+
+    Raises:
+        ray.exceptions.RayActorError: the mailbox, and so the launching process, is gone.
+    """
+
+    def __init__(self, mailbox: Any) -> None:
+        self.mailbox = mailbox
+        self._sent: deque[Any] = deque()
+
+    def __call__(self, post: Post) -> None:
+        """Post."""
+        self._await_all_but(_UNANSWERED)
+        self._sent.append(self.mailbox.post.remote(post))
+
+    def flush(self) -> None:
+        """Wait until everything has arrived."""
+        self._await_all_but(0)
+
+    def _await_all_but(self, count: int) -> None:
+        import ray
+
+        while len(self._sent) > count:
+            ray.get(self._sent.popleft())
+
+    def report(self, record: Mapping[str, object]) -> None:
+        """Post metrics."""
+        self(Record(dict(record)))
+
+
+@contextmanager
+def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
+    """While the block runs the log of this process goes to the mailbox: all of rank 0's, the others' warnings."""
+    handler = _Forwarding(sender)
+    handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
+    before = log.level, log.propagate
+    log.setLevel(logging.WARNING if rank else logging.INFO)
+    log.propagate = False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+class _Forwarding(logging.Handler):
+    def __init__(self, sender: Sender) -> None:
+        super().__init__()
+        self._sender = sender
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._sender(Line(record.levelno, self.format(record)))

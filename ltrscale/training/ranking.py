@@ -1,0 +1,138 @@
+"""What all trainings with labels share: their settings, and the loss of a ranker on a micro-batch."""
+
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config
+from ltrscale.data.stream import StreamConfig
+from ltrscale.errors import InputError
+from ltrscale.models.combine import AnyRanker
+from ltrscale.models.propensity import PropensityModel
+from ltrscale.ranking import metrics
+from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
+from ltrscale.ranking.losses import ordinal
+from ltrscale.training.objectives import WEIGHTED, LambdaRankConfig, LossConfig, SoftmaxConfig, ranking_loss
+from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.training.settings import TrainingConfig
+
+
+class ListLossConfig(Config):
+    """RankFormer's second loss: tell the best label of each list, also of lists in which nothing is relevant."""
+
+    alpha: float = Field(0.25, gt=0)
+    """Its weight beside the ranking loss (BUYL23: 0, .25 or 1)."""
+    grades: int = Field(4, ge=1)
+    """The highest label; higher ones count as this."""
+
+
+class WeightsConfig(Config):
+    """Multiply each document's term by the `weights` column, such as inverse propensities of clicks."""
+
+    kind: Literal["weights"] = "weights"
+    clip: float | None = Field(None, gt=0)
+    """Weights are cut at this; empty leaves them as they are."""
+
+
+class DLAConfig(Config):
+    """Dual learning algorithm: a model of which positions are examined, trained along with the ranker (Ai 2018)."""
+
+    kind: Literal["dla"] = "dla"
+    positions: int = Field(10, ge=2)
+    """Positions with a propensity of their own; later ones share the last."""
+    clip: float = Field(10.0, ge=1)
+    """Inverse propensities and inverse relevances are cut at this."""
+
+
+DebiasConfig = Annotated[WeightsConfig | DLAConfig, Field(discriminator="kind")]
+
+
+class RankingConfig(TrainingConfig):
+    """What all trainings with labels have in common."""
+
+    loss: LossConfig = LambdaRankConfig()
+    debias: DebiasConfig | None = None
+    """What to do about clicks that depend on the position; empty takes labels at their word."""
+    patience: int = Field(20, ge=1)
+    """Stop a phase after so many epochs without a better validation metric."""
+    validation_metric: str = Field("ndcg@5", pattern=metrics.NAME)
+    """Chooses the epoch whose weights are kept: ndcg@K, precision@K, mrr or map."""
+    stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, clip_norm=1.0)
+
+    @model_validator(mode="after")
+    def _loss_takes_the_debiasing(self) -> Self:
+        if isinstance(self.debias, WeightsConfig) and not isinstance(self.loss, WEIGHTED):
+            names = ", ".join(cls.model_fields["kind"].default for cls in WEIGHTED)
+            raise ValueError(f"loss.kind {self.loss.kind} takes no document weights; take one of {names}")
+        if isinstance(self.debias, DLAConfig) and not isinstance(self.loss, SoftmaxConfig):
+            raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
+        return self
+
+
+class RankingObjective(nn.Module):
+    """A ranker, what else is trained along with it, and the loss of a micro-batch.
+
+    Args:
+        ranker: scores documents.
+        config: loss and debiasing.
+        list_loss: of the ranker's list head, if it has one.
+    """
+
+    def __init__(self, ranker: AnyRanker, config: RankingConfig, list_loss: ListLossConfig | None = None) -> None:
+        super().__init__()
+        self.ranker, self.config, self.list_loss = ranker, config, list_loss
+        self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
+
+    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+        """The summed loss of the groups that have something to rank, and their number."""
+        scores_N, grades_QC = self.ranker.score(groups)
+        if self.propensity is not None:
+            loss_Q, defined_Q = self._dual(scores_N, groups)
+        else:
+            weights_N = self._weights(groups)
+            loss_Q, defined_Q = ranking_loss(
+                self.config.loss, scores_N, groups, weights_N=weights_N, generator=generator
+            )
+        if self.list_loss is not None and grades_QC is not None:
+            assert groups.labels_N is not None
+            defined_Q = groups.lengths_Q > 0
+            best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
+            loss_Q = loss_Q + self.list_loss.alpha * defined_Q * ordinal(grades_QC, best_Q)
+        return loss_Q.sum(), float(defined_Q.sum())
+
+    def _weights(self, groups: QueryGroups) -> Tensor | None:
+        if not isinstance(self.config.debias, WeightsConfig):
+            return None
+        if groups.weights_N is None:
+            raise InputError(
+                "debias.kind weights: the data set has no `weights` column; write one with jobs.relabel, or map one in "
+                "prepare"
+            )
+        weights_N = groups.weights_N.nan_to_num(1.0)
+        return weights_N if self.config.debias.clip is None else weights_N.clamp(max=self.config.debias.clip)
+
+    def _dual(self, scores_N: Tensor, groups: QueryGroups) -> tuple[Tensor, Tensor]:
+        """Both losses of the dual learning algorithm."""
+        assert self.propensity is not None
+        assert isinstance(self.config.debias, DLAConfig)
+        assert groups.labels_N is not None
+        if groups.positions_N is None:
+            raise InputError("debias.kind dla: the data set has no `positions` column; map one in prepare")
+        clip = self.config.debias.clip
+        clicks_N = groups.labels_N  # as they are: refined labels are all above 0
+        examination_N = self.propensity(groups.positions_N)
+        loss_Q = dla_ranking_loss(
+            scores_N, clicks_N, groups.offsets_Q1, examination_logits_N=examination_N, clip=clip
+        ) + dla_propensity_loss(
+            examination_N,
+            clicks_N,
+            groups.offsets_Q1,
+            positions_N=groups.positions_N,
+            scores_N=scores_N,
+            clip=clip,
+        )
+        return loss_Q, torch.segment_reduce(clicks_N, "max", offsets=groups.offsets_Q1) > 0

@@ -1,0 +1,65 @@
+"""Settings that pretraining and all trainings with labels share."""
+
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field
+
+from ltrscale.config import Config
+from ltrscale.data.preflight import PreflightConfig
+from ltrscale.data.stream import StreamConfig
+from ltrscale.errors import InputError
+from ltrscale.training.schedules import OptimizerConfig
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+class TrainingConfig(Config):
+    """What every training has."""
+
+    stream: StreamConfig
+    """Batch size and order of the data."""
+    optimizer: OptimizerConfig
+    seed: int = 0
+    """Of initial weights, order of the data, augmentation, dropout and sampled losses."""
+    device: Device = "auto"
+    """`auto` takes this worker's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
+    precision: Precision = "float32"
+    """`bf16` computes matrix products in bfloat16 (autocast), `tf32` in TensorFloat-32 on GPUs that have it."""
+    deterministic: bool = False
+    """Use only algorithms that give the same bits each time, on a GPU too, where some are slower."""
+    checkpoint_minutes: float = Field(10.0, gt=0)
+    """Time between checkpoints, from which the same command resumes."""
+    checkpoint_failures: int = Field(3, ge=1)
+    """Checkpoints in a row that cannot be written, as on a full disk, after which the run ends."""
+    preflight: PreflightConfig = PreflightConfig()
+    """How the files of the data are checked before workers are started."""
+
+    def identity(self) -> Self:
+        """The same settings without those that change nothing in the result: a run may be resumed with others."""
+        fields = type(self).model_fields
+        defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
+        prefetch = StreamConfig.model_fields["prefetch"].default
+        return self.replace(**defaults, stream=self.stream.replace(prefetch=prefetch).model_dump())
+
+
+def set_up(config: TrainingConfig) -> torch.device:
+    """Apply the settings that hold for the whole process; returns the device of this worker.
+
+    Raises:
+        InputError: a GPU is asked for and there is none.
+    """
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    return _device(config.device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(name)
+    seen = torch.cuda.device_count()
+    if chosen.type == "cuda" and (chosen.index or 0) >= seen:
+        raise InputError(f"device: {name} is asked for and torch sees {seen} GPUs; set device to auto or cpu")
+    return chosen

@@ -1,0 +1,139 @@
+"""A snapshot of training: all that a run needs to go on as if never stopped, in memory on the CPU.
+
+Tensors are weights, buffers and the optimizer's moments; the rest is plain data. There is nothing of the schedule of
+the learning rate and of random generators, which are functions of the step and the seed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ltrscale.data.stream import Position
+from ltrscale.training.account import Account
+from ltrscale.training.loop import State, Trainer
+from ltrscale.training.reduce import rank_and_world, sum_over_workers
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run adds to the trainer's own state: plain data, and tensors that are not changed any more."""
+
+    steps_before: int = 0
+    """Steps of trainers that came before this one."""
+    place: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensors] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a trainer after a step, with the run's own progress."""
+
+    state: Mapping[str, Any]
+    """Of the trainer: step, epoch, sums of the epoch, positions of all streams, settings of the optimizer."""
+    tensors: Mapping[str, Tensors]
+    """`weights` and `optimizer`, and those of the run's progress."""
+    progress: Mapping[str, Any]
+    """Plain data of the run's progress."""
+    steps_before: int = 0
+    """Steps of trainers that came before."""
+
+    @property
+    def step(self) -> int:
+        """Steps done by the run."""
+        return int(self.steps_before + self.state["step"])
+
+
+class Buffers:
+    """Memory on the CPU that tensors are copied to, the same each time: taking new memory costs more than copying."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], Tensor] = {}
+
+    def copy(self, kind: str, tensors: Tensors) -> dict[str, Tensor]:
+        """A copy of some tensors, good until the next copy of the same kind."""
+        copies = {name: self._buffer(kind, name, value) for name, value in tensors.items()}
+        for name, value in tensors.items():
+            copies[name].copy_(value.detach(), non_blocking=True)
+        for device in {value.device for value in tensors.values() if value.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return copies
+
+    def _buffer(self, kind: str, name: str, value: Tensor) -> Tensor:
+        held = self._held.get((kind, name))
+        if held is None or (held.shape, held.dtype) != (value.shape, value.dtype):
+            held = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self._held[kind, name] = held
+        return held
+
+
+def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | None:
+    """The snapshot after a step, on rank 0; None on the others, which tell it the positions of their streams.
+
+    It is good until the next one is taken into the same buffers.
+    """
+    positions = _all_positions(trainer)
+    if rank_and_world()[0] != 0:
+        return None
+    state = trainer.state
+    groups = [
+        {name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups
+    ]
+    return Snapshot(
+        state={
+            "step": state.step,
+            "epoch": state.epoch,
+            "account": list(state.account),
+            "loss": state.loss,
+            "count": state.count,
+            "positions": positions,
+            "optimizer": groups,
+        },
+        tensors={
+            "weights": buffers.copy("weights", trainer.model.state_dict()),
+            "optimizer": buffers.copy("optimizer", _moments(trainer.optimizer)),
+            **progress.tensors,
+        },
+        progress=dict(progress.place),
+        steps_before=progress.steps_before,
+    )
+
+
+def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
+    """The positions of the streams of all workers; none at the start of an epoch."""
+    known = torch.zeros(trainer.stream.config.streams, 1 + len(Position()), dtype=torch.int64)
+    for stream, position in trainer.state.positions.items():
+        known[stream] = torch.tensor([1, *position])
+    return {str(c): row[1:] for c, row in enumerate(sum_over_workers(known).tolist()) if row[0]}
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's tensors by `parameter.key`; parameters are numbered in order."""
+    states = optimizer.state_dict()["state"]
+    return {f"{index}.{key}": torch.as_tensor(value) for index, s in states.items() for key, value in s.items()}
+
+
+def restore(trainer: Trainer, snapshot: Snapshot) -> None:
+    """Give a trainer the state that a snapshot holds; it may have another number of workers."""
+    trainer.model.load_state_dict(dict(snapshot.tensors["weights"]))
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in snapshot.tensors["optimizer"].items():
+        index, key = name.split(".")
+        moments.setdefault(int(index), {})[key] = value
+    saved = snapshot.state
+    groups = trainer.optimizer.state_dict()["param_groups"]
+    for group, settings in zip(groups, saved["optimizer"], strict=True):
+        group.update(settings)
+    trainer.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    trainer.state = State(
+        epoch=saved["epoch"],
+        step=saved["step"],
+        account=Account(*saved["account"]),
+        loss=saved["loss"],
+        count=saved["count"],
+        positions={int(stream): Position(*position) for stream, position in saved["positions"].items()},
+    )

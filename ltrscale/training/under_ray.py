@@ -1,0 +1,251 @@
+"""Workers of Ray Train: started, watched and started again until the training function has come to its end.
+
+The function goes on from its newest checkpoint, so recovery is to start all workers anew: after one has died, after a
+node was lost, and before a node that was given notice is taken away. Ray Train does the starting; what is decided here
+is when there is no use in that: after an error that the user has to read, after too many failures in a row, and when
+the launching process was asked to stop.
+"""
+
+import functools
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import ray.train
+from ray.exceptions import RayActorError, RayError
+from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from ltrscale.data.readers import read_with_ray
+from ltrscale.errors import InputError, Stopped
+from ltrscale.progress import Report, log
+from ltrscale.training.launch import Context, TrainFunction, WorkersConfig
+from ltrscale.training.mailbox import Ended, Line, Record, Sender, Standing, Started, forwarded_logs, open_mailbox
+from ltrscale.training.signals import stop_on_sigterm
+
+_POLL_S = 0.2
+_WATCH_S = 0.5
+_PATIENCE_S = 60.0
+
+
+def train(function: TrainFunction, arguments: Mapping[str, Any], workers: WorkersConfig, report: Report) -> None:
+    """Run a training function on workers of Ray Train in the cluster that this process is connected to.
+
+    Raises:
+        InputError: a worker raised one, or workers died again and again.
+        Stopped: this process was asked to stop, and the workers have left a checkpoint.
+        Exception: what a worker raised again and again.
+    """
+    mailbox = open_mailbox()
+    with tempfile.TemporaryDirectory(prefix="ltrscale-ray-") as scratch, stop_on_sigterm() as stopping:
+        trainer = _trainer(function, arguments, workers, mailbox, scratch)
+        failures: list[BaseException] = []
+
+        def fit() -> None:
+            try:
+                trainer.fit()
+            except BaseException as error:  # handed to the caller below
+                failures.append(error)
+
+        run = threading.Thread(target=fit, daemon=True)
+        run.start()
+        try:
+            _attend(run, mailbox, report, workers, stopping)
+        finally:
+            ray.kill(mailbox)
+    if failures:
+        error = failures[0]
+        raise error.controller_failure if isinstance(error, ControllerError) else error
+
+
+def _trainer(
+    function: TrainFunction, arguments: Mapping[str, Any], workers: WorkersConfig, mailbox: Any, scratch: str
+) -> TorchTrainer:
+    return TorchTrainer(
+        _worker,
+        train_loop_config={
+            "function": function,
+            "arguments": dict(arguments),
+            "mailbox": mailbox,
+            "read_on": workers.read_on,
+        },
+        scaling_config=ScalingConfig(
+            num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
+        ),
+        torch_config=TorchConfig(backend=_backend(workers)),
+        run_config=RunConfig(
+            storage_path=scratch,
+            name="train",
+            failure_config=FailureConfig(max_failures=-1),  # counted by the callback
+            callbacks=[_Overseer(mailbox, workers.max_failures)],
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+
+
+def _resources(workers: WorkersConfig) -> dict[str, float]:
+    return {"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})}
+
+
+def _backend(workers: WorkersConfig) -> str:
+    """NCCL between GPUs, gloo for what is on the CPU; NCCL refuses two workers on one GPU."""
+    return "cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo"
+
+
+def _attend(
+    run: threading.Thread, mailbox: Any, report: Report, workers: WorkersConfig, stopping: Callable[[], bool]
+) -> None:
+    """Deliver what the workers post until the run ends, and pass on the request to stop."""
+    running, asked = False, False
+    waiting_since = time.monotonic()
+    while True:
+        alive = run.is_alive()
+        for post in ray.get(mailbox.take.remote()):
+            match post:
+                case Record(values):
+                    report(values)
+                case Line(level, text):
+                    log.log(level, "%s", text)
+                case Started(count):
+                    running = True
+                    log.info("training on %d workers", count)
+                case Ended():
+                    running, waiting_since = False, time.monotonic()
+        if not alive:
+            return
+        if stopping() and not asked:
+            if not running:
+                raise Stopped("no worker was running")
+            ray.get(mailbox.ask_to_stop.remote())
+            asked = True
+        if not running and time.monotonic() - waiting_since > _PATIENCE_S:
+            waiting_since = time.monotonic()
+            log.warning(
+                "waiting for room for %d workers with %s each; free in the cluster: %s",
+                workers.least, _resources(workers), _free(),
+            )  # fmt: skip
+        run.join(_POLL_S)
+
+
+def _free() -> dict[str, float]:
+    free = ray.available_resources()
+    return {name: free.get(name, 0.0) for name in ("CPU", "GPU")}
+
+
+class _Overseer(UserCallback):  # type: ignore[misc]
+    """Decides, in the controller of Ray Train, whether workers that failed start again: unless it raises, they do.
+
+    Args:
+        mailbox: of the run.
+        max_failures: so many in a row, without a new checkpoint, are passed over.
+    """
+
+    def __init__(self, mailbox: Any, max_failures: int) -> None:
+        self._mailbox, self._max_failures = mailbox, max_failures
+        self._failures = self._commits = self._starts = 0
+
+    def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
+        """Called, possibly several times, while there are workers that raised something or are gone."""
+        rank, error = _cause(worker_exceptions)
+        if isinstance(error, InputError):
+            raise error
+        standing: Standing = ray.get(self._mailbox.standing.remote())
+        if isinstance(error, Stopped) and standing.stop_asked:
+            raise error
+        if standing.starts == self._starts:
+            return
+        self._starts = standing.starts
+        self._tell(Ended())
+        if isinstance(error, Stopped) or (isinstance(error, RayActorError) and error.preempted):
+            self._tell(Line(20, "a node is to be taken away: all workers start again without it"))
+            return
+        self._failures = self._failures + 1 if standing.commits == self._commits else 1
+        self._commits = standing.commits
+        if self._failures > self._max_failures:
+            raise self._final(rank, error)
+        count = f"failure {self._failures} of {self._max_failures} in a row without a new checkpoint"
+        self._tell(Line(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
+
+    def _tell(self, post: Line | Ended) -> None:
+        ray.get(self._mailbox.post.remote(post))
+
+    def _final(self, rank: int, error: Exception) -> Exception:
+        if not isinstance(error, RayActorError):
+            return error
+        return InputError(
+            f"workers died {self._failures} times in a row before there was a new checkpoint; the last time "
+            f"{_one_line(rank, error)}; lower stream.docs_per_batch if memory ran out, or raise workers.max_failures"
+        )
+
+
+def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
+    """The exception that explains the others: what the user is to read, a stop, a death, or else any."""
+    errors = {rank: getattr(error, "health_check_failure", error) for rank, error in worker_exceptions.items()}
+    for kind in (InputError, Stopped, RayActorError):
+        for rank, error in errors.items():
+            if isinstance(error, kind):
+                return rank, error
+    return next(iter(errors.items()))
+
+
+def _one_line(rank: int, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"rank {rank}: {type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """What Ray Train runs in each worker."""
+    context = ray.train.get_context()
+    rank, sender = context.get_world_rank(), Sender(config["mailbox"])
+    if rank == 0:
+        sender(Started(context.get_world_size()))
+    reader = functools.partial(read_with_ray, read_on=config["read_on"]) if config["read_on"] else read_with_ray
+    with forwarded_logs(sender, rank), _watching(sender.mailbox, rank) as stopping:
+        try:
+            config["function"](
+                config["arguments"],
+                Context(
+                    reader=reader,
+                    report=sender.report if rank == 0 else lambda _: None,
+                    stopping=stopping,
+                    progressed=lambda: sender.mailbox.count_commit.remote(),
+                ),
+            )
+        except (InputError, Stopped):
+            raise
+        except Exception as error:
+            error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # its traceback does not travel
+            raise
+        finally:
+            sender.flush()
+
+
+@contextmanager
+def _watching(mailbox: Any, rank: int) -> Iterator[Callable[[], bool]]:
+    """Yields a function that says whether a node is to be taken away or the launching process was asked to stop.
+
+    A thread asks, for both questions take milliseconds. Ray Train's own question is a collective: the threads of all
+    workers ask it together, whatever the workers are doing.
+    """
+    asked, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        try:
+            while not over.wait(_WATCH_S):
+                stop_asked = rank == 0 and ray.get(mailbox.standing.remote()).stop_asked
+                if stop_asked or ray.train.get_preemption_info() is not None:
+                    asked.set()
+                    return
+        except RayError:  # the cluster is being shut down, or other workers are gone and this one will follow
+            return
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+    try:
+        yield asked.is_set
+    finally:
+        over.set()

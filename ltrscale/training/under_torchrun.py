@@ -1,0 +1,146 @@
+"""Workers that torchrun started: rank 0 runs the job, the others follow it from training to training.
+
+Every process runs the same command. Rank 0 alone reads the config, checks the data and writes the run directory; when
+it comes to a training it hands function and arguments to the others, which wait for that and do nothing else. When one
+process fails, all end with what it has said, and not each with the loss of its neighbours.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ltrscale.errors import InputError, Stopped
+from ltrscale.progress import Report
+from ltrscale.training.launch import Context, TrainFunction
+from ltrscale.training.signals import stop_on_sigterm
+
+_LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
+_SHORT = timedelta(seconds=15)
+_KINDS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
+
+
+class _Group(NamedTuple):
+    """The processes of this run."""
+
+    rank: int
+    store: Store
+    """Of the agent, so that it outlives each of the processes."""
+    control: dist.ProcessGroup
+
+
+_group: _Group | None = None
+
+
+def is_running() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def rank() -> int:
+    """The rank that torchrun gave this process; 0 without torchrun."""
+    return int(os.environ["RANK"]) if is_running() else 0
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has started this process in place of one that failed."""
+    return is_running() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def take_part(job: Callable[[], object]) -> None:
+    """Run a job in the processes of torchrun: here if this is rank 0, else take part in its trainings.
+
+    Raises:
+        InputError, Stopped: on rank 0 and where it came from; the other processes exit, with the same status.
+    """
+    group = _join()
+    try:
+        with _ending_together(group):
+            if group.rank == 0:
+                job()
+                dist.broadcast_object_list([None], group=group.control)
+            else:
+                _follow(group)
+    except (InputError, Stopped) as error:
+        dist.destroy_process_group()  # so that no process waits for this one
+        if group.rank == 0:
+            group.store.set(_key("heard"), "")
+        elif _rank_0_heard(group):
+            raise SystemExit(error.status) from None
+        raise
+    dist.destroy_process_group()
+
+
+def lead(function: TrainFunction, arguments: Mapping[str, Any], report: Report) -> None:
+    """What rank 0 does with a training: share it, and take part."""
+    assert _group is not None
+    dist.broadcast_object_list([(function, dict(arguments))], group=_group.control)
+    _train(_group, function, arguments, report)
+
+
+def _join() -> _Group:
+    """Meet the other processes."""
+    global _group
+    gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if local <= gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    store, number, world = next(rendezvous("env://"))
+    backend = "cpu:gloo,cuda:nccl" if 0 < local <= gpus else "gloo"
+    dist.init_process_group(backend, store=PrefixStore("groups", store), rank=number, world_size=world)
+    _group = _Group(number, store, dist.new_group(backend="gloo", timeout=_LONG))
+    return _group
+
+
+def _follow(group: _Group) -> None:
+    """Take part in each training until rank 0 has no more."""
+    while True:
+        work: list[tuple[TrainFunction, Mapping[str, Any]] | None] = [None]
+        dist.broadcast_object_list(work, group=group.control)
+        if work[0] is None:
+            return
+        function, arguments = work[0]
+        _train(group, function, arguments, lambda _: None)
+
+
+def _train(group: _Group, function: TrainFunction, arguments: Mapping[str, Any], report: Report) -> None:
+    with stop_on_sigterm() as stopping, _ending_together(group):
+        function(arguments, Context(report=report, stopping=stopping))
+
+
+@contextmanager
+def _ending_together(group: _Group) -> Iterator[None]:
+    """Let the first failure of any process be the one that all of them raise.
+
+    The others lose their connection to the process that failed, and would tell of nothing but that.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = next(name for name, cls in _KINDS.items() if isinstance(error, cls) or name == "defect")
+        said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error)})
+        first = json.loads(group.store.compare_set(_key("failure"), "", said))
+        if first["rank"] == group.rank:
+            raise
+        where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
+        raise _KINDS[first["kind"]](where + first["message"]) from None
+
+
+def _rank_0_heard(group: _Group) -> bool:
+    """Whether rank 0 has ended with the same error, and so tells the user."""
+    try:
+        group.store.wait([_key("heard")], _SHORT)
+    except dist.DistError:
+        return False
+    return True
+
+
+def _key(name: str) -> str:
+    """The agent's store may be the same after it has started all processes anew."""
+    return f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"

@@ -1,0 +1,317 @@
+"""Faults while a checkpoint is saved: killed at any moment, a full disk, storage that cannot be reached."""
+
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import s3fs
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+from trainers import make_trainer
+
+from ltrscale import bundle, storage
+from ltrscale.data.split import Split
+from ltrscale.errors import InputError
+from ltrscale.progress import Report
+from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
+from ltrscale.training.loop import StepResult, Trainer
+from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.snapshot import Progress, Snapshot
+
+Weights = dict[str, Tensor]
+CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+
+
+def checkpoints_in(url: str) -> Checkpoints:
+    return Checkpoints(url, origin={"run": "a"}, data="", every_s=3600.0, failures=3)
+
+
+def save(saver: Checkpoints, trainer: Trainer, result: StepResult) -> None:
+    saver.after(replace(result, checkpoint_due=True), trainer, Progress())
+    saver._wait()
+
+
+def forked(function: Callable[[], None]) -> int:
+    """Run a function in a copy of this process, which must have no other threads; its wait status."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    try:
+        function()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+class Story:
+    """A trainer after step 3, two checkpoints written before, and what they hold."""
+
+    def __init__(self, data: str, url: str) -> None:
+        torch.set_num_threads(1)
+        self.trainer = make_trainer(data, "simclr_rank")
+        self.weights: dict[int, Weights] = {}
+        running = self.trainer.epoch()
+        with checkpoints_in(url) as saver:
+            for _ in range(3):
+                self.result = next(running)
+                step = self.trainer.state.step
+                self.weights[step] = {name: value.clone() for name, value in self.trainer.model.state_dict().items()}
+                if step < 3:
+                    save(saver, self.trainer, self.result)
+        running.close()
+
+    def save_third(self, url: str) -> None:
+        """What is done after a start that goes on from step 2."""
+        with checkpoints_in(url) as saver:
+            assert saver.newest() is not None
+            save(saver, self.trainer, self.result)
+
+    def check(self, url: str) -> int:
+        """Resume whatever a kill has left, and go on; returns the step that was resumed."""
+        with checkpoints_in(url) as saver:
+            snapshot = saver.newest()
+            assert snapshot is not None
+            self.check_whole(snapshot)
+            resumed = snapshot.step
+            if resumed == 2:
+                save(saver, self.trainer, self.result)
+        assert [self.check_whole(read(c)) for c in list_checkpoints(url)][-1] == 3
+        assert {file.rpartition("/")[0] for file in storage.list_files(url)} == set(list_checkpoints(url))
+        return resumed
+
+    def check_whole(self, snapshot: Snapshot) -> int:
+        for name, value in self.weights[snapshot.step].items():
+            assert torch.equal(snapshot.tensors["weights"][name], value), (snapshot.step, name)
+        return snapshot.step
+
+
+def kill_at_file_operation(url: str, number: int) -> None:
+    """Kill this process before its operation of this number that opens a file below a URL, or changes any folder."""
+    seen = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in CHANGES or (event == "open" and url in str(arguments[0])):
+            seen += 1
+            if seen == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def killed_everywhere(_: int, data: str, folder: str) -> None:
+    """Kill a save before each of its file operations in turn."""
+    base = f"{folder}/base"
+    story = Story(data, base)
+    outcomes = []
+    while True:
+        url = f"{folder}/{len(outcomes)}"
+        shutil.copytree(base, url)
+
+        def killed(url: str = url, number: int = len(outcomes) + 1) -> None:
+            kill_at_file_operation(url, number)
+            story.save_third(url)
+
+        status = forked(killed)
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        outcomes.append(story.check(url))
+        shutil.rmtree(url)
+    assert outcomes == sorted(outcomes)
+    assert outcomes.count(2) > 10
+    assert outcomes.count(3) > 3
+
+
+def test_killed_at_each_point_of_a_save(synthetic_dataset: str, tmp_path: Path) -> None:
+    mp.spawn(killed_everywhere, args=(synthetic_dataset, str(tmp_path)))
+
+
+def kill_at_request(number: int) -> None:
+    """Kill this process before (odd numbers) or after (even) it sends a request that changes something."""
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    sent, send = 0, AIOHTTPSession.send
+
+    async def killing(self: Any, request: Any) -> Any:
+        nonlocal sent
+        changing = request.method in ("PUT", "POST", "DELETE")
+        sent += changing
+        if changing and 2 * sent - 1 == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = await send(self, request)
+        if changing and 2 * sent == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    AIOHTTPSession.send = killing
+
+
+def killed_at_requests(_: int, data: str, folder: str, s3: str) -> None:
+    """Kill a save around each of its requests that change something; each use of S3 is in a process of its own."""
+    story = Story(data, f"{folder}/base")
+    resumed = Path(folder) / "resumed"
+
+    def killed(url: str, number: int) -> None:
+        storage.filesystem(url)[0].put(f"{folder}/base/", url, recursive=True)
+        kill_at_request(number)
+        story.save_third(url)
+
+    def checked(url: str) -> None:
+        resumed.write_text(str(story.check(url)))
+
+    outcomes = []
+    while True:
+        url = storage.join(s3, f"killed-{len(outcomes)}")
+        status = forked(lambda url=url: killed(url, len(outcomes) + 1))
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert forked(lambda url=url: checked(url)) == 0
+        outcomes.append(int(resumed.read_text()))
+    assert outcomes == sorted(outcomes)
+    assert outcomes.count(2) >= 5  # two files and the manifest
+    assert outcomes.count(3) >= 1
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_killed_around_each_request_of_an_upload(synthetic_dataset: str, tmp_path: Path, s3: str) -> None:
+    mp.spawn(killed_at_requests, args=(synthetic_dataset, str(tmp_path), storage.join(s3, tmp_path.name)))
+
+
+def run_pretraining(data: str, out: str, report: Report) -> None:
+    """Pretrain in many steps, with a checkpoint as often as possible."""
+    values = {"network": {"encoder": {"width": 8, "blocks": 1}}, "epochs": 2, "checkpoint_minutes": 1e-9}
+    config = PretrainConfig.model_validate({**values, "stream": {"docs_per_batch": 60, "streams": 2}})
+    pretrain(config, Split(data=(data,), periods=("2026-W01",)), out, origin={}, report=report)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights that pretraining makes."""
+    out = str(tmp_path_factory.mktemp("undisturbed") / "model")
+    run_pretraining(synthetic_dataset, out, lambda _: None)
+    return bundle.load(out).content
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
+        pytest.skip(f"a small disk needs the right to mount: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+class Faults:
+    """Reports of a run that break the storage once a checkpoint is committed, and mend it after two failures.
+
+    Args:
+        caplog: of the test.
+        break_it: what makes writing fail.
+        mend: what lets it succeed again; without it the storage stays broken.
+    """
+
+    def __init__(
+        self, caplog: pytest.LogCaptureFixture, break_it: Callable[[], None], mend: Callable[[], None] | None
+    ) -> None:
+        caplog.set_level(logging.INFO, "ltrscale")
+        self.caplog = caplog
+        self.plan = [("checkpoint of step", break_it), *([(", 2 in a row: ", mend)] if mend else [])]
+
+    def __call__(self, record: Any) -> None:
+        """Called after a step, before a checkpoint is begun."""
+        if "step" not in record or not self.plan:
+            return
+        told, change = self.plan[0]
+        deadline = time.monotonic() + 5  # if nothing is being written, it will be after the next step
+        while told not in self.caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if told in self.caplog.text:
+            change()
+            del self.plan[0]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [record.getMessage() for record in self.caplog.records if record.levelno == logging.WARNING]
+
+
+def fill(disk: Path) -> None:
+    """Leave 4 KiB on a disk."""
+    with (disk / "ballast").open("wb") as ballast:
+        ballast.write(bytes(shutil.disk_usage(disk).free - 4096))
+
+
+def test_a_disk_that_is_full_for_a_while(
+    synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = Faults(caplog, lambda: fill(small_disk), (small_disk / "ballast").unlink)
+    run_pretraining(synthetic_dataset, str(small_disk / "out"), faults)
+    assert not faults.plan
+    warnings = faults.warnings
+    assert len(warnings) == 2
+    for number, warning in enumerate(warnings, start=1):
+        assert re.match(
+            rf"checkpoint of step \d+ .* not written, {number} in a row: {small_disk}/out/checkpoints/step-\d+/\S+: "
+            r"disk full: [\d,]+ bytes are needed\b.*\b[\d,]+ are free in .*; training goes on$",
+            warning,
+        )
+    assert bundle.load(str(small_disk / "out")).content == undisturbed
+
+
+def test_a_disk_that_stays_full(
+    synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = small_disk / "out"
+    told = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
+    with pytest.raises(InputError, match=told):
+        run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill(small_disk), None))
+    kept = list_checkpoints(str(out / "checkpoints"))
+    assert kept
+    step = read(kept[-1]).step
+    (small_disk / "ballast").unlink()
+    caplog.clear()
+    records: list[Any] = []
+    run_pretraining(synthetic_dataset, str(out), records.append)
+    assert f"resumed from {kept[-1]}" in caplog.text
+    assert next(record["step"] for record in records if "step" in record) == step + 1
+    assert bundle.load(str(out)).content == undisturbed
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_a_store_that_cannot_be_reached_for_a_while(
+    synthetic_dataset: str,
+    s3: str,
+    tmp_path: Path,
+    undisturbed: bytes,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def endpoint(url: str) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        s3fs.S3FileSystem.clear_instance_cache()
+
+    out, there = storage.join(s3, tmp_path.name), os.environ["AWS_ENDPOINT_URL"]
+    faults = Faults(caplog, lambda: endpoint("http://127.0.0.1:9"), lambda: endpoint(there))
+    run_pretraining(synthetic_dataset, out, faults)
+    assert not faults.plan
+    of_checkpoints = [warning for warning in faults.warnings if "in a row" in warning]
+    assert len(of_checkpoints) == 2
+    assert all(f"{out}/checkpoints/" in w and "check the network and AWS_ENDPOINT_URL" in w for w in of_checkpoints)
+    assert bundle.load(out).content == undisturbed

@@ -1,0 +1,178 @@
+"""The commands that users give, with processes killed or asked to stop: what is left, said, and returned."""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from victims import committed_steps, config_of, weights
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 150
+
+pytestmark = pytest.mark.slow
+
+
+class Job:
+    """A pretraining as a process of its own, started anew by the same command each time.
+
+    Args:
+        folder: holds config, output and what the processes say.
+        data: to train on.
+        launcher: of the command, before the module; the Python interpreter by default.
+        options: after the module.
+    """
+
+    def __init__(
+        self, folder: Path, data: str, launcher: tuple[str, ...] = (sys.executable,), options: str = ""
+    ) -> None:
+        self.out, self.said = folder / "out", folder / "said.txt"
+        settings = config_of(epochs=12, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
+        job = {"out": str(self.out), "train": {"data": data}, "pretrain": settings}
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        self.mark = f"TEST_RUN={secrets.token_hex(8)}"
+        self.command = [*launcher, "-m", "jobs.pretrain", "--config", str(folder / "job.yaml"), *options.split()]
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it in a process group of its own, and go on as soon as it has committed two checkpoints more."""
+        before = len(self.commits())
+        process = self._start()
+        try:
+            while len(self.commits()) < before + 2:
+                assert process.poll() is None, self.said.read_text()
+                time.sleep(0.02)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return process
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict([self.mark.split("=")])}
+        with self.said.open("a") as said:
+            return subprocess.Popen(
+                self.command, cwd=ROOT, env=environment, stdout=said, stderr=said, text=True, start_new_session=True
+            )
+
+    def finish(self) -> str:
+        """Run it to its end; returns all that was said since the first start."""
+        process = self._start()
+        assert process.wait(LIMIT_S) == 0, self.said.read_text()
+        return self.said.read_text()
+
+    def commits(self) -> list[int]:
+        """The steps of the checkpoints that the log tells of."""
+        text = self.said.read_text() if self.said.exists() else ""
+        return [int(step) for step in re.findall(r"checkpoint of step (\d+)", text)]
+
+    def processes(self) -> list[int]:
+        """All that were ever started by it and live, orphans included: they have inherited its environment."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+        return found
+
+    def check_stopped(self) -> None:
+        """Check that the last step that was done is saved, and that one line says so."""
+        (line,) = re.findall(r"stopped: .*", self.said.read_text())
+        step = int(re.findall(r"after step (\d+)", line)[0])
+        assert committed_steps(str(self.out))[-1] == step == self.commits()[-1]
+        assert "the same command goes on" in line
+        assert "Traceback" not in self.said.read_text().partition("torch/distributed/elastic")[0]
+
+    def check_finished(self, expected: bytes) -> None:
+        """Check that every epoch was complete, and that the weights are those of an undisturbed run."""
+        text = self.finish()
+        assert "resumed from" in text
+        assert len(re.findall(r"epoch 12 of 12: 480 groups \(0 missed, 0 repeated\)", text)) == 1
+        assert weights(str(self.out)) == expected
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The child processes, in the order of their start."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def torchrun(*options: str) -> tuple[str, ...]:
+    return (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", *options)
+
+
+@pytest.fixture(scope="module")
+def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
+    """The weights of undisturbed runs of one process and of two."""
+    weights_of = {}
+    for world, launcher in ((1, (sys.executable,)), (2, torchrun())):
+        job = Job(tmp_path_factory.mktemp("expected"), synthetic_dataset, launcher)
+        job.finish()
+        weights_of[world] = weights(str(job.out))
+    return weights_of
+
+
+def test_sigterm_to_a_single_process(synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes]) -> None:
+    job = Job(tmp_path, synthetic_dataset)
+    process = job.start()
+    process.terminate()
+    assert process.wait(LIMIT_S) == 143
+    job.check_stopped()
+    job.check_finished(expected[1])
+
+
+def test_ctrl_c_ends_at_once(synthetic_dataset: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, synthetic_dataset)
+    process = job.start()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIMIT_S) == 130
+    assert job.said.read_text().endswith("\nstopped\n")
+
+
+@pytest.mark.parametrize("to", ["worker", "agent"])
+def test_sigterm_under_torchrun(synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes], to: str) -> None:
+    job = Job(tmp_path, synthetic_dataset, torchrun())
+    process = job.start()
+    os.kill(process.pid if to == "agent" else workers_of(process)[-1], signal.SIGTERM)
+    assert process.wait(LIMIT_S) != 0
+    job.check_stopped()
+    if to == "worker":
+        assert "exitcode  : 143" in job.said.read_text()
+    job.check_finished(expected[2])
+
+
+def test_a_worker_of_torchrun_is_killed_and_started_again(
+    synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes]
+) -> None:
+    job = Job(tmp_path, synthetic_dataset, torchrun("--max-restarts", "3"))
+    process = job.start()
+    os.kill(workers_of(process)[-1], signal.SIGKILL)
+    assert process.wait(LIMIT_S) == 0, job.said.read_text()
+    assert "resumed from" in job.said.read_text()
+    assert weights(str(job.out)) == expected[2]
+
+
+def test_an_error_under_torchrun_is_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, synthetic_dataset, torchrun(), "--set pretrain.optimizer.learning_rate=1e30")
+    assert job._start().wait(LIMIT_S) == 1  # the agent's own
+    ours, _, _ = job.said.read_text().partition("torch/distributed/elastic")
+    assert len(re.findall(r"error: step \d+: .* training has diverged", ours)) == 1
+    assert "Traceback" not in ours
+    assert "exitcode  : 2" in job.said.read_text()
+
+
+@pytest.mark.ray
+def test_the_launching_process_is_killed(synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes]) -> None:
+    job = Job(tmp_path, synthetic_dataset, options="--workers 2")
+    process = job.start()
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while alive := job.processes():
+        assert time.monotonic() < end, f"processes {alive} of the killed run's cluster go on"
+        time.sleep(0.1)
+    job.check_finished(expected[2])

@@ -1,0 +1,100 @@
+"""Three nodes, of which one is lost, or is given notice and then taken away."""
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private.node import Node
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+from victims import Attempt, Watched, attempts, await_step, check_exactly_once, in_background, run
+
+from ltrscale.training.launch import WorkersConfig
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # Ray's
+]
+NOTICE_S = 30
+NODE = {"num_cpus": 3}
+"""Room for one worker of two CPUs, and for reading."""
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Cluster]:
+    """Two nodes on this machine; the first is the one of this process."""
+    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    try:
+        cluster.add_node(**NODE)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="warning")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        gc.collect()
+
+
+@pytest.fixture
+def cluster(two_nodes: Cluster) -> Cluster:
+    """A third is there for each test, which takes one away."""
+    two_nodes.add_node(**NODE)
+    return two_nodes
+
+
+def a_workers_node(cluster: Cluster, attempt: Attempt) -> Node:
+    """A node on which a worker runs and this process does not."""
+    return next(node for node in cluster.worker_nodes if node.node_id in attempt.nodes.values())
+
+
+def test_after_the_loss_of_a_node_the_run_starts_again_within_a_minute(
+    cluster: Cluster, synthetic_dataset: str, tmp_path: Path
+) -> None:
+    steps, lost_at = str(tmp_path / "steps"), []
+
+    def lose_a_node() -> None:
+        attempt = await_step(steps, 4)
+        lost_at.append(time.time())
+        cluster.remove_node(a_workers_node(cluster, attempt), allow_graceful=False)
+
+    thread = in_background(lose_a_node)
+    run(Watched(steps, every_step_s=0.3), synthetic_dataset, str(tmp_path), workers=WorkersConfig(number=2, cpus=2))
+    thread.join()
+    first, second = attempts(steps)
+    assert 0 < min(second.steps) <= max(first.steps) + 1
+    assert second.number / 1e9 - lost_at[0] < 60
+    check_exactly_once(steps)
+
+
+def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
+    cluster: Cluster, synthetic_dataset: str, tmp_path: Path
+) -> None:
+    steps, noticed_at, drained = str(tmp_path / "steps"), [], []
+
+    def give_notice() -> None:
+        node = a_workers_node(cluster, await_step(steps, 4))
+        noticed_at.append(time.time())
+        accepted, why = ray._raylet.GcsClient(address=cluster.address).drain_node(
+            node.node_id,
+            autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+            "a test",
+            int(1000 * (time.time() + NOTICE_S)),
+        )
+        assert accepted, why
+        drained.append(node.node_id)
+        while len(attempts(steps)) < 2 and time.time() < noticed_at[0] + NOTICE_S:
+            time.sleep(0.1)
+        cluster.remove_node(node, allow_graceful=False)
+
+    thread = in_background(give_notice)
+    workers = WorkersConfig(number=2, cpus=2, max_failures=0)  # it counts as no failure
+    run(Watched(steps, every_step_s=0.3), synthetic_dataset, str(tmp_path), workers=workers)
+    thread.join()
+    first, second = attempts(steps)
+    assert min(second.steps) == max(first.steps) + 1
+    assert second.number / 1e9 < noticed_at[0] + NOTICE_S
+    assert drained[0] not in second.nodes.values()
+    check_exactly_once(steps)

@@ -1,0 +1,90 @@
+"""Workers of Ray Train on one machine: killed, failing, stopped, more or fewer than before."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from victims import (
+    Watched,
+    attempts,
+    await_step,
+    check_exactly_once,
+    check_recovery,
+    counted,
+    in_background,
+    processes,
+    run,
+    weights,
+)
+
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError, Stopped
+from ltrscale.training.launch import WorkersConfig
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+TWO = WorkersConfig(number=2, max_failures=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray with six logical CPUs."""
+    with ray_cluster(6):
+        yield
+
+
+def test_killed_again_and_again_with_progress_between(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, steps = tmp_path / "expected", str(tmp_path / "out" / "steps")
+    run(Watched(str(expected / "steps")), synthetic_dataset, str(expected), launch=processes(2, restarts=0))
+    records: list[Mapping[str, object]] = []
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        watched = Watched(steps, kills=((4, 1), (8, 0), (13, 1), (18, 0)))
+        run(watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO, report=lambda r: records.append(dict(r)))
+    check_recovery(steps, kills=4)
+    check_exactly_once(steps)
+    assert counted(steps) == counted(str(expected / "steps"))
+    assert weights(str(tmp_path / "out")) == weights(str(expected))
+    lines = [record.message for record in caplog.records]
+    assert sum("all workers start again (failure 1 of 1" in line for line in lines) == 4
+    assert sum(line.startswith("pretrained on 480 groups") for line in lines) == 1
+    assert sum(line.startswith("resumed from") for line in lines) == 4
+    assert {r["epoch"] for r in records if "epoch" in r} == {1, 2}
+
+
+def test_an_input_error_ends_the_run_with_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
+    watched = Watched(str(tmp_path / "steps"), raises=((2, 1, "input"),))
+    with pytest.raises(InputError, match=r"^input of rank 1 in step 2$"):
+        run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
+    assert len(attempts(str(tmp_path / "steps"))) == 1
+
+
+def test_a_defect_is_raised_when_it_comes_again_and_again(synthetic_dataset: str, tmp_path: Path) -> None:
+    watched = Watched(str(tmp_path / "steps"), raises=((0, 1, "defect"),))
+    with pytest.raises(ValueError, match="defect of rank 1 in step 0") as caught:
+        run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
+    assert "victims.py" in caught.value.__notes__[0]  # the worker's own traceback
+    assert len(attempts(str(tmp_path / "steps"))) == 2
+
+
+def test_asked_to_stop_the_workers_leave_a_checkpoint_that_other_numbers_of_workers_resume(
+    synthetic_dataset: str, tmp_path: Path
+) -> None:
+    steps = str(tmp_path / "steps")
+
+    def terminate() -> None:
+        await_step(steps, 3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    in_background(terminate)
+    with pytest.raises(Stopped, match=r"after step [0-9]+, checkpoint written to"):
+        run(Watched(steps, every_step_s=0.2), synthetic_dataset, str(tmp_path), workers=TWO)
+    elastic = WorkersConfig(number=(1, 3))
+    run(Watched(steps), synthetic_dataset, str(tmp_path), workers=elastic)
+    first, second = attempts(steps)
+    assert min(second.steps) == max(first.steps) + 1  # nothing is lost
+    assert (first.world, second.world) == (2, 3)
+    check_exactly_once(steps)

@@ -1,0 +1,104 @@
+"""Workers that die or dawdle: the global batches stay the same, each group is read once, the weights are the same."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from victims import Watched, attempts, check_exactly_once, check_recovery, config_of, counted, processes, run, weights
+
+from ltrscale.data.manifest import Feature
+
+STEPS = 20
+"""At least so many steps has a run over the synthetic data set."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The directory of a run of so many workers that nothing happens to; below `steps` is what was read."""
+    made: dict[int, Path] = {}
+
+    def directory(world: int) -> Path:
+        if world not in made:
+            out = tmp_path_factory.mktemp("undisturbed")
+            run(Watched(str(out / "steps")), synthetic_dataset, str(out), launch=processes(world, restarts=0))
+            made[world] = out
+        return made[world]
+
+    return directory
+
+
+def random_kills(seed: int, world: int, count: int) -> tuple[tuple[int, int], ...]:
+    drawn = random.Random(seed)
+    return tuple((step, drawn.randrange(world)) for step in sorted(drawn.sample(range(1, STEPS), count)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "count"), [(2, 10), (3, 6)])
+def test_killed_again_and_again_the_weights_are_bit_equal(
+    undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path, world: int, count: int
+) -> None:
+    expected, steps = undisturbed(world), str(tmp_path / "steps")
+    assert len(counted(str(expected / "steps"))) >= STEPS
+    watched = Watched(steps, kills=random_kills(seed=world, world=world, count=count))
+    run(watched, synthetic_dataset, str(tmp_path), launch=processes(world))
+    check_recovery(steps, kills=count)
+    check_exactly_once(steps)
+    assert counted(steps) == counted(str(expected / "steps"))
+    assert weights(str(tmp_path)) == weights(str(expected))
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_reads_the_same_global_batches(undisturbed: Callable[[int], Path]) -> None:
+    runs = [str(undisturbed(world) / "steps") for world in (1, 2, 3, 4)]
+    for steps in runs:
+        check_exactly_once(steps)
+        assert counted(steps) == counted(runs[0])
+
+
+@pytest.mark.slow
+def test_resumed_by_other_numbers_of_workers_the_order_is_the_same(
+    undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path
+) -> None:
+    steps, worlds = str(tmp_path / "steps"), (2, 1, 4, 3)
+    kills = ((6, 1), (11, 0), (16, 3))
+    for world in worlds[:-1]:
+        with pytest.raises(AssertionError, match="die again"):
+            run(Watched(steps, kills), synthetic_dataset, str(tmp_path), launch=processes(world, restarts=0))
+    run(Watched(steps, kills), synthetic_dataset, str(tmp_path), launch=processes(worlds[-1], restarts=0))
+    assert tuple(attempt.world for attempt in attempts(steps)) == worlds
+    check_recovery(steps, kills=3)
+    check_exactly_once(steps)
+    assert counted(steps) == counted(str(undisturbed(1) / "steps"))
+
+
+@pytest.fixture(scope="module")
+def uneven_dataset(write_dataset: Callable[..., str]) -> str:
+    """Groups of 1 to 2000 documents in row groups of very different sizes; streams run out at different times."""
+    drawn = np.random.default_rng(0)
+
+    def group(documents: int) -> tuple[np.ndarray, None]:
+        return drawn.normal(size=(documents, 3)).astype(np.float32), None
+
+    periods = {f"2026-W{week:02}": [group(1) for _ in range(week)] for week in range(1, 9)}
+    periods["2026-W09"] = [group(documents) for documents in (2000, 1, 700, 2, 2, 1500, 3)]
+    periods["2026-W10"] = [group(int(documents)) for documents in drawn.geometric(0.02, size=60)]
+    return write_dataset(periods, [Feature(name=f"f{i}") for i in range(3)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_slow_workers_and_uneven_groups_take_equally_many_steps(
+    uneven_dataset: str, tmp_path: Path, world: int
+) -> None:
+    steps = str(tmp_path / "steps")
+    watched = Watched(steps, slow=(world - 1, 0.03))
+    config = config_of(stream={"docs_per_batch": 200, "streams": 4, "window": 2})
+    run(watched, uneven_dataset, str(tmp_path), launch=processes(world, restarts=0), config=config)
+    (attempt,) = attempts(steps)
+    of_ranks = list(attempt.steps_of_ranks.values())
+    assert len(of_ranks) == world
+    assert all(executed == of_ranks[0] for executed in of_ranks)
+    assert min(map(len, counted(steps).values())) <= 2  # streams run out while others go on
+    check_exactly_once(steps, groups=36 + 7 + 60)

@@ -1,0 +1,46 @@
+"""Small trainers for tests."""
+
+import torch
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups
+from ltrscale.data.split import Split, select
+from ltrscale.data.stream import GroupStream
+from ltrscale.training.loop import StepResult, Trainer
+from ltrscale.training.network import fit, sample_inputs
+from ltrscale.training.pretexts import Pretrainer
+from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.schedules import CosineConfig, OptimizerConfig
+
+WEEKS = ("2026-W01", "2026-W02")
+
+
+def config_of(method: str) -> PretrainConfig:
+    network = {"encoder": {"width": 8, "blocks": 1}}
+    return PretrainConfig.model_validate(
+        {"method": {"kind": method}, "network": network, "stream": {"docs_per_batch": 800, "streams": 4, "window": 2}}
+    )
+
+
+def make_trainer(data: str, method: str, *, rank: int = 0, world: int = 1, seed: int = 0) -> Trainer:
+    """A float64 trainer on two weeks of data, so that rounding does not hide a difference."""
+    config = config_of(method)
+    split = Split(data=(data,), periods=WEEKS)
+    torch.manual_seed(seed)
+    transform = fit(select(split, labelled=False), config.network)
+    marginals_SF = sample_inputs(select(split, labelled=False), transform) if method == "scarf" else None
+    model = Pretrainer(transform, config.network, config.method, config.augment, marginals_SF).double()
+    order = config.stream.replace(regroup=method == "simclr_sample")
+    stream = GroupStream(select(split, labelled=False), order, rank=rank, world=world)
+
+    def objective(groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+        features_NF = groups.features_NF.double()
+        return model(QueryGroups(features_NF, groups.offsets_Q1), generator)
+
+    # a rate that changes with every step, so that a resumed run must know where it stands
+    optimizer = OptimizerConfig(learning_rate=1e-3, clip_norm=2.0, schedule=CosineConfig())
+    return Trainer(model, objective, stream, optimizer, epochs=2, seed=seed)
+
+
+def run(trainer: Trainer, epochs: int = 2) -> list[StepResult]:
+    return [result for _ in range(epochs) for result in trainer.epoch()]

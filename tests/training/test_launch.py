@@ -1,0 +1,92 @@
+"""Settings of workers, requests to stop, and training on a GPU."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from ray.exceptions import ActorDiedError
+
+from ltrscale import bundle
+from ltrscale.config import Config
+from ltrscale.data.split import Split
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError, Stopped
+from ltrscale.training.launch import ONE, Workers, WorkersConfig
+from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.signals import stop_on_sigterm
+from ltrscale.training.under_ray import _cause
+
+
+class Job(Config):
+    workers: Workers = ONE
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [(3, 3, 3), ([2, 5], 2, 5), ({"number": 2, "gpus": 0.5}, 2, 2), ({"number": [1, 4], "cpus": 2}, 1, 4)],
+)
+def test_workers_are_a_number_a_range_or_settings(value: object, least: int, most: int) -> None:
+    workers = Job.model_validate({"workers": value}).workers
+    assert (workers.least, workers.most) == (least, most)
+
+
+@pytest.mark.parametrize("number", [0, (0, 2), (3, 2)])
+def test_a_range_of_workers_must_make_sense(number: int | tuple[int, int]) -> None:
+    with pytest.raises(ValidationError, match="at least 1"):
+        WorkersConfig(number=number)
+
+
+def test_sigterm_asks_to_stop_within_the_block_and_ends_the_process_as_before_outside() -> None:
+    def others(_number: int, _frame: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, others)
+    try:
+        with stop_on_sigterm() as stopping:
+            assert not stopping()
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopping()
+            assert stopping()
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_the_user_is_to_read_explains_the_errors_of_the_other_workers() -> None:
+    lost, died, given, stopped = RuntimeError("closed by peer"), ActorDiedError(), InputError("no file"), Stopped("so")
+    assert _cause({0: lost, 1: died}) == (1, died)
+    assert _cause({0: lost, 1: died, 2: given}) == (2, given)
+    assert _cause({0: lost, 1: stopped, 2: died}) == (1, stopped)
+    assert _cause({3: lost}) == (3, lost)
+
+
+def test_an_address_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers"), ray_cluster(1):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+def test_a_worker_on_a_gpu_trains_in_bfloat16_and_reduces_with_nccl(synthetic_dataset: str, tmp_path: Path) -> None:
+    network = {"encoder": {"width": 16, "blocks": 2}}
+    config = PretrainConfig.model_validate(
+        {"network": network, "epochs": 3, "precision": "bf16", "stream": {"docs_per_batch": 1000, "streams": 2}}
+    )
+    records: list[dict[str, object]] = []
+    pretrain(
+        config,
+        Split(data=(synthetic_dataset,)),
+        str(tmp_path),
+        origin={},
+        report=lambda record: records.append(dict(record)),
+        workers=WorkersConfig(number=1, gpus=1),
+    )
+    assert bundle.load(str(tmp_path))
+    (worker,) = next(record["workers"] for record in records if "workers" in record)  # type: ignore[misc]
+    assert worker["gpu_gb"] > 0

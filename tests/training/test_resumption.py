@@ -1,0 +1,285 @@
+"""Whole runs, stopped again and again: what they make and what they report is that of a run that was never stopped."""
+
+import json
+import logging
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ltrscale import bundle, storage
+from ltrscale import config as configs
+from ltrscale.config import validate
+from ltrscale.data.manifest import open_dataset
+from ltrscale.data.split import Split, select
+from ltrscale.errors import InputError, Stopped
+from ltrscale.progress import Report
+from ltrscale.training.combine import CombineConfig, combine
+from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.workflows import stages
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob, finetune_stage, pretrain_stage
+
+NETWORK = {"encoder": {"width": 8, "blocks": 1}}
+Records = list[dict[str, Any]]
+Run = Callable[[str, Report], None]
+MEASURED = {"documents_per_s", "wait_percent", "workers", "wait_s"}
+
+
+def splits(data: str) -> tuple[Split, Split]:
+    return Split(data=(data,), periods=("2026-W01",)), Split(data=(data,), periods=("2026-W02",))
+
+
+def pretraining(data: str) -> Run:
+    values = {"network": NETWORK, "epochs": 2, "stream": {"docs_per_batch": 600, "streams": 2}}
+    config = PretrainConfig.model_validate(values)
+    return lambda out, report: pretrain(config, splits(data)[0], out, origin={"a": 1}, report=report)
+
+
+def finetuning(data: str, pretrained: str | None, **changes: Any) -> Run:
+    values = {"network": NETWORK, "head_epochs": 2, "epochs": 2, "stream": {"docs_per_batch": 700, "streams": 2}}
+    config = FinetuneConfig.model_validate({**values, "optimizer": {"learning_rate": 3e-2}, **changes})
+    train, validation = splits(data)
+    return lambda out, report: finetune(
+        config, train, validation, out, pretrained=pretrained, origin={"b": 1}, report=report
+    )
+
+
+@pytest.fixture(scope="module")
+def pretrained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("pretrained") / "model")
+    pretraining(synthetic_dataset)(out, lambda _: None)
+    return out
+
+
+def whole(run: Run, out: Path) -> Records:
+    """Run without a stop; returns what was reported of steps and epochs."""
+    records: Records = []
+    run(str(out), lambda record: records.append(dict(record)))
+    return training_records(records)
+
+
+def stopped_again_and_again(run: Run, out: Path, *, first: int) -> tuple[Records, list[int]]:
+    """Run, asked to stop after step `first` - 1, and then after the first step of every other start.
+
+    Returns:
+        What was reported of steps and epochs by all starts, and the steps that they left checkpoints of.
+    """
+    records: Records = []
+    stops: list[int] = []
+
+    def report(record: Any) -> None:
+        records.append(dict(record))
+        if "step" in record and (stops or record["step"] == first - 1):
+            signal.raise_signal(signal.SIGTERM)
+
+    while True:
+        try:
+            run(str(out), report)
+            return training_records(records), stops
+        except Stopped:
+            stops.append(max(record["step"] for record in records if "step" in record))
+            assert len(stops) < 30
+
+
+def training_records(records: Records) -> Records:
+    """Records of steps and epochs without what is measured."""
+    kept = [record for record in records if "step" in record or "epoch" in record]
+    return [{name: value for name, value in record.items() if name not in MEASURED} for record in kept]
+
+
+def check_equal(one: Path, other: Path) -> None:
+    first, second = (bundle.load(str(out)) for out in (one, other))
+    assert first.content == second.content
+    assert first.metrics == second.metrics
+    for out in (one, other):
+        assert storage.children(str(out / "checkpoints")) == storage.children(str(out / "transform")) == []
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_pretraining_stopped_after_every_other_step(synthetic_dataset: str, tmp_path: Path, first: int) -> None:
+    run = pretraining(synthetic_dataset)
+    records = whole(run, tmp_path / "whole")
+    n = sum("step" in record for record in records)
+    again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=first)
+    assert stops == [*range(first, n + 1, 2)]
+    assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("first", [2, 3])
+@pytest.mark.parametrize("patience", [2, 20])
+def test_finetuning_stopped_after_every_other_step(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int, patience: int
+) -> None:
+    changes = {} if patience == 20 else {"optimizer": {"learning_rate": 0.3}, "head_epochs": 8, "epochs": 8}
+    run = finetuning(synthetic_dataset, pretrained, patience=patience, **changes)
+    records = whole(run, tmp_path / "whole")
+    epochs = [record["phase"] for record in records if "epoch" in record]
+    assert set(epochs) == {"head", "full"}
+    assert patience > 2 or len(epochs) < 16  # it ran out
+    n = sum("step" in record for record in records)
+    again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=first)
+    assert stops == [*range(first, n + 1, 2)]
+    assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_combining_stopped_after_every_other_step(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int
+) -> None:
+    parts = [str(tmp_path / name) for name in ("one", "two")]
+    for part, start in zip(parts, (pretrained, None), strict=True):
+        finetuning(synthetic_dataset, start, head_epochs=1, epochs=1)(part, lambda _: None)
+    config = CombineConfig.model_validate({"how": "concat", "epochs": 3, "stream": {"docs_per_batch": 700}})
+    train, validation = splits(synthetic_dataset)
+
+    def run(out: str, report: Report) -> None:
+        combine(config, parts, train, validation, out, origin={}, report=report)
+
+    records = whole(run, tmp_path / "whole")
+    again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=first)
+    assert stops
+    assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_an_epoch_is_told_in_numbers_and_in_a_line(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    records: Records = []
+    pretraining(synthetic_dataset)(str(tmp_path / "out"), lambda record: records.append(dict(record)))
+    selection = select(splits(synthetic_dataset)[0], labelled=False)
+    checked, *trained = records
+    assert (checked["files_good"], checked["groups"]) == (checked["files"], selection.n_groups)
+    steps, epochs = ([r for r in trained if name in r] for name in ("step", "epoch"))
+    assert [set(step) for step in steps] == [{"step", "loss", "documents", "wait_s"}] * len(steps)
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2]
+    for epoch in epochs:
+        assert (epoch["groups"], epoch["documents"]) == (selection.n_groups, selection.n_documents)
+        assert epoch["checksum"] == epochs[0]["checksum"] > 0
+        assert epoch["documents_per_s"] > 0
+        (worker,) = epoch["workers"]
+        assert 0 <= worker["wait_percent"] == epoch["wait_percent"] <= 100
+        assert 0.05 < worker["memory_gb"] < 64
+    (line,) = [message for message in caplog.messages if message.startswith("pretraining, epoch 2 of 2: ")]
+    told = rf"{selection.n_groups:,} groups \(0 missed, 0 repeated\), {selection.n_documents:,} documents, "
+    assert re.search(told + r"[\d,]+ documents/s, waiting for data [\d.]+%, loss [\d.]+$", line)
+
+
+def pretrain_job(data: str, out: Path, **changes: Any) -> PretrainJob:
+    settings = {"network": NETWORK, "epochs": 1, "stream": {"docs_per_batch": 400, "streams": 2}}
+    values = {"out": str(out), "train": {"data": data, "periods": "2026-W01"}, "pretrain": settings}
+    for key, value in changes.items():
+        (values if key == "fresh" else settings)[key] = value
+    return validate(PretrainJob, values, "test")
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Sets the step after which pretraining stages are asked to stop, so that they do one more; None lets them run."""
+    chosen: list[int | None] = [None]
+
+    def stopping(*arguments: Any, report: Report, **named: Any) -> None:
+        def listening(record: Any) -> None:
+            report(record)
+            if record.get("step", 0) == chosen[0]:
+                signal.raise_signal(signal.SIGTERM)
+
+        pretrain(*arguments, report=listening, **named)
+
+    monkeypatch.setattr(stages, "pretrain", stopping)
+    return lambda step: chosen.__setitem__(0, step)
+
+
+def run_job(job: PretrainJob, caplog: pytest.LogCaptureFixture) -> str:
+    """Run a stage; how it began: `resumed`, `up to date`, or empty."""
+    caplog.clear()
+    try:
+        pretrain_stage(job)
+    finally:
+        began = [word for word in ("resumed from", "is up to date") if word in caplog.text]
+    return "".join(began)
+
+
+def test_the_same_command_resumes_and_fresh_starts_anew(
+    synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    out = tmp_path / "out"
+    job = pretrain_job(synthetic_dataset, out)
+    stop_after(1)
+    with pytest.raises(
+        Stopped, match=rf"^after step 2, checkpoint written to {out}/checkpoints; the same command goes"
+    ):
+        run_job(job, caplog)
+    assert {Path(url).name for url in storage.children(str(out))} == {"run", "checkpoints", "preflight", "transform"}
+    stop_after(None)
+    other_pace = pretrain_job(synthetic_dataset, out, checkpoint_minutes=3, checkpoint_failures=2)
+    assert run_job(other_pace, caplog) == "resumed from"
+    made = bundle.load(str(out)).content
+    assert run_job(job, caplog) == "is up to date"
+
+    fresh = pretrain_job(synthetic_dataset, out, fresh=True)
+    stop_after(2)
+    with pytest.raises(Stopped):
+        run_job(fresh, caplog)
+    assert "resumed" not in caplog.text
+    assert bundle.load(str(out)).content == made  # until the new one is committed
+    stop_after(None)
+    assert run_job(job, caplog) == "resumed from"
+    stop_after(2)
+    with pytest.raises(Stopped):
+        run_job(fresh, caplog)
+    stop_after(None)
+    assert run_job(fresh, caplog) == ""
+    assert bundle.load(str(out)).content == made
+    assert not configs.load(PretrainJob, str(out / "run" / "config.yaml")).fresh
+
+
+def test_checkpoints_of_another_config_are_told_of_and_gone_in_the_end(
+    synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    stop_after(1)
+    with pytest.raises(Stopped):
+        pretrain_stage(pretrain_job(synthetic_dataset, out))
+    stop_after(None)
+    assert run_job(pretrain_job(synthetic_dataset, out, seed=1), caplog) == ""
+    assert "there are checkpoints of another config or other data, which are not resumed" in caplog.text
+    assert not (out / "checkpoints").exists()
+    alone = tmp_path / "alone"
+    pretrain_stage(pretrain_job(synthetic_dataset, alone, seed=1))
+    assert bundle.load(str(out)).content == bundle.load(str(alone)).content
+
+
+def test_bad_files_are_left_out_of_training_and_validation(synthetic_dataset: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(synthetic_dataset, data)
+    manifest = open_dataset(str(data)).manifest
+    lost = manifest.files[0]
+    assert lost.period == "2026-W01"
+    (data / lost.path).unlink()
+    values = {"data": str(data), "periods": ["2026-W01..2026-W02"]}
+    job = pretrain_job(str(data), tmp_path / "pretrained").replace(train=values)
+    with pytest.raises(InputError, match=r"train: 1 of \d+ files, with \d+ of \d+ query groups, are not what the man"):
+        pretrain_stage(job)
+    assert not (tmp_path / "pretrained" / "transform").exists()  # nothing was read
+    tolerant = {**job.pretrain.model_dump(), "preflight": {"max_bad": 0.9}}
+    pretrain_stage(job.replace(pretrain=tolerant))
+    made = bundle.load(str(tmp_path / "pretrained"))
+    assert made.dataset_hash == select(Split(**values), labelled=False, without=[str(data / lost.path)]).hash
+    where = {"train": values, "validation": {**values, "periods": ["2026-W03"]}, "test": {"data": str(data)}}
+    where["test"]["periods"] = ["2026-W04"]
+    settings = {"preflight": {"max_bad": 0.9}, "head_epochs": 1, "epochs": 1}
+    ranker = {"out": str(tmp_path / "ranker"), "pretrained": str(tmp_path / "pretrained"), "splits": where}
+    finetune_stage(validate(FinetuneJob, {**ranker, "finetune": settings}, "test"))
+    records = [json.loads(line) for line in (tmp_path / "ranker" / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = select(Split(**values), labelled=True, without=[str(data / lost.path)]).n_groups
+    assert {record["groups"] for record in records if "epoch" in record} == {expected}

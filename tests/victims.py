@@ -1,0 +1,269 @@
+"""Pretraining whose workers write down what they read, and come to harm at given steps; and readers of what they wrote.
+
+This module can be imported in every worker process, for it lies on the path that they inherit from the tests.
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+
+from ltrscale.batch import QueryGroups
+from ltrscale.data.split import Split
+from ltrscale.errors import InputError
+from ltrscale.progress import Report
+from ltrscale.training import pretrain as pretraining
+from ltrscale.training.checkpoint import list_checkpoints
+from ltrscale.training.launch import ONE, Context, TrainFunction, WorkersConfig
+from ltrscale.training.loop import StepResult, Trainer
+from ltrscale.training.pretrain import PretrainConfig, pretrain, pretrain_worker
+from ltrscale.training.reduce import from_rank_0, rank_and_world
+
+_COMMIT_WITHIN_S = 60.0
+_RESTARTS = 40
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The training function of pretraining; every step of every worker is written down below `folder`.
+
+    Each fault happens once, at the first execution of a step (counted from 0) by a rank.
+    """
+
+    folder: str
+    kills: tuple[tuple[int, int], ...] = ()
+    """(step, rank) of workers that are killed, once a checkpoint of this start of theirs is committed."""
+    raises: tuple[tuple[int, int, str], ...] = ()
+    """(step, rank, kind) of an `input` error or a `defect`."""
+    slow: tuple[int, float] = (0, 0.0)
+    """A rank that sleeps so many seconds in every step."""
+    every_step_s: float = 0.0
+    """All ranks sleep so long, to leave time for what comes from outside."""
+
+    def __call__(self, arguments: Mapping[str, Any], context: Context) -> None:
+        attempt = from_rank_0(time.time_ns())
+        with _steps(lambda trainer, given: self._before(trainer, given, attempt, arguments["out"])):
+            pretrain_worker(arguments, context)
+
+    def _before(
+        self, trainer: Trainer, micro_batches: Mapping[int, QueryGroups | None], attempt: int, out: str
+    ) -> None:
+        rank, world = rank_and_world()
+        step = trainer.state.step
+        ids = {c: [] if g is None or g.ids_Q is None else g.ids_Q.tolist() for c, g in micro_batches.items()}
+        path = Path(self.folder) / f"{attempt}-{rank}.jsonl"
+        with path.open("a") as file:
+            node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+            entry = {"step": step, "epoch": trainer.state.epoch, "world": world, "ids": ids, "node": node}
+            print(json.dumps(entry), file=file)
+        first = json.loads(path.read_text().splitlines()[0])["step"]
+        if (step, rank) in self.kills and self._once(f"kill-{step}-{rank}"):
+            committed = _await_commit(out, beyond=first) if step > first else max(committed_steps(out), default=0)
+            (Path(self.folder) / f"killed-{attempt}.json").write_text(
+                json.dumps({"step": step, "committed": committed})
+            )
+            os.kill(os.getpid(), signal.SIGKILL)
+        for at, who, kind in self.raises:
+            if (at, who) == (step, rank):
+                raise (InputError if kind == "input" else ValueError)(f"{kind} of rank {rank} in step {step}")
+        time.sleep(self.every_step_s + (self.slow[1] if rank == self.slow[0] else 0.0))
+
+    def _once(self, name: str) -> bool:
+        try:
+            (Path(self.folder) / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+@contextmanager
+def _steps(before: Callable[[Trainer, Mapping[int, QueryGroups | None]], None]) -> Iterator[None]:
+    original = Trainer.step
+
+    def step(
+        self: Trainer, micro_batches: dict[int, QueryGroups | None], *, wait_s: float = 0.0
+    ) -> tuple[StepResult, int]:
+        before(self, micro_batches)
+        return original(self, micro_batches, wait_s=wait_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", step)
+        yield
+
+
+def committed_steps(out: str) -> list[int]:
+    """The steps of the committed checkpoints of a run."""
+    return [int(url.rsplit("-", 1)[-1]) for url in list_checkpoints(f"{out}/checkpoints")]
+
+
+def _await_commit(out: str, *, beyond: int) -> int:
+    """Wait until a checkpoint of a later step than `beyond` is committed; returns its step."""
+    deadline = time.monotonic() + _COMMIT_WITHIN_S
+    while time.monotonic() < deadline:
+        if (committed := max(committed_steps(out), default=0)) > beyond:
+            return committed
+        time.sleep(0.005)
+    raise AssertionError(f"no checkpoint beyond step {beyond} was committed")
+
+
+# --- running it
+
+
+def config_of(**changes: Any) -> PretrainConfig:
+    """A tiny pretraining of 2 epochs of some 11 steps, whose checkpoints follow one another without a pause."""
+    values = {
+        "method": {"kind": "simclr_rank"},
+        "augment": {"kind": "zeroing", "probability": 0.3},
+        "network": {"encoder": {"width": 8, "blocks": 1, "dropout": 0.1}},
+        "epochs": 2,
+        "stream": {"docs_per_batch": 600, "streams": 4, "window": 2},
+        "deterministic": True,
+        "checkpoint_minutes": 1e-9,
+    }
+    return PretrainConfig.model_validate({**values, **changes})
+
+
+def run(
+    watched: Watched,
+    data: str,
+    out: str,
+    *,
+    launch: Callable[..., None] | None = None,
+    workers: WorkersConfig = ONE,
+    report: Report = lambda _: None,
+    config: PretrainConfig | None = None,
+) -> None:
+    """Pretrain with the watched function, launched as the package does it or by a launcher of the tests."""
+    Path(watched.folder).mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "pretrain_worker", watched)
+        if launch is not None:
+            patch.setattr(pretraining, "launch", launch)
+        pretrain(config or config_of(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
+
+
+def processes(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
+    """A launcher of `world` processes, all of which are started again when one has died; restarts take little time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
+
+    def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: object, report: object) -> None:  # noqa: ARG001
+        for attempt in itertools.count():
+            meeting = f"{getattr(function, 'folder', arguments['out'])}/meeting-{time.time_ns()}"
+            jobs = [
+                context.Process(target=_process, args=(rank, world, meeting, function, dict(arguments)))
+                for rank in range(world)
+            ]
+            for job in jobs:
+                job.start()
+            while all(job.exitcode in (None, 0) for job in jobs) and any(job.exitcode is None for job in jobs):
+                time.sleep(0.01)
+            failed = any(job.exitcode not in (None, 0) for job in jobs)
+            for job in jobs:
+                job.kill()
+                job.join()
+            if not failed:
+                return
+            assert attempt < restarts, "the workers die again and again"
+
+    return launch
+
+
+def _process(rank: int, world: int, meeting: str, function: TrainFunction, arguments: Mapping[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    function(arguments, Context())
+    dist.destroy_process_group()
+
+
+# --- what was written down
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one start of the workers executed: by step the query groups of each canonical stream, over all ranks."""
+
+    number: int
+    world: int
+    steps: dict[int, dict[int, list[int]]]
+    epochs: dict[int, int]
+    steps_of_ranks: dict[int, list[int]]
+    nodes: dict[int, str]
+
+
+def attempts(folder: str) -> list[Attempt]:
+    """All starts of a run, in order."""
+    found: dict[int, Attempt] = {}
+    for path in sorted(Path(folder).glob("*-*.jsonl")):
+        number, rank = map(int, path.stem.split("-"))
+        for line in path.read_text().rpartition("\n")[0].splitlines():  # the last may be half written
+            entry = json.loads(line)
+            attempt = found.setdefault(number, Attempt(number, entry["world"], {}, {}, {}, {}))
+            attempt.steps.setdefault(entry["step"], {}).update({int(c): ids for c, ids in entry["ids"].items()})
+            attempt.epochs[entry["step"]] = entry["epoch"]
+            attempt.steps_of_ranks.setdefault(rank, []).append(entry["step"])
+            attempt.nodes[rank] = entry["node"]
+    return [found[number] for number in sorted(found)]
+
+
+def in_background(what: Callable[[], None]) -> threading.Thread:
+    """Do something to a run from outside, while this thread runs it."""
+    thread = threading.Thread(target=what, daemon=True)
+    thread.start()
+    return thread
+
+
+def await_step(folder: str, step: int) -> Attempt:
+    """Wait until a step is begun; returns the start of the workers that did."""
+    while True:
+        for attempt in attempts(folder):
+            if step in attempt.steps:
+                return attempt
+        time.sleep(0.05)
+
+
+def counted(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
+    """What went into the weights: by (epoch, step) the last execution of each step, and what each stream gave to it."""
+    last: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for attempt in attempts(folder):
+        for step, of_streams in attempt.steps.items():
+            last[attempt.epochs[step], step] = {c: ids for c, ids in sorted(of_streams.items()) if ids}
+    return {place: of_streams for place, of_streams in sorted(last.items()) if of_streams}
+
+
+def check_exactly_once(folder: str, *, epochs: int = 2, groups: int = 480) -> None:
+    """Check that each epoch has read each query group once."""
+    for epoch in range(epochs):
+        read = Counter(i for (e, _), ids in counted(folder).items() if e == epoch for c in ids.values() for i in c)
+        assert len(read) == groups
+        assert set(read.values()) == {1}
+
+
+def check_recovery(folder: str, kills: int) -> None:
+    """Check that there were so many kills, and that each was followed by a start from the newest checkpoint."""
+    found = attempts(folder)
+    killed = sorted(Path(folder).glob("killed-*.json"))
+    assert len(killed) == kills
+    for path in killed:
+        number, fell = int(path.stem.split("-")[1]), json.loads(path.read_text())
+        after = next(a for a in found if a.number > number)
+        assert fell["committed"] <= min(after.steps) <= fell["step"]
+
+
+def weights(out: str) -> bytes:
+    """The file of the weights of a bundle."""
+    return (Path(out) / "weights.safetensors").read_bytes()
