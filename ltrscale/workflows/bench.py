@@ -13,6 +13,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.workflows.benches.contrast import bench_contrast
+from ltrscale.workflows.benches.ddp import bench_ddp
 from ltrscale.workflows.benches.letor import bench_letor
 from ltrscale.workflows.benches.losses import bench_losses
 from ltrscale.workflows.benches.metrics import bench_metrics
@@ -23,6 +24,7 @@ from ltrscale.workflows.runs import environment
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {
     "stream": bench_stream,
+    "ddp": bench_ddp,
     "letor": bench_letor,
     "contrast": bench_contrast,
     "losses": bench_losses,
@@ -62,12 +64,12 @@ def _table(rows: list[Row]) -> Table:
     table = Table("what", "ratio", "goal", "", "ours", "peer", "note")
     for row in rows:
         goal, verdict = "", ""
-        if row.goal is not None:
+        if row.goal is not None and row.ratio is not None:
             reached = row.ratio >= row.goal if row.at_least else row.ratio <= row.goal
             goal, verdict = f"{'>=' if row.at_least else '<='} {row.goal:g}", "ok" if reached else "missed"
         table.add_row(
             row.name,
-            f"{row.ratio:.2f}",
+            "" if row.ratio is None else f"{row.ratio:.2f}",
             goal,
             verdict,
             row.ours,
