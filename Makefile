@@ -32,6 +32,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy cluster/*.py
 	$(BIN)/lint-imports --no-logo
 
 # Under three minutes: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.

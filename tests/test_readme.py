@@ -34,11 +34,11 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The commands of a page's shell blocks, continued lines joined."""
+    """The commands of a page's shell blocks, continued lines joined; of what is submitted, the job."""
     for block in blocks(page, "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
-                yield words
+                yield words[words.index("--") + 1 :] if words[:3] == ["ray", "job", "submit"] else words
 
 
 JOBS = [(page, words) for page in PAGES for words in commands(page) if words[:2] == ["python", "-m"]]

@@ -1,0 +1,103 @@
+"""What is in cluster/ besides code: the image, the EC2 cluster, what is uploaded, and the paths that they name."""
+
+import copy
+import re
+import shlex
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ray._private.runtime_env.packaging import create_package
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "cluster"
+RAY_UP: dict[str, Any] = yaml.safe_load((CLUSTER / "ray-up.yaml").read_text())
+TYPES = RAY_UP["available_node_types"]
+
+
+def test_ray_up_takes_its_file() -> None:
+    validate_config(prepare_config(copy.deepcopy(RAY_UP)))
+
+
+@pytest.mark.parametrize("wrong", [{"max_worker": 3}, {"docker": {"imagee": "x"}}, {"head_node_type": 3}])
+def test_ray_up_catches_a_misspelt_field(wrong: dict[str, Any]) -> None:
+    prepared = prepare_config(copy.deepcopy(RAY_UP))
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config({**prepared, **wrong})
+
+
+def test_ray_up_starts_what_the_types_promise() -> None:
+    assert RAY_UP["head_node_type"] in TYPES
+    assert TYPES["head"]["resources"] == {"CPU": 0}
+    head, worker = (shlex.split(RAY_UP[f"{role}_start_ray_commands"][-1]) for role in ("head", "worker"))
+    assert {"--head", "--num-cpus=0", "--dashboard-host=127.0.0.1"} <= set(head)
+    port = next(word.partition("=")[2] for word in head if word.startswith("--port="))
+    assert f"--address=$RAY_HEAD_IP:{port}" in worker
+    assert sum(kind.get("max_workers", 0) for kind in TYPES.values()) <= RAY_UP["max_workers"]
+
+
+def test_ray_up_has_the_workers_that_its_comments_name() -> None:
+    text = (CLUSTER / "ray-up.yaml").read_text()
+    (read_on,) = (yaml.safe_load(found) for found in re.findall(r"workers\.read_on: (\{.*?\})", text))
+    (workers,) = (yaml.safe_load(found) for found in re.findall(r"workers: (\{.*?\})", text))
+    assert all(TYPES["readers"]["resources"][name] >= amount for name, amount in read_on.items())
+    gpus = TYPES["gpus"]["resources"]["GPU"] * TYPES["gpus"]["max_workers"]
+    assert workers["number"] * workers["gpus"] <= gpus
+    assert not set(read_on) & set(TYPES["gpus"]["resources"])
+
+
+def dockerfile() -> list[list[str]]:
+    """The instructions of the Dockerfile, as words."""
+    text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [shlex.split(line) for line in text.splitlines() if line.strip()]
+
+
+def test_the_image_has_what_it_copies() -> None:
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [source for words in dockerfile() if words[0] == "COPY" for source in words[1:-1]]
+    assert "ltrscale" in copied
+    assert sorted(copied) == sorted(kept)
+    for source in copied:
+        assert (ROOT / source).exists(), source
+
+
+def test_the_image_is_pinned_as_the_environment_is() -> None:
+    instructions = dockerfile()
+    assert [words[1] for words in instructions if words[0] == "FROM"] == ["python:3.11-slim-bookworm"]
+    installs = [words for words in instructions if "pip" in words and "install" in words]
+    assert len(installs) == 2
+    assert all(words[words.index("-c") :][:2] == ["-c", "cluster/constraints.txt"] for words in installs)
+    pinned = {line.partition("==")[0] for line in (CLUSTER / "constraints.txt").read_text().split()}
+    assert {"ray", "torch", "boto3"} <= pinned
+
+
+def test_a_token_is_asked_for_wherever_the_image_runs() -> None:
+    (environment,) = (words[1:] for words in dockerfile() if words[0] == "ENV")
+    assert {"RAY_AUTH_MODE=token", "RAY_USAGE_STATS_ENABLED=0"} <= set(environment)
+    assert "~/.ray/auth_token" in RAY_UP["file_mounts"]
+
+
+def test_uploads_hold_the_jobs_and_little_else(tmp_path: Path) -> None:
+    """What `ray job submit --working-dir .` sends, with Ray's own defaults."""
+    package = tmp_path / "package.zip"
+    create_package(str(ROOT), package, include_gitignore=True, excludes=[".git", ".venv", "venv", "__pycache__"])
+    with zipfile.ZipFile(package) as archive:
+        names = archive.namelist()
+    for needed in ("jobs/pretrain.py", "jobs/configs/distributed-dev.yaml", "ltrscale/training/launch.py"):
+        assert needed in names
+    unwanted = ("runs/*", ".venv/*", ".git/*", "data/*", "tests/*", "docs/*", ".*_cache/*", "*.pyc")
+    assert [name for name in names if any(fnmatch(name, pattern) for pattern in unwanted)] == []
+    assert package.stat().st_size < 2 << 20
+
+
+@pytest.mark.parametrize("path", sorted(p for p in CLUSTER.iterdir() if p.is_file()), ids=lambda path: path.name)
+def test_paths_that_are_named_exist(path: Path) -> None:
+    for named in re.findall(r"\b(?:cluster|jobs/configs)/[\w.-]*\w", path.read_text()):
+        assert (ROOT / named).exists(), named
+    for module in re.findall(r"-m (jobs\.\w+)", path.read_text()):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module

@@ -1,0 +1,118 @@
+"""Jobs run unchanged by `ray job submit` to a cluster of processes of their own, with data on S3."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from cluster_scripts import ROOT, exports, one_line, script
+
+from ltrscale import bundle, storage
+from ltrscale.data.manifest import open_dataset
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3]
+
+SMALL_LOG = ("--set=synthetic.weeks=2", "--set=synthetic.groups_per_week=100")
+SMALL_RUN = (
+    "--set=train.periods=2026-W01..2026-W02",
+    "--set=pretrain.epochs=1",
+    "--set=pretrain.stream.docs_per_batch=1024",
+    "--set=workers={number: 2, read_on: {reader: 1}}",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A head and a worker node that read from the S3 server; what a client needs to know of them."""
+    assert s3
+    folder = tmp_path_factory.mktemp("cluster")
+    options = (f"--folder={folder}",)
+    try:
+        started = script("local.py", "start", *options)
+        assert started.returncode == 0, started.stderr
+        yield exports(started.stdout)
+    finally:
+        scratch = (folder / "scratch").read_text()
+        assert script("local.py", "stop", *options).returncode == 0
+        assert not Path(scratch).exists()
+        running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        assert [line for line in running.splitlines() if scratch in line] == []
+
+
+def ray_job(client: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """`ray job ...` from the top of the checkout, in a shell that knows the cluster but not the S3 server."""
+    shell = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("ray")), "job", *words],
+        cwd=ROOT,
+        env={**shell, **client},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def submit(client: Mapping[str, str], name: str, job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ("python", "-m", f"jobs.{job}", *arguments)
+    return ray_job(client, "submit", f"--submission-id={name}", "--working-dir=.", "--", *command)
+
+
+def test_prepare_and_pretrain(cluster: dict[str, str], s3: str) -> None:
+    data, out = f"{s3}/submitted/data", f"{s3}/submitted/bundle"
+    config = "jobs/configs/prepare-distributed-dev.yaml"
+    prepared = submit(cluster, "prepare", "prepare", "--config", config, f"--set=out={data}", *SMALL_LOG)
+    assert prepared.returncode == 0, prepared.stdout + prepared.stderr
+    documents = open_dataset(data).manifest.counts().documents
+
+    uploaded = f"{s3}/configs/pretrain.yaml"  # a config at a URL, as on a cluster that has no checkout
+    storage.write_bytes(uploaded, (ROOT / "jobs" / "configs" / "distributed-dev.yaml").read_bytes())
+    arguments = ("--config", uploaded, f"--set=out={out}", f"--set=train.data={data}", *SMALL_RUN)
+    pretrained = submit(cluster, "pretrain", "pretrain", *arguments)
+    assert pretrained.returncode == 0, pretrained.stdout + pretrained.stderr
+
+    log = ray_job(cluster, "logs", "pretrain").stdout
+    assert f"pretrain: writing {out}" in log
+    assert "training on 2 workers" in log
+    assert bundle.read_manifest(out)["made_by"]["stage"] == "pretrain"
+    lines = storage.read_bytes(f"{out}/run/metrics.jsonl").decode().splitlines()
+    epochs = [record for record in map(json.loads, lines) if "epoch" in record]
+    assert [record["documents"] for record in epochs] == [documents]
+
+
+def test_a_failing_job_fails_the_command(cluster: dict[str, str], s3: str) -> None:
+    config = "jobs/configs/distributed-dev.yaml"
+    done = submit(cluster, "failing", "pretrain", "--config", config, f"--set=train.data={s3}/none")
+    assert done.returncode != 0
+    log = ray_job(cluster, "logs", "failing").stdout
+    assert f"error: {s3}/none: no data set is committed there" in log
+    assert "Traceback" not in log
+    assert "exit code 2" in done.stdout + done.stderr
+
+
+def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{cluster['RAY_API_SERVER_ADDRESS']}/api/jobs/", timeout=10)
+    with refused.value:
+        assert refused.value.code == 401
+    token = Path(cluster["RAY_AUTH_TOKEN_PATH"])
+    assert token.stat().st_mode & 0o077 == 0
+    assert submit({**cluster, "RAY_AUTH_TOKEN": "0" * 64}, "stranger", "prepare", "--help").returncode != 0
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = one_line(script("local.py", "start", f"--folder={tmp_path}", f"--dashboard-port={port}"))
+    assert f"port {port}" in line
+    assert "--dashboard-port" in line
+
+
+def test_resources_are_checked(tmp_path: Path) -> None:
+    line = one_line(script("local.py", "start", f"--folder={tmp_path}", "--resources=reader=4"))
+    assert "--resources" in line

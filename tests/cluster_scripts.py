@@ -1,0 +1,40 @@
+"""Running the scripts of cluster/ as a user runs them."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def script(
+    name: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of cluster/ from elsewhere than the checkout."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "cluster" / name), *arguments],
+        cwd="/",
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def exports(printed: str) -> dict[str, str]:
+    """The environment that `eval` of the printed lines sets; they must be nothing else."""
+    lines = printed.splitlines()
+    assert all(re.fullmatch(r"export [A-Z_]+=\S+", line) for line in lines), printed
+    return dict(shlex.split(line)[1].split("=", 1) for line in lines)
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    return line
