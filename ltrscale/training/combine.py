@@ -64,13 +64,14 @@ def combine(
             group.
         Stopped: the run was asked to stop.
     """
-    everything = select(train, labelled=True)
+    features = select(train, labelled=True).features
     for url in bundles:
-        bundle.load(url).check_features(everything.features)
-    if config.how == "concat":
-        GroupStream(everything, config.stream, world=workers.most)  # refuses before anything is started
+        bundle.load(url).check_features(features)
     splits = {"train": train, "validation": validation}
     good = checked(splits, config.preflight, join(out, PREFLIGHT), origin, report=report)
+    if config.how == "concat":
+        selection = select(train, labelled=True, without=good.without)
+        GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
     arguments = {
         "config": config.model_dump(mode="json"),
         "bundles": list(bundles),

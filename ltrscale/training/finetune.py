@@ -116,12 +116,12 @@ def finetune(
         config.check_start(start.projector_layers() if start else None)
     except ValueError as error:
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
-    everything = select(train, labelled=True)
-    GroupStream(everything, config.stream, world=workers.most)  # refuses before anything is started
     if start is not None:
-        start.check_features(everything.features)
+        start.check_features(select(train, labelled=True).features)
     splits = {"train": train, "validation": validation}
     good = checked(splits, config.preflight, join(out, PREFLIGHT), origin, report=report)
+    selection = select(train, labelled=True, without=good.without)
+    GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
     with cluster_for(workers):
         transform = None
         if start is None:

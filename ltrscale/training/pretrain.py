@@ -90,9 +90,9 @@ def pretrain(
         InputError: there is less than one canonical stream a worker, or the data cannot be read.
         Stopped: the run was asked to stop.
     """
-    GroupStream(select(train, labelled=False), config.stream, world=workers.most)  # refuses before anything is started
     good = checked({"train": train}, config.preflight, join(out, PREFLIGHT), origin, report=report)
     selection, marginals_SF = select(train, labelled=False, without=good.without), None
+    GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)

@@ -183,5 +183,7 @@ def test_two_workers_under_ray_take_the_steps_of_one_process(
     assert len(steps[1]) > 4
     for one, two in zip(steps[1], steps[2], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-    for one, two in zip(tuned[1], tuned[2], strict=True):
+    epochs = {workers: [r for r in records if "epoch" in r] for workers, records in tuned.items()}
+    assert [len(of_epoch["workers"]) for of_epoch in epochs[2]] == [2] * 4
+    for one, two in zip(epochs[1], epochs[2], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
