@@ -1,8 +1,9 @@
 """What every run leaves beside its output: resolved config, versions, metrics, log.
 
 A stage's directory holds `run/config.yaml`, `run/environment.json`, `run/metrics.jsonl` and `run/log.txt`. On a local
-disk they grow while the stage runs; for another URL they are written to scratch and copied there at the end, also when
-the stage fails. The stage's own files are committed by the stage and listed in its manifest; these are not.
+disk they grow while the stage runs; for another URL they are written to scratch and copied there every minute and at
+the end, also when the stage fails. The stage's own files are committed by the stage and listed in its manifest; these
+are not.
 """
 
 import json
@@ -11,6 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +27,8 @@ from ltrscale.progress import Report, log
 from ltrscale.training import resumption, under_torchrun
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
+_LOG, _METRICS = "log.txt", "metrics.jsonl"
+_COPY_S = 60.0
 
 
 def environment() -> dict[str, object]:
@@ -109,19 +113,18 @@ def check_replaceable(out: str, stage: str) -> None:
 
 @contextmanager
 def recorded(out: str, config: Config) -> Iterator[Report]:
-    """Keep config, environment, log and metrics of the block below `out`; yields the function that records metrics."""
-    with tempfile.TemporaryDirectory(prefix="ltrscale-") as scratch:
-        target = storage.join(out, "run")
-        folder = storage.local_path(target) if storage.is_local(out) else Path(scratch)
-        with storage.named_errors(target, "write"):
-            folder.mkdir(parents=True, exist_ok=True)
+    """Keep config, environment, log and metrics of the block below `out`; yields the function that records metrics.
+
+    Log and metrics of an earlier run there, such as one that is resumed, go on.
+    """
+    with _folder(storage.join(out, "run")) as folder:
         (folder / "config.yaml").write_text(configs.dump(config))
         (folder / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
-        handler = logging.FileHandler(folder / "log.txt")
+        handler = logging.FileHandler(folder / _LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
         try:
-            with (folder / "metrics.jsonl").open("a") as metrics:
+            with (folder / _METRICS).open("a") as metrics:
 
                 def report(record: Mapping[str, object]) -> None:
                     print(json.dumps({"time": round(time.time(), 3), **record}), file=metrics, flush=True)
@@ -134,6 +137,44 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
         finally:
             log.removeHandler(handler)
             handler.close()
-            if not storage.is_local(out):
-                for path in folder.iterdir():
-                    storage.write_bytes(storage.join(target, path.name), path.read_bytes())
+
+
+@contextmanager
+def _folder(target: str) -> Iterator[Path]:
+    """A local folder for the files of a run directory: the directory itself, or one that is copied there.
+
+    It is copied every minute, so that little is lost with a process that is killed, and at the end.
+    """
+    if storage.is_local(target):
+        folder = storage.local_path(target)
+        with storage.named_errors(target, "write"):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="ltrscale-") as scratch:
+        folder = Path(scratch)
+        for name in (_LOG, _METRICS):
+            if storage.exists(url := storage.join(target, name)):
+                (folder / name).write_bytes(storage.read_bytes(url))
+        over = threading.Event()
+        copier = threading.Thread(target=_copy_until, args=(over, folder, target), name="run-directory", daemon=True)
+        copier.start()
+        try:
+            yield folder
+        finally:
+            over.set()
+            copier.join()
+            _copy(folder, target)
+
+
+def _copy_until(over: threading.Event, folder: Path, target: str) -> None:
+    while not over.wait(_COPY_S):
+        try:
+            _copy(folder, target)
+        except InputError as error:
+            log.warning("%s; log and metrics are copied there again in %.0f s", error, _COPY_S)
+
+
+def _copy(folder: Path, target: str) -> None:
+    for path in sorted(folder.iterdir()):
+        storage.write_bytes(storage.join(target, path.name), path.read_bytes())

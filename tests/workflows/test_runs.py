@@ -1,6 +1,7 @@
 """What a run leaves behind, and when a stage is skipped."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
+from ltrscale.workflows import runs
 from ltrscale.workflows.runs import run_stage
 
 
@@ -78,3 +80,31 @@ def test_the_output_of_another_stage_is_never_replaced(tmp_path: Path) -> None:
         run_stage("train", Settings(), out, Settings(), {}, commit(out, "a model"))
     assert (tmp_path / "stage" / "data.txt").read_text() == "months of work"
     assert storage.read_manifest(out) is not None
+
+
+@pytest.mark.s3
+def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_run(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_COPY_S", 0.05)
+    out = f"{s3}/recorded"
+
+    def records() -> list[float]:
+        url = storage.join(out, "run", "metrics.jsonl")
+        text = storage.read_bytes(url).decode() if storage.exists(url) else ""
+        return [json.loads(line)["loss"] for line in text.splitlines()]
+
+    def interrupted(_: Mapping[str, object], report: Report) -> None:
+        report({"loss": 1.0})
+        deadline = time.monotonic() + 30
+        while records() != [1.0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        raise InputError("interrupted")
+
+    with pytest.raises(InputError, match="interrupted"):
+        run_stage("example", Settings(), out, Settings(), {}, interrupted)
+    run_stage("example", Settings(), out, Settings(), {}, commit(out))
+    assert records() == [1.0, 0.5]
+    text = storage.read_bytes(storage.join(out, "run", "log.txt")).decode()
+    assert text.index("failed: interrupted") < text.index("working")
