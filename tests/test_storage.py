@@ -79,10 +79,12 @@ def test_only_one_of_two_writers_creates_a_file(url: str) -> None:
 
 
 def test_list_files(url: str) -> None:
-    for name in ("b.txt", "a/x.csv", "a/_skip.csv", "a/.hidden/y.csv", "a/z.txt"):
+    for name in ("b.txt", "_b.txt", "a/x.csv", "a/_skip.csv", "a/.hidden/y.csv", "a/z.txt"):
         storage.write_bytes(storage.join(url, name), b".")
     assert names(url) == ["a/x.csv", "a/z.txt", "b.txt"]
-    assert [found.rsplit("/", 1)[1] for found in storage.list_files(storage.join(url, "*/*.csv"))] == ["x.csv"]
+    for pattern, name in {"*/*.csv": "x.csv", "**/*.csv": "x.csv", "*.txt": "b.txt", "_*.txt": "_b.txt"}.items():
+        found = storage.list_files(storage.join(url, pattern))
+        assert [one.rsplit("/", 1)[1] for one in found] == [name], pattern
     assert storage.read_bytes(storage.list_files(storage.join(url, "b.txt"))[0]) == b"."
     with pytest.raises(InputError, match="no file there"):
         storage.list_files(storage.join(url, "*.parquet"))
@@ -359,3 +361,25 @@ def test_a_server_that_does_not_answer_is_told_in_one_line(s3: str, other_keys: 
     other_keys.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(InputError, match="check the network and AWS_ENDPOINT_URL"):
         storage.read_bytes(storage.join(s3, "file"))
+
+
+def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, real = str(tmp_path / "set"), os.fsync
+    commit(url, {"old": "0"}, version=1)
+
+    def flush(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        commit(url, {"theirs": "1"}, version=2)
+        real(descriptor)
+
+    def ours() -> None:
+        with storage.Commit(url) as writer:
+            with writer.file("ours") as path:
+                path.write_text("2")
+            monkeypatch.setattr(os, "fsync", flush)
+            writer.finish({"version": 3})
+
+    with pytest.raises(InputError, match="another writer replaced it meanwhile"):
+        ours()
+    assert names(url) == [storage.MANIFEST, "theirs"]
+    assert (storage.read_manifest(url) or {})["version"] == 2

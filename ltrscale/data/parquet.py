@@ -35,21 +35,27 @@ def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
     A row group is read a page at a time: memory does not grow with the file or with its row groups.
 
     Raises:
-        InputError: the file is missing or cannot be decoded; row group, row and offset are named.
+        InputError: the file is missing or cannot be decoded; row group and row are named.
     """
     with _open(url) as file:
         row = 1
         for group in range(file.num_row_groups):
-            with _damage(url, f"row group {group} at byte {_offset(file, group)}, near row {row}"):
+            # its offset stands in the metadata of its columns: where these are damaged, pyarrow ends the process
+            with _damage(url, f"row group {group}, near row {row}"):
                 batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
             while True:
-                with _damage(url, f"row group {group} at byte {_offset(file, group)}, near row {row}"):
+                with _damage(url, f"row group {group}, near row {row}"):
                     batch = next(batches, None)
                 if batch is None:
                     break
                 lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
-                yield Batch(_without_views(batch), lines_N, (row - 1) / file.metadata.num_rows)
+                yield Batch(_without_views(batch), lines_N, (row - 1) / max(row - 1, file.metadata.num_rows))
+        if row - 1 != file.metadata.num_rows:
+            raise InputError(
+                f"{url}: {row - 1:,} rows where its footer counts {file.metadata.num_rows:,}; "
+                "write the file again or remove it"
+            )
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -83,12 +89,6 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
             )
             assert file.schema_arrow is not None
         yield file
-
-
-def _offset(file: pq.ParquetFile, group: int) -> int:
-    """Where the first page of a row group begins."""
-    chunk = file.metadata.row_group(group).column(0)
-    return int(chunk.dictionary_page_offset or chunk.data_page_offset)
 
 
 @contextmanager

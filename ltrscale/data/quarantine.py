@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale.data.rows import TEXT_LENGTH, Rejection
-from ltrscale.storage import Commit
+from ltrscale.storage import Commit, named_errors
 
 QUARANTINE = "quarantine"
 SCHEMA = pa.schema(
@@ -65,7 +65,8 @@ class Quarantine:
         )
         columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        with named_errors(self._commit.url, "write"):
+            self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
         self._buffer.clear()
 
     def close(self) -> tuple[str, ...]:
@@ -74,8 +75,9 @@ class Quarantine:
             self._flush()
         if self._writer is None:
             return ()
-        self._writer.close()
-        self._stack.close()
+        with named_errors(self._commit.url, "write"):
+            self._writer.close()
+            self._stack.close()
         return (self._commit.files[-1].path,)
 
 

@@ -30,7 +30,7 @@ _READ_AHEAD = 4
 _ROW_GROUPS_A_TASK = 32
 _TASKS_AT_ONCE = 4
 _BLOCK_BYTES = 16 << 20
-_WAITING_BYTES = 512 << 20
+_WAITING_BYTES = 256 << 20
 
 
 class _Part(NamedTuple):
@@ -223,7 +223,7 @@ def _damage(url: str) -> Iterator[None]:
     """Turn what pyarrow says of a file that it cannot decode into one line that names the file."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if storage.is_fault(error):
             raise
         raise InputError(f"{url}: damaged ({str(error).rstrip('.')}); {REMEDY}") from error

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.storage import named_errors
+
 _MEMORY_HASHES = 1 << 20
 _MERGE_BLOCK = 1 << 16
 
@@ -100,7 +102,7 @@ class SeenHashes:
         if len(a) + len(b) <= self._memory_hashes:
             return np.sort(np.concatenate([a, b]), kind="stable")
         path = self._folder / f"run-{secrets.token_hex(8)}"
-        with path.open("wb") as stream:
+        with named_errors(str(path), "write"), path.open("wb") as stream:
             i = j = 0
             while i < len(a) or j < len(b):
                 head_a, head_b = a[i : i + _MERGE_BLOCK], b[j : j + _MERGE_BLOCK]

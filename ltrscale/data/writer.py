@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ltrscale.data.manifest import Counts, DataFile
 from ltrscale.data.validate import Groups
-from ltrscale.storage import Commit
+from ltrscale.storage import Commit, named_errors
 
 MIN_ROW_GROUPS = 64
 Compression = Literal["zstd", "lz4", "none"]
@@ -160,7 +160,8 @@ class DatasetWriter:
             self._open_file(state, table.schema)
         assert state.writer is not None
         assert state.sink is not None
-        state.writer.write_table(table, row_group_size=len(table))
+        with named_errors(self._commit.url, "write"):
+            state.writer.write_table(table, row_group_size=len(table))
         labelled = len(table) - table.column("labels").null_count
         state.row_groups.append(Counts(len(table), int(self._lengths(table).sum()), labelled))
         state.written_bytes += int(self._sizes(table).sum())
@@ -189,8 +190,9 @@ class DatasetWriter:
     def _close_file(self, state: _Period) -> None:
         if state.writer is None:
             return
-        state.writer.close()
-        state.stack.close()
+        with named_errors(self._commit.url, "write"):
+            state.writer.close()
+            state.stack.close()
         self._open.remove(state)
         placed = self._commit.files[-1]
         self.files.append(DataFile(**vars(placed), period=state.name, row_groups=tuple(state.row_groups)))

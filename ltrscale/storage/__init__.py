@@ -1,9 +1,10 @@
 """Files and directories at any fsspec URL; no other module opens URLs.
 
 Stages hand each other directories. A directory is what its `manifest.json` lists: data files are put in place first and
-the manifest last, with a conditional put, so a reader sees all of a stage's output or none of it, and of two writers
-one wins and the other is told. The same rule holds on a local disk and on S3. What is committed on a local disk is
-flushed to it first, so that it survives a crash of the machine.
+the manifest last, so a reader sees all of a stage's output or none of it. The first manifest is put conditionally: of
+two writers one wins and the other is told. One that replaces another is put once that is seen to be unchanged, which
+leaves a moment: writers of one directory are to run one at a time. The same rule holds on a local disk and on S3. What
+is committed on a local disk is flushed to it first, so that it survives a crash of the machine.
 
 An S3 endpoint other than Amazon's is named by the environment variable `AWS_ENDPOINT_URL`, as in Amazon's own tools.
 Requests that S3 answers with 503 are repeated for about half a minute.

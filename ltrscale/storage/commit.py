@@ -169,18 +169,22 @@ class Commit:
         document = {"files": [vars(f) for f in self.files], **manifest}
         data = (json.dumps(document, indent=1) + "\n").encode()
         url = join(self.url, MANIFEST)
-        if self._previous is not None and read_manifest(self.url) != self._previous:
-            raise InputError(f"{self.url}: another writer replaced it meanwhile; run one writer at a time")
+        self._check_unchanged()
         if self._waiting:
             self._replace_waiting(url, data)
         self._flush()
         if self._previous is not None and not self._waiting:
+            self._check_unchanged()  # again, for to flush may take seconds
             files.write_bytes(url, data)
         elif not files.create_exclusively(url, data):
             raise InputError(f"{self.url}: another writer committed it meanwhile; choose another directory")
         self.finished = True
         for name in self._replaced.keys() - _listed(document).keys() - {f.path for f in self.files}:
             files.remove_with_folder(join(self.url, name))
+
+    def _check_unchanged(self) -> None:
+        if self._previous is not None and read_manifest(self.url) != self._previous:
+            raise InputError(f"{self.url}: another writer replaced it meanwhile; run one writer at a time")
 
     def _replace_waiting(self, url: str, manifest: bytes) -> None:
         """Withdraw the old commit, once there is room for all of the new one, and replace the files that it shares."""

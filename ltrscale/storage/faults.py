@@ -82,10 +82,11 @@ def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[No
 
 
 def _folder(url: str) -> Path:
-    """The directory on whose disk a file is written, before it is uploaded if it is remote."""
+    """The directory on whose disk a file or directory is written, before it is uploaded if it is remote."""
     if not is_local(url):
         return Path(tempfile.gettempdir())
-    return next(folder for folder in local_path(url).absolute().parents if folder.is_dir())
+    path = local_path(url).absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def _explanation(error: Exception, url: str, doing: str) -> str:

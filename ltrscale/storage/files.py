@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,8 +142,9 @@ def list_files(url: str) -> list[str]:
             found = list(fs.find(path))
         else:
             found = [path] if fs.exists(path) else []
-    prefix = path.split("*")[0].count("/")
-    found = [p for p in found if not any(part[:1] in "._" for part in p.split("/")[prefix + 1 :])]
+    head, *pattern = re.split(r"[*?[]", path, maxsplit=1)
+    spelled_out = head.count("/") + (not pattern or head[-1:] != "/")  # parts, which may be hidden ones
+    found = [p for p in found if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
     if not found:
         raise InputError(f"{url}: no file there; check the path or the pattern")
     return sorted(p if is_local(url) else fs.unstrip_protocol(p) for p in found)

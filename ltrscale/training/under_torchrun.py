@@ -24,6 +24,7 @@ from ltrscale.training.signals import stop_on_sigterm
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
 _SHORT = timedelta(seconds=15)
+_FAILURE, _HEARD = "failure", "heard"
 _KINDS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
 
 
@@ -32,7 +33,7 @@ class _Group(NamedTuple):
 
     rank: int
     store: Store
-    """Of the agent, so that it outlives each of the processes."""
+    """The agent's, which outlives each of the processes."""
     control: dist.ProcessGroup
 
 
@@ -71,7 +72,7 @@ def take_part(job: Callable[[], object]) -> None:
     except (InputError, Stopped) as error:
         dist.destroy_process_group()  # so that no process waits for this one
         if group.rank == 0:
-            group.store.set(_key("heard"), "")
+            group.store.set(_HEARD, "")
         elif _rank_0_heard(group):
             raise SystemExit(error.status) from None
         raise
@@ -91,9 +92,11 @@ def _join() -> _Group:
     gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
     if local <= gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    store, number, world = next(rendezvous("env://"))
+    shared, number, world = next(rendezvous("env://"))
+    start = f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{world}"
+    store = PrefixStore(start, shared)  # the agent's may be the same after it has started all processes anew
     backend = "cpu:gloo,cuda:nccl" if 0 < local <= gpus else "gloo"
-    dist.init_process_group(backend, store=PrefixStore("groups", store), rank=number, world_size=world)
+    dist.init_process_group(backend, store=store, rank=number, world_size=world)
     _group = _Group(number, store, dist.new_group(backend="gloo", timeout=_LONG))
     return _group
 
@@ -125,7 +128,7 @@ def _ending_together(group: _Group) -> Iterator[None]:
     except Exception as error:
         kind = next(name for name, cls in _KINDS.items() if isinstance(error, cls) or name == "defect")
         said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error)})
-        first = json.loads(group.store.compare_set(_key("failure"), "", said))
+        first = json.loads(group.store.compare_set(_FAILURE, "", said))
         if first["rank"] == group.rank:
             raise
         where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
@@ -135,12 +138,7 @@ def _ending_together(group: _Group) -> Iterator[None]:
 def _rank_0_heard(group: _Group) -> bool:
     """Whether rank 0 has ended with the same error, and so tells the user."""
     try:
-        group.store.wait([_key("heard")], _SHORT)
+        group.store.wait([_HEARD], _SHORT)
     except dist.DistError:
         return False
     return True
-
-
-def _key(name: str) -> str:
-    """The agent's store may be the same after it has started all processes anew."""
-    return f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"

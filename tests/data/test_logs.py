@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import gzip
 import io
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ltrscale.data import parquet
 from ltrscale.data.categories import CategoryEncoder, encode
 from ltrscale.data.columns import periods
 from ltrscale.data.logs import ColumnMapping, GroupColumns, group_features, item_features, read_groups, read_items
@@ -498,8 +500,39 @@ def test_a_flipped_page_names_row_group_and_row(tmp_path: Path) -> None:
     second = pq.ParquetFile(path).metadata.row_group(1).column(0)
     data[second.data_page_offset + 200] ^= 1
     path.write_bytes(data)
-    with pytest.raises(InputError, match=r"log.parquet: cannot decode row group 1 at byte \d+, near row 2001: .*CRC"):
+    with pytest.raises(InputError, match=r"log.parquet: cannot decode row group 1, near row 2001: .*CRC"):
         read(path)
+
+
+def test_no_damage_to_a_footer_is_anything_but_one_line(tmp_path: Path) -> None:
+    columns = {"q": ["a"] * 8, "d": [["b"]] * 8, "y": [1] * 8, "f": range(8)}
+    path = write_parquet(tmp_path, columns, row_group_size=4, compression="none")
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    numbers = []
+    for at in range(footer, len(whole) - 8, 5):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(InputError):  # one line by its nature; anything else fails the test
+            numbers.append([line for batch in parquet.read_batches(str(path), ["y", "f"], 3) for line in batch.lines_N])
+    assert numbers
+    assert all(lines == [*range(1, 9)] for lines in numbers)
+
+
+@pytest.mark.parametrize("n", [0, 9, 12])
+def test_a_footer_that_counts_other_rows_is_one_line(tmp_path: Path, n: int) -> None:
+    path = write_parquet(tmp_path, {"q": ["a"] * 8}, row_group_size=4)
+    whole = path.read_bytes()
+    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole) - 8):
+        damaged = bytearray(whole)
+        damaged[at] ^= 2 * (8 ^ n)  # signed numbers are doubled
+        with contextlib.suppress(OSError):
+            if pq.read_metadata(io.BytesIO(damaged)).num_rows == n:
+                path.write_bytes(damaged)
+                break
+    with pytest.raises(InputError, match=rf"log.parquet: 8 rows where its footer counts {n};"):
+        list(parquet.read_batches(str(path), ["q"], 3))
 
 
 def test_a_header_without_rows(tmp_path: Path) -> None:

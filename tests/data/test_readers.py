@@ -96,7 +96,7 @@ def test_an_empty_plan_gives_nothing(read: Reader) -> None:
     assert list(read([], COLUMNS)) == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "garbled", "flipped"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "garbled", "flipped", "no letter"])
 def test_a_bad_file_is_one_line_that_names_it(make_dataset: Make, read: Reader, damage: str) -> None:
     selection = choose(make_dataset({"a": [[50] * 20]}))
     path = Path(selection.row_groups[0].url)
@@ -112,6 +112,9 @@ def test_a_bad_file_is_one_line_that_names_it(make_dataset: Make, read: Reader, 
             path.write_bytes(bytes(len(whole)))
         case "flipped":
             path.write_bytes(whole[:4] + bytes(b ^ 255 for b in whole[4:300]) + whole[300:])
+        case "no letter":
+            at = whole.index(b"element")
+            path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
     with pytest.raises(InputError, match=r"part-00000-\w+\.parquet: (damaged|no such file)") as error:
         list(read(selection.row_groups, COLUMNS))
     assert "UDF" not in str(error.value)

@@ -14,6 +14,7 @@ from ltrscale.data.readers import read_direct, read_with_ray
 from ltrscale.data.split import Split, select
 
 Make = Callable[..., Any]
+_FIND_THE_DEAD_SOON = {"health_check_period_ms": 1000, "health_check_failure_threshold": 4}
 
 
 @pytest.mark.slow
@@ -21,8 +22,9 @@ Make = Callable[..., Any]
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Ray's
 def test_tasks_wait_for_nodes_that_read_and_outlive_one(make_dataset: Make) -> None:
     made = make_dataset({"a": [[1, 2], [3]] * 10, "b": [[4]] * 10})
-    plan = list(select(Split(data=(made.url,)), labelled=True).row_groups) * 100
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    plan = list(select(Split(data=(made.url,)), labelled=True).row_groups) * 30
+    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": _FIND_THE_DEAD_SOON}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
         tables = read_with_ray(plan, ["gid"], read_on={"reader": 1})

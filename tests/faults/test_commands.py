@@ -1,6 +1,7 @@
 """The commands that users give, with processes killed or asked to stop: what is left, said, and returned."""
 
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,45 +17,48 @@ import yaml
 from victims import committed_steps, config_of, weights
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 150
+LIMIT_S = 200
 
 pytestmark = pytest.mark.slow
 
 
 class Job:
-    """A pretraining as a process of its own, started anew by the same command each time.
+    """A pretraining, begun anew by the same command each time.
 
     Args:
         folder: holds config, output and what the processes say.
         data: to train on.
         launcher: of the command, before the module; the Python interpreter by default.
         options: after the module.
+        module: the job.
     """
 
     def __init__(
-        self, folder: Path, data: str, launcher: tuple[str, ...] = (sys.executable,), options: str = ""
+        self,
+        folder: Path,
+        data: str,
+        launcher: tuple[str, ...] = (sys.executable,),
+        options: str = "",
+        module: str = "jobs.pretrain",
     ) -> None:
         self.out, self.said = folder / "out", folder / "said.txt"
-        settings = config_of(epochs=12, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
+        settings = config_of(epochs=8, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
         job = {"out": str(self.out), "train": {"data": data}, "pretrain": settings}
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
         self.mark = f"TEST_RUN={secrets.token_hex(8)}"
-        self.command = [*launcher, "-m", "jobs.pretrain", "--config", str(folder / "job.yaml"), *options.split()]
+        self.command = [*launcher, "-m", module, "--config", str(folder / "job.yaml"), *options.split()]
 
     def start(self) -> subprocess.Popen[str]:
-        """Start it in a process group of its own, and go on as soon as it has committed two checkpoints more."""
+        """Begin it and wait until it has committed two checkpoints more."""
         before = len(self.commits())
-        process = self._start()
-        try:
-            while len(self.commits()) < before + 2:
-                assert process.poll() is None, self.said.read_text()
-                time.sleep(0.02)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+        process = self.begin()
+        while len(self.commits()) < before + 2:
+            assert process.poll() is None, self.said.read_text()
+            time.sleep(0.02)
         return process
 
-    def _start(self) -> subprocess.Popen[str]:
+    def begin(self) -> subprocess.Popen[str]:
+        """Begin it in a session of its own, as from another terminal."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict([self.mark.split("=")])}
         with self.said.open("a") as said:
             return subprocess.Popen(
@@ -62,7 +67,7 @@ class Job:
 
     def finish(self) -> str:
         """Run it to its end; returns all that was said since the first start."""
-        process = self._start()
+        process = self.begin()
         assert process.wait(LIMIT_S) == 0, self.said.read_text()
         return self.said.read_text()
 
@@ -92,7 +97,7 @@ class Job:
         """Check that every epoch was complete, and that the weights are those of an undisturbed run."""
         text = self.finish()
         assert "resumed from" in text
-        assert len(re.findall(r"epoch 12 of 12: 480 groups \(0 missed, 0 repeated\)", text)) == 1
+        assert len(re.findall(r"epoch 8 of 8: 480 groups \(0 missed, 0 repeated\)", text)) == 1
         assert weights(str(self.out)) == expected
 
 
@@ -103,6 +108,24 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
 
 def torchrun(*options: str) -> tuple[str, ...]:
     return (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2", *options)
+
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def make_job(synthetic_dataset: str, tmp_path: Path) -> Iterator[MakeJob]:
+    """Makes jobs on the synthetic data set; what is left of their processes is killed in the end."""
+    jobs: list[Job] = []
+
+    def make(launcher: tuple[str, ...] = (sys.executable,), **options: str) -> Job:
+        jobs.append(Job(tmp_path, synthetic_dataset, launcher, **options))
+        return jobs[-1]
+
+    yield make
+    for pid in itertools.chain.from_iterable(job.processes() for job in jobs):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +139,8 @@ def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -
     return weights_of
 
 
-def test_sigterm_to_a_single_process(synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes]) -> None:
-    job = Job(tmp_path, synthetic_dataset)
+def test_sigterm_to_a_single_process(make_job: MakeJob, expected: dict[int, bytes]) -> None:
+    job = make_job()
     process = job.start()
     process.terminate()
     assert process.wait(LIMIT_S) == 143
@@ -125,8 +148,8 @@ def test_sigterm_to_a_single_process(synthetic_dataset: str, tmp_path: Path, exp
     job.check_finished(expected[1])
 
 
-def test_ctrl_c_ends_at_once(synthetic_dataset: str, tmp_path: Path) -> None:
-    job = Job(tmp_path, synthetic_dataset)
+def test_ctrl_c_ends_at_once(make_job: MakeJob) -> None:
+    job = make_job()
     process = job.start()
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_S) == 130
@@ -134,8 +157,8 @@ def test_ctrl_c_ends_at_once(synthetic_dataset: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["worker", "agent"])
-def test_sigterm_under_torchrun(synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes], to: str) -> None:
-    job = Job(tmp_path, synthetic_dataset, torchrun())
+def test_sigterm_under_torchrun(make_job: MakeJob, expected: dict[int, bytes], to: str) -> None:
+    job = make_job(torchrun())
     process = job.start()
     os.kill(process.pid if to == "agent" else workers_of(process)[-1], signal.SIGTERM)
     assert process.wait(LIMIT_S) != 0
@@ -145,10 +168,8 @@ def test_sigterm_under_torchrun(synthetic_dataset: str, tmp_path: Path, expected
     job.check_finished(expected[2])
 
 
-def test_a_worker_of_torchrun_is_killed_and_started_again(
-    synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes]
-) -> None:
-    job = Job(tmp_path, synthetic_dataset, torchrun("--max-restarts", "3"))
+def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, expected: dict[int, bytes]) -> None:
+    job = make_job(torchrun("--max-restarts", "3"))
     process = job.start()
     os.kill(workers_of(process)[-1], signal.SIGKILL)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
@@ -156,18 +177,31 @@ def test_a_worker_of_torchrun_is_killed_and_started_again(
     assert weights(str(job.out)) == expected[2]
 
 
-def test_an_error_under_torchrun_is_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
-    job = Job(tmp_path, synthetic_dataset, torchrun(), "--set pretrain.optimizer.learning_rate=1e30")
-    assert job._start().wait(LIMIT_S) == 1  # the agent's own
-    ours, _, _ = job.said.read_text().partition("torch/distributed/elastic")
-    assert len(re.findall(r"error: step \d+: .* training has diverged", ours)) == 1
+def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> None:
+    job = make_job(torchrun(), options="--set pretrain.optimizer.learning_rate=1e30")
+    check_one_line(job, r"error: step \d+: .* training has diverged")
+
+
+def test_an_error_of_one_worker_of_torchrun_is_one_line(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULTY_JOB", str(tmp_path))
+    check_one_line(make_job(torchrun(), module="faulty_job"), r"error: input of rank 1 in step 2\n")
+
+
+def check_one_line(job: Job, line: str) -> None:
+    assert job.begin().wait(LIMIT_S) == 1  # the agent's own
+    text = job.said.read_text()
+    ours, _, agents = text.partition("torch/distributed/elastic")
+    assert len(re.findall(line, text)) == 1
     assert "Traceback" not in ours
-    assert "exitcode  : 2" in job.said.read_text()
+    assert "[rank" not in text
+    assert "exitcode  : 2" in agents
 
 
 @pytest.mark.ray
-def test_the_launching_process_is_killed(synthetic_dataset: str, tmp_path: Path, expected: dict[int, bytes]) -> None:
-    job = Job(tmp_path, synthetic_dataset, options="--workers 2")
+def test_the_launching_process_is_killed(make_job: MakeJob, expected: dict[int, bytes]) -> None:
+    job = make_job(options="--workers 2")
     process = job.start()
     process.kill()
     process.wait()

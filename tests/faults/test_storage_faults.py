@@ -24,6 +24,7 @@ from ltrscale.data.manifest import open_dataset
 from ltrscale.data.parquet import read_batches
 from ltrscale.data.prepare import PrepareConfig, prepare
 from ltrscale.data.readers import read_direct
+from ltrscale.data.seen import SeenHashes
 from ltrscale.data.split import RowGroup, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.errors import InputError
@@ -408,6 +409,28 @@ def test_a_manifest_without_room_leaves_the_commit_before_whole(small_disk: Path
     assert manifest is not None
     assert storage.read_verified(url, "same", manifest) == b"old"
     assert left(small_disk) == ["filler", "run/manifest.json", "run/same"]
+
+
+@pytest.mark.parametrize("label", [1, -1], ids=["data", "quarantine"])
+def test_a_full_disk_stops_prepare_in_one_line(small_disk: Path, tmp_path: Path, label: int) -> None:
+    values = np.random.default_rng(0).random(1_000)
+    lines = (
+        f"{label} qid:{i // 100} " + " ".join(f"{f}:{v}" for f, v in enumerate(values[:60], 1)) for i in range(900)
+    )
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    (small_disk / "filler").write_bytes(bytes(small_disk_free(small_disk) - 8192))
+    config = PrepareConfig.model_validate({"inputs": str(tmp_path / "log.txt"), "source": {"kind": "letor"}})
+    with pytest.raises(InputError, match=r"out: disk full: more than the [\d,]+ bytes free are needed"):
+        prepare(config, str(small_disk / "out"))
+    assert left(small_disk) == ["filler"]
+
+
+def test_a_full_disk_for_query_ids_is_one_line(small_disk: Path) -> None:
+    hashes = np.random.default_rng(0).integers(2**63, size=3 * MIB // 8, dtype=np.uint64)
+    seen = SeenHashes(small_disk, memory_hashes=4)
+    seen.add(hashes[:8])
+    with pytest.raises(InputError, match=r"disk/run-.*: disk full: "):
+        seen.add(hashes)
 
 
 @pytest.mark.parametrize("write", [storage.write_bytes, storage.create_exclusively])

@@ -97,6 +97,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "relabel": RelabelJob,
         "crossval": CrossvalConfig,
         "distributed": PretrainJob,
+        "pretrain": PretrainJob,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 

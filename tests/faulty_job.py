@@ -1,0 +1,13 @@
+"""jobs.pretrain, in which rank 1 raises what a user is to read; `python -m faulty_job` with this folder on the path."""
+
+import os
+
+from victims import Watched
+
+from jobs.cli import main
+from ltrscale.training import pretrain
+from ltrscale.workflows.stages import PretrainJob, pretrain_stage
+
+if __name__ == "__main__":
+    pretrain.pretrain_worker = Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),))
+    main(PretrainJob, pretrain_stage, "pretrain", "A test.")
