@@ -63,7 +63,7 @@ def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Itera
 
 def read_with_ray(
     row_groups: Sequence[RowGroup], columns: Sequence[str], *, read_on: Mapping[str, float] | None = None
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table]:
     """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
 
     A task reads several row groups, which share the cost of starting it, and gives them out in blocks of about 16 MB.

@@ -4,6 +4,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -27,17 +28,18 @@ def test_tasks_wait_for_nodes_that_read_and_outlive_one(make_dataset: Make) -> N
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        tables = read_with_ray(plan, ["gid"], read_on={"reader": 1})
+        assert len(list(read_with_ray(plan[:30], ["gid"]))) == 30  # the workers of the first node are warm
         found: list[Any] = []
-        consumer = threading.Thread(target=lambda: found.extend(itertools.islice(tables, 200)))
-        consumer.start()
-        consumer.join(2)
-        assert not found
-        nodes = [cluster.add_node(num_cpus=2, resources={"reader": 2}) for _ in range(2)]
-        consumer.join(60)
-        assert len(found) == 200
-        cluster.remove_node(nodes[0], allow_graceful=False)
-        found += tables
+        with closing(read_with_ray(plan, ["gid"], read_on={"reader": 1})) as tables:
+            consumer = threading.Thread(target=lambda: found.extend(itertools.islice(tables, 200)), daemon=True)
+            consumer.start()
+            consumer.join(2)
+            assert not found
+            nodes = [cluster.add_node(num_cpus=2, resources={"reader": 2}) for _ in range(2)]
+            consumer.join(60)
+            assert len(found) == 200
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            found += tables
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -55,7 +55,16 @@ def _growth(work: Callable[[int], object], warm_up: int, size: int) -> int:
 
 def resident_peak() -> int:
     """Peak resident bytes of this process; that of `getrusage` begins with the peak of the parent process."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return _status_bytes("VmHWM")
+
+
+def resident_now() -> tuple[int, int]:
+    """Resident bytes of this process now: those of its own, and those of memory that it shares with others."""
+    return _status_bytes("RssAnon") + _status_bytes("RssFile"), _status_bytes("RssShmem")
+
+
+def _status_bytes(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
 
