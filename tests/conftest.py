@@ -14,10 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import s3fs
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

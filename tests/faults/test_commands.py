@@ -62,7 +62,14 @@ class Job:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict([self.mark.split("=")])}
         with self.said.open("a") as said:
             return subprocess.Popen(
-                self.command, cwd=ROOT, env=environment, stdout=said, stderr=said, text=True, start_new_session=True
+                self.command,
+                cwd=ROOT,
+                env=environment,
+                stdout=said,
+                stderr=said,
+                text=True,
+                start_new_session=True,
+                preexec_fn=_heed_ctrl_c,
             )
 
     def finish(self) -> str:
@@ -99,6 +106,11 @@ class Job:
         assert "resumed from" in text
         assert len(re.findall(r"epoch 8 of 8: 480 groups \(0 missed, 0 repeated\)", text)) == 1
         assert weights(str(self.out)) == expected
+
+
+def _heed_ctrl_c() -> None:
+    """A shell that runs the tests in the background has them, and all that they start, ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
