@@ -73,11 +73,10 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
             under_torchrun.take_part(job)
         else:
             job()
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.status)
-    except Stopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+    except (InputError, Stopped) as error:
+        if under_torchrun.speaks():
+            print(f"{'error' if isinstance(error, InputError) else 'stopped'}: {error}", file=sys.stderr)
+        under_torchrun.leave()
         sys.exit(error.status)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -7,8 +7,9 @@ process fails, all end with what it has said, and not each with the loss of its 
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -23,8 +24,8 @@ from ltrscale.training.launch import Context, TrainFunction
 from ltrscale.training.signals import stop_on_sigterm
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
-_SHORT = timedelta(seconds=15)
-_FAILURE, _HEARD = "failure", "heard"
+_PATIENCE_S, _POLL_S = 10.0, 0.05
+_FAILURE, _LEFT = "failure", "left"
 _KINDS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
 
 
@@ -59,24 +60,34 @@ def take_part(job: Callable[[], object]) -> None:
     """Run a job in the processes of torchrun: here if this is rank 0, else take part in its trainings.
 
     Raises:
-        InputError, Stopped: on rank 0 and where it came from; the other processes exit, with the same status.
+        InputError: a process raised one; on all of them, and so with a request to stop.
     """
     group = _join()
-    try:
-        with _ending_together(group):
-            if group.rank == 0:
-                job()
-                dist.broadcast_object_list([None], group=group.control)
-            else:
-                _follow(group)
-    except (InputError, Stopped) as error:
-        dist.destroy_process_group()  # so that no process waits for this one
+    with _ending_together(group):
         if group.rank == 0:
-            group.store.set(_HEARD, "")
-        elif _rank_0_heard(group):
-            raise SystemExit(error.status) from None
-        raise
+            job()
+            dist.broadcast_object_list([None], group=group.control)
+        else:
+            _follow(group)
     dist.destroy_process_group()
+
+
+def speaks() -> bool:
+    """Whether this process is the one that tells the user why all of them end."""
+    return _group is None or json.loads(_group.store.get(_FAILURE))["rank"] == _group.rank
+
+
+def leave() -> None:
+    """Wait for rank 0 to have written its log, for the agent ends all processes once one has ended."""
+    if _group is None:
+        return
+    if _group.rank == 0:
+        _group.store.set(_LEFT, "")
+        return
+    last = time.monotonic() + _PATIENCE_S  # it may be stuck
+    with suppress(dist.DistError):  # or gone
+        while not _group.store.check([_LEFT]) and time.monotonic() < last:
+            time.sleep(_POLL_S)
 
 
 def lead(function: TrainFunction, arguments: Mapping[str, Any], report: Report) -> None:
@@ -89,13 +100,13 @@ def lead(function: TrainFunction, arguments: Mapping[str, Any], report: Report) 
 def _join() -> _Group:
     """Meet the other processes."""
     global _group
-    gpus, local = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
-    if local <= gpus:
+    own_gpus = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
+    if own_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     shared, number, world = next(rendezvous("env://"))
     start = f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{world}"
     store = PrefixStore(start, shared)  # the agent's may be the same after it has started all processes anew
-    backend = "cpu:gloo,cuda:nccl" if 0 < local <= gpus else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if own_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=world)
     _group = _Group(number, store, dist.new_group(backend="gloo", timeout=_LONG))
     return _group
@@ -133,12 +144,3 @@ def _ending_together(group: _Group) -> Iterator[None]:
             raise
         where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
         raise _KINDS[first["kind"]](where + first["message"]) from None
-
-
-def _rank_0_heard(group: _Group) -> bool:
-    """Whether rank 0 has ended with the same error, and so tells the user."""
-    try:
-        group.store.wait([_HEARD], _SHORT)
-    except dist.DistError:
-        return False
-    return True
