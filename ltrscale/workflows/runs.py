@@ -22,7 +22,7 @@ from pathlib import Path
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log
 from ltrscale.training import resumption, under_torchrun
 
@@ -131,7 +131,7 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
 
                 yield report
         except BaseException as error:
-            trace = None if isinstance(error, InputError) else sys.exc_info()
+            trace = None if isinstance(error, InputError | Stopped) else sys.exc_info()
             handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace))
             raise
         finally:
