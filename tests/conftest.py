@@ -1,11 +1,8 @@
 """Fixtures that several tests share."""
 
 import json
-import random
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import s3fs
 from hypothesis import settings
 from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest
+from ltrscale.workflows.benches.s3 import free_ports, make_bucket
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("unhurried")
@@ -85,7 +82,7 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A directory URL on a real S3 server (SeaweedFS) on this machine; the environment names endpoint and keys."""
     folder = tmp_path_factory.mktemp("s3")
-    master, volume, filer, port = _free_ports(4)
+    master, volume, filer, port = free_ports(4)
     keys = {"accessKey": "test-key", "secretKey": "test-secret"}
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     identities = {"identities": [{"name": "test", "credentials": [keys], "actions": actions}]}
@@ -107,32 +104,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         environment.setenv("AWS_SECRET_ACCESS_KEY", keys["secretKey"])
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
         try:
-            _wait_for_bucket("tests", port, server)
+            make_bucket("tests", port, server)
             yield "s3://tests/runs"
         finally:
             server.kill()  # a polite end takes SeaweedFS half a minute, and its data is thrown away
-
-
-def _free_ports(count: int) -> list[int]:
-    """Free ports whose number plus 10,000, where SeaweedFS speaks gRPC, is free too."""
-
-    def free(port: int) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) != 0
-
-    candidates = (port for port in random.sample(range(20_000, 30_000), 1_000) if free(port) and free(port + 10_000))
-    return [next(candidates) for _ in range(count)]
-
-
-def _wait_for_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
-    """Make a bucket as soon as the server takes one."""
-    deadline = time.monotonic() + 60
-    while True:
-        assert server.poll() is None, "the S3 server ended; see server.log in its folder"
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1):
-                s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
-            return
-        except OSError:
-            assert time.monotonic() < deadline, "the S3 server does not answer; see server.log in its folder"
-            time.sleep(0.2)

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 import s3fs
 import torch
 import torch.multiprocessing as mp
+from disks import small_disk_at
 from torch import Tensor
 from trainers import make_trainer
 
@@ -209,13 +209,8 @@ def undisturbed(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
-        pytest.skip(f"a small disk needs the right to mount: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk_at(tmp_path / "disk", 1) as folder:
+        yield folder
 
 
 class Faults:

@@ -17,6 +17,7 @@ import pytest
 import s3fs
 import safetensors.torch
 import torch
+from disks import small_disk_at
 from faulty_proxy import FaultyProxy
 
 from ltrscale import storage
@@ -60,13 +61,8 @@ def url(s3: str, tmp_path: Path) -> str:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
-        pytest.skip(f"a small disk needs the right to mount: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk_at(tmp_path / "disk", 2) as folder:
+        yield folder
 
 
 def commit(url: str, files: dict[str, bytes], **manifest: object) -> None:

@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -82,20 +81,21 @@ def _scaling(method: MethodConfig, data: str, folder: str) -> Row:
 
 
 def _spawn(method: MethodConfig, data: str, world: int, folder: str) -> list[_Times]:
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        with ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool:
-            list(pool.map(partial(_worker, world, method, data, own), range(world)))
-        return [_Times(*torch.load(f"{own}/{rank}.pt", weights_only=True)) for rank in range(world)]
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as own,
+        ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool,
+    ):
+        return list(pool.map(partial(_worker, world, method, data, own), range(world)))
 
 
-def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int) -> None:
+def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int) -> _Times:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     times = _run(method, data, rank=rank, world=world, reader=read_direct)
-    torch.save(tuple(times), Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
+    return times
 
 
 def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: Reader) -> _Times:

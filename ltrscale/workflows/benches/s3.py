@@ -32,7 +32,7 @@ def s3_server(program: str) -> Iterator[tuple[str, int]]:
 
     The environment names endpoint and keys for so long, to Ray workers too where Ray is started inside.
     """
-    master, volume, filer, port = _free_ports(4)
+    master, volume, filer, port = free_ports(4)
     with TemporaryDirectory(prefix="ltrscale-s3-") as folder:
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         identities = {"identities": [{"name": "bench", "credentials": [_KEYS], "actions": actions}]}
@@ -54,13 +54,13 @@ def s3_server(program: str) -> Iterator[tuple[str, int]]:
             ),
         ):
             try:
-                _make_bucket(port, server)
+                make_bucket(_BUCKET, port, server)
                 yield f"s3://{_BUCKET}", server.pid
             finally:
                 server.kill()  # a polite end takes half a minute, and the data is thrown away
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Free ports whose number plus 10,000, where SeaweedFS speaks gRPC, is free too."""
 
     def free(port: int) -> bool:
@@ -71,14 +71,14 @@ def _free_ports(count: int) -> list[int]:
     return [next(candidates) for _ in range(count)]
 
 
-def _make_bucket(port: int, server: subprocess.Popen[bytes]) -> None:
-    """Make the bucket as soon as the server takes one."""
+def make_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
+    """Make a bucket as soon as the server takes one."""
     deadline = time.monotonic() + _READY_S
     while True:
         assert server.poll() is None, "the S3 server ended"
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1):
-                s3fs.S3FileSystem(skip_instance_cache=True).mkdir(_BUCKET)
+                s3fs.S3FileSystem(skip_instance_cache=True).mkdir(name)
             return
         except OSError:
             assert time.monotonic() < deadline, "the S3 server does not answer"
