@@ -13,8 +13,8 @@ from rich.logging import RichHandler
 from ltrscale import config as configs
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch import under_torchrun
 from ltrscale.progress import console, log
-from ltrscale.training import under_torchrun
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 

@@ -12,11 +12,11 @@ from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
 from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
-from ltrscale.training.launch import ONE, Context, WorkersConfig, launch
 from ltrscale.training.phases import Best, LabelledData, Phase, train_ranker
 from ltrscale.training.ranking import RankingConfig, RankingObjective
 from ltrscale.training.resumption import PREFLIGHT

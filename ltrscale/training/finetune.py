@@ -17,6 +17,7 @@ from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
 from ltrscale.models.attention import RankFormerConfig
 from ltrscale.models.contexts import ContextConfig
 from ltrscale.models.features import FeatureTransform
@@ -24,7 +25,6 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
-from ltrscale.training.launch import ONE, Context, WorkersConfig, cluster_for, launch, run_for
 from ltrscale.training.network import NetworkConfig, fitted
 from ltrscale.training.phases import LabelledData, Phase, train_ranker
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective

@@ -14,13 +14,13 @@ from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, iterate
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.launch.workers import Context
 from ltrscale.models.combine import AnyRanker
 from ltrscale.progress import log, progress
 from ltrscale.ranking import metrics
 from ltrscale.training.account import Account, listed
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.epochs import EpochLog, run_epoch
-from ltrscale.training.launch import Context
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig, RankingObjective

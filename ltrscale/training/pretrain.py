@@ -14,6 +14,7 @@ from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.draws import mix
+from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
 from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
 from ltrscale.progress import Report, log, progress
@@ -21,7 +22,6 @@ from ltrscale.storage import join
 from ltrscale.training.account import listed
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.epochs import EpochLog, run_epoch
-from ltrscale.training.launch import ONE, Context, WorkersConfig, cluster_for, launch, run_for
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import NetworkConfig, fitted, sample_inputs
 from ltrscale.training.presets import Preset, preset

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ltrscale.config import is_current
+from ltrscale.launch.workers import Context
 from ltrscale.storage import join, remove
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
-from ltrscale.training.launch import Context
 from ltrscale.training.settings import TrainingConfig
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"

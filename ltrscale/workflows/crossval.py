@@ -13,9 +13,9 @@ from ltrscale.config import Config, validate
 from ltrscale.data.split import LabelColumn
 from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
+from ltrscale.launch.workers import cluster_for
 from ltrscale.progress import log
 from ltrscale.storage import join
-from ltrscale.training.launch import cluster_for
 from ltrscale.workflows.pipeline import PipelineConfig, evaluation_on, run_pipeline
 from ltrscale.workflows.runs import recorded, run_stage
 

@@ -19,13 +19,13 @@ from ltrscale.data.stream import StreamConfig
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
+from ltrscale.launch.workers import ONE, Workers, cluster_for
 from ltrscale.progress import log
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.launch import ONE, Workers, cluster_for
 from ltrscale.training.pretexts import VimeConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.trees.gbdt import GBDTConfig

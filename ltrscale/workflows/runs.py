@@ -23,8 +23,9 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch import under_torchrun
 from ltrscale.progress import Report, log
-from ltrscale.training import resumption, under_torchrun
+from ltrscale.training import resumption
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS = "log.txt", "metrics.jsonl"

@@ -16,12 +16,12 @@ from ltrscale.data.split import Split, Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table
+from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
-from ltrscale.training.launch import ONE, Workers
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
 from ltrscale.workflows.runs import run_stage

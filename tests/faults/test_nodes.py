@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from victims import Attempt, Watched, attempts, await_step, check_exactly_once, in_background, run
 
-from ltrscale.training.launch import WorkersConfig
+from ltrscale.launch.workers import WorkersConfig
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,7 +22,7 @@ from victims import (
 
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.training.launch import WorkersConfig
+from ltrscale.launch.workers import WorkersConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 TWO = WorkersConfig(number=2, max_failures=1)

@@ -12,9 +12,9 @@ from ltrscale.data.manifest import Feature
 from ltrscale.data.split import Split, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
+from ltrscale.launch.workers import WorkersConfig
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.training.finetune import FinetuneConfig, finetune
-from ltrscale.training.launch import WorkersConfig
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 
 NETWORK = {"encoder": {"width": 16, "blocks": 2}}

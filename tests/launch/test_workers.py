@@ -14,10 +14,10 @@ from ltrscale.config import Config
 from ltrscale.data.split import Split
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.training.launch import ONE, Workers, WorkersConfig
+from ltrscale.launch.signals import stop_on_sigterm
+from ltrscale.launch.under_ray import _cause
+from ltrscale.launch.workers import ONE, Workers, WorkersConfig
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.training.signals import stop_on_sigterm
-from ltrscale.training.under_ray import _cause
 
 
 class Job(Config):

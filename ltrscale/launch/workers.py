@@ -19,8 +19,8 @@ from ltrscale.config import Config
 from ltrscale.data.parts import Run, run_here, run_with_ray
 from ltrscale.data.readers import Reader, read_direct
 from ltrscale.engine import ray_cluster
+from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.progress import Report
-from ltrscale.training.signals import stop_on_sigterm
 
 
 class WorkersConfig(Config):
@@ -84,7 +84,7 @@ def run_for(workers: WorkersConfig) -> Run:
 
 
 def _needs_ray(workers: WorkersConfig) -> bool:
-    from ltrscale.training import under_torchrun  # which needs the types below
+    from ltrscale.launch import under_torchrun  # which needs the types below
 
     return not under_torchrun.is_running() and (workers.most > 1 or workers.gpus > 0)
 
@@ -118,12 +118,12 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: Wo
         InputError: a worker raised one.
         Stopped: this process was asked to stop.
     """
-    from ltrscale.training import under_torchrun  # which needs the types above
+    from ltrscale.launch import under_torchrun  # which needs the types above
 
     if under_torchrun.is_running():
         under_torchrun.lead(function, arguments, report)
     elif _needs_ray(workers):
-        from ltrscale.training import under_ray  # and Ray, which takes seconds
+        from ltrscale.launch import under_ray  # and Ray, which takes seconds
 
         with cluster_for(workers):
             under_ray.train(function, arguments, workers, report)

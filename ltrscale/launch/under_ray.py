@@ -23,10 +23,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from ltrscale.data.readers import read_with_ray
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.mailbox import Ended, Line, Record, Sender, Standing, Started, forwarded_logs, open_mailbox
+from ltrscale.launch.signals import stop_on_sigterm
+from ltrscale.launch.workers import Context, TrainFunction, WorkersConfig
 from ltrscale.progress import Report, log
-from ltrscale.training.launch import Context, TrainFunction, WorkersConfig
-from ltrscale.training.mailbox import Ended, Line, Record, Sender, Standing, Started, forwarded_logs, open_mailbox
-from ltrscale.training.signals import stop_on_sigterm
 
 _POLL_S = 0.2
 _WATCH_S = 0.5

@@ -19,9 +19,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.signals import stop_on_sigterm
+from ltrscale.launch.workers import Context, TrainFunction
 from ltrscale.progress import Report
-from ltrscale.training.launch import Context, TrainFunction
-from ltrscale.training.signals import stop_on_sigterm
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
 _PATIENCE_S, _POLL_S = 10.0, 0.05
