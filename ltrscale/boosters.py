@@ -4,6 +4,7 @@ Shapes: N documents, F features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +13,12 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.manifest import Feature
+
+Library = Literal["lightgbm", "xgboost", "catboost"]
+ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
+"""Of the files that hold a model in the library's own format."""
+Predict = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+"""Scores [N] of raw features [N, F]."""
 
 
 def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -34,25 +41,46 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     return renumbered_NF
 
 
-def scorer(model_text: bytes, features: Sequence[Feature], *, threads: int) -> Callable[[QueryGroups], Tensor]:
-    """The function that scores a batch with LightGBM's trees, float64.
+def scorer(
+    library: Library, models: Sequence[bytes], features: Sequence[Feature], *, threads: int
+) -> Callable[[QueryGroups], Tensor]:
+    """The function that scores a batch with trees, float64: the mean over the models.
 
     Args:
-        model_text: `Booster.model_to_string()`; the codes of categorical features are its `pandas_categorical`.
-        features: what the model reads, in order.
+        library: whose format the models have.
+        models: content of the model files.
+        features: what the models read, in order.
         threads: 0 takes all cores.
     """
-    import lightgbm  # here, so that scoring with a network does not load it
-
-    booster = lightgbm.Booster(model_str=model_text.decode())
     categorical = [column for column, feature in enumerate(features) if feature.kind == "categorical"]
-    codes = [np.array(codes, np.float32) for codes in booster.pandas_categorical or []]  # LightGBM's own place for them
-    vocabularies = dict(zip(categorical, codes, strict=True))
+    predicts = [_predict(library, model, categorical, threads) for model in models]
 
     def score(groups: QueryGroups) -> Tensor:
         if groups.n_documents == 0:
             return torch.zeros(0, dtype=torch.float64)
-        features_NF = renumber(groups.features_NF.cpu().numpy(), vocabularies)
-        return torch.from_numpy(booster.predict(features_NF, num_threads=threads))
+        features_NF = groups.features_NF.cpu().numpy()
+        return torch.from_numpy(sum(predict(features_NF) for predict in predicts) / len(predicts))
 
     return score
+
+
+def _predict(library: Library, model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+    match library:
+        case "lightgbm":
+            return _predict_lightgbm(model, categorical, threads)
+        case "xgboost" | "catboost":
+            raise NotImplementedError
+
+
+def _predict_lightgbm(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+    import lightgbm  # here, so that scoring with a network does not load it
+
+    booster = lightgbm.Booster(model_str=model.decode())
+    codes = [np.array(codes, np.float32) for codes in booster.pandas_categorical or []]  # LightGBM's own place for them
+    vocabularies = dict(zip(categorical, codes, strict=True))
+
+    def predict(features_NF: NDArray[np.float32]) -> NDArray[np.float64]:
+        scores_N = booster.predict(renumber(features_NF, vocabularies), num_threads=threads, raw_score=True)
+        return np.asarray(scores_N, np.float64)
+
+    return predict

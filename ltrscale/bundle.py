@@ -2,7 +2,7 @@
 
     config.json           kind, features, architecture, training settings, data set hash, metrics, versions
     weights.safetensors   of a network, its feature transform included
-    model.txt             of trees: LightGBM's own text format
+    model.txt             of trees: LightGBM's own text format (XGBoost's model.json, CatBoost's model.cbm)
     README.md             a card for people
     manifest.json         written last: format, content hashes, origin
 
@@ -41,7 +41,19 @@ Metric = float | int | str | None
 Kind = Literal["neural", "pretrained", "trees"]
 _FORMAT, _VERSION = "ltrscale-bundle", 1
 _CONFIG, _WEIGHTS, _CARD = "config.json", "weights.safetensors", "README.md"
-_MODEL_FILES: dict[Kind, str] = {"neural": _WEIGHTS, "pretrained": _WEIGHTS, "trees": "model.txt"}
+
+
+class TreesArchitecture(Config):
+    """What a bundle of trees is made of."""
+
+    library: boosters.Library = "lightgbm"
+    """Whose format the model files have."""
+    models: tuple[str, ...] = ("model",)
+    """Names of the models, whose scores are averaged."""
+
+    def files(self) -> tuple[str, ...]:
+        """Names of the model files."""
+        return tuple(f"{name}.{boosters.ENDINGS[self.library]}" for name in self.models)
 
 
 class BundleConfig(Config):
@@ -52,6 +64,8 @@ class BundleConfig(Config):
     """What the model reads, in order."""
     architecture: Architecture | CombinedArchitecture | None = None
     """Of a network; None for trees."""
+    trees: TreesArchitecture | None = None
+    """Of trees; None for a network."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made it."""
     dataset_hash: str
@@ -60,6 +74,10 @@ class BundleConfig(Config):
     """As training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Of Python and the libraries."""
+
+    def model_files(self) -> tuple[str, ...]:
+        """Names of the files that hold weights or trees."""
+        return (self.trees or TreesArchitecture()).files() if self.kind == "trees" else (_WEIGHTS,)
 
 
 class Pretrained(Protocol):
@@ -95,8 +113,15 @@ class Bundle:
     dataset_hash: str
     metrics: Mapping[str, Metric]
     made_by: Mapping[str, Any]
-    content: bytes
-    """Weights or trees, as they lie in the file."""
+    trees: TreesArchitecture | None
+    contents: Mapping[str, bytes]
+    """Weights or trees, as they lie in the files, by name."""
+
+    @property
+    def content(self) -> bytes:
+        """Weights or trees of a bundle with one such file."""
+        (content,) = self.contents.values()
+        return content
 
     def check_features(self, features: Sequence[Feature]) -> None:
         """Check that data has the features of the bundle, in its order.
@@ -185,7 +210,8 @@ class Bundle:
             InputError: the bundle holds an encoder without a head.
         """
         if self.kind == "trees":
-            return boosters.scorer(self.content, self.features, threads=threads)
+            library = (self.trees or TreesArchitecture()).library
+            return boosters.scorer(library, list(self.contents.values()), self.features, threads=threads)
         ranker = self.ranker().to(device)
 
         def score(groups: QueryGroups) -> Tensor:
@@ -216,7 +242,7 @@ class About(TypedDict):
 
 def save_ranker(url: str, model: AnyRanker, **about: Unpack[About]) -> None:
     """Commit a ranker as a bundle."""
-    _save(url, "neural", model.architecture, _serialise(model.state_dict()), about)
+    _save(url, "neural", {_WEIGHTS: _serialise(model.state_dict())}, about, architecture=model.architecture)
 
 
 def save_pretrained(url: str, model: Pretrained, **about: Unpack[About]) -> None:
@@ -228,15 +254,15 @@ def save_pretrained(url: str, model: Pretrained, **about: Unpack[About]) -> None
         if module is not None
         for key, value in module.state_dict().items()
     }
-    _save(url, "pretrained", model.architecture, _serialise(tensors), about)
+    _save(url, "pretrained", {_WEIGHTS: _serialise(tensors)}, about, architecture=model.architecture)
 
 
-def save_trees(url: str, model_text: str, **about: Unpack[About]) -> None:
-    """Commit LightGBM trees, `Booster.model_to_string()`, as a bundle.
+def save_trees(url: str, models: Mapping[str, bytes], trees: TreesArchitecture, **about: Unpack[About]) -> None:
+    """Commit trees, each model in its library's own format, as a bundle.
 
-    The trees were grown on the output of `renumber`; the codes are the text's `pandas_categorical`.
+    The trees were grown on the output of `boosters.renumber`, whose codes travel in the models.
     """
-    _save(url, "trees", None, model_text.encode(), about)
+    _save(url, "trees", dict(zip(trees.files(), models.values(), strict=True)), about, trees=trees)
 
 
 def read_manifest(url: str) -> dict[str, Any]:
@@ -281,27 +307,35 @@ def load(url: str) -> Bundle:
         config.dataset_hash,
         config.metrics,
         manifest.get("made_by", {}),
-        storage.read_verified(url, _MODEL_FILES[config.kind], manifest),
+        config.trees,
+        {name: storage.read_verified(url, name, manifest) for name in config.model_files()},
     )
 
 
 def _save(
-    url: str, kind: Kind, architecture: Architecture | CombinedArchitecture | None, content: bytes, about: About
+    url: str,
+    kind: Kind,
+    contents: Mapping[str, bytes],
+    about: About,
+    *,
+    architecture: Architecture | CombinedArchitecture | None = None,
+    trees: TreesArchitecture | None = None,
 ) -> None:
     metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about["metrics"].items()}
     config = BundleConfig(
         kind=kind,
         features=tuple(about["features"]),
         architecture=architecture,
+        trees=trees,
         training=dict(about["config"]),
         dataset_hash=about["dataset_hash"],
         metrics=metrics,
         versions={"python": platform.python_version()}
-        | {name: version(name) for name in ("ltrscale", "torch", "lightgbm", "numpy")},
+        | {name: version(name) for name in ("ltrscale", "torch", trees.library if trees else "lightgbm", "numpy")},
     )
     files = {
         _CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
-        _MODEL_FILES[kind]: content,
+        **contents,
         _CARD: _card(config).encode(),
         **about.get("files", {}),
     }
@@ -314,10 +348,11 @@ def _save(
 
 def _card(config: BundleConfig) -> str:
     """What a person wants to know first, in Markdown."""
+    library = (config.trees or TreesArchitecture()).library
     what = {
         "neural": "A neural ranker: raw features in, one score a document out.",
         "pretrained": "A pretrained encoder: to be finetuned with jobs.finetune; it does not score.",
-        "trees": "Gradient boosted trees (LightGBM): raw features in, one score a document out.",
+        "trees": f"Gradient boosted trees ({library}): raw features in, one score a document out.",
     }
     categorical = sum(feature.kind == "categorical" for feature in config.features)
     metrics = [f"| {name} | {value} |" for name, value in config.metrics.items()]

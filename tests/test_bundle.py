@@ -132,7 +132,7 @@ def test_a_pretrained_encoder_goes_on_but_does_not_score(tmp_path: Path) -> None
 
 def test_trees_score_as_lightgbm_does(tmp_path: Path) -> None:
     url, (booster, text), groups = str(tmp_path / "out"), trees(), documents()
-    bundle.save_trees(url, text, **about())
+    bundle.save_trees(url, {"model": text.encode()}, bundle.TreesArchitecture(), **about())
     opened = bundle.load(url)
     known_N = groups.features_NF[:, 2] % 1000 == 0
     x_NF = groups.features_NF.numpy().copy()

@@ -28,7 +28,7 @@ from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretexts import VimeConfig
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.trees.gbdt import GBDTConfig
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import (
     CombineJob,
@@ -52,7 +52,7 @@ class GBDTMethod(Config):
     """Gradient boosted trees on the labelled groups."""
 
     kind: Literal["gbdt"] = "gbdt"
-    gbdt: GBDTConfig = GBDTConfig()
+    gbdt: GBDTConfig = LightGBMConfig()
 
 
 class NeuralMethod(Config):

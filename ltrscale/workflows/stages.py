@@ -23,7 +23,8 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.runs import run_stage
 
 
@@ -102,7 +103,9 @@ class GBDTJob(Config):
     """Directory of the bundle."""
     splits: Splits
     """Training and validation; the test split is not read."""
-    gbdt: GBDTConfig = GBDTConfig()
+    gbdt: GBDTConfig = LightGBMConfig()
+    workers: Workers = ONE
+    """Workers that each hold a share of the training groups; for data beyond one machine."""
 
 
 class EvaluateJob(Config):
@@ -249,7 +252,9 @@ def gbdt_stage(job: GBDTJob) -> None:
         job.out,
         _Identity(config=job.gbdt, splits=(splits.train, splits.validation)),
         dataset_hashes([splits.train, splits.validation]),
-        lambda origin, report: train_gbdt(job.gbdt, splits, job.out, made_by=origin, report=report),
+        lambda origin, report: train_gbdt(
+            job.gbdt, splits, job.out, made_by=origin, report=report, workers=job.workers
+        ),
     )
 
 

@@ -25,7 +25,8 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.ranking import letor, metrics
-from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import train_gbdt
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -66,7 +67,7 @@ def network(url: Path, splits: Splits, *, seed: int, features: list[Feature] = F
 @pytest.fixture(scope="module")
 def config(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfig:
     folder = tmp_path_factory.mktemp("bundles")
-    trees = GBDTConfig(num_trees=5, num_threads=1)
+    trees = LightGBMConfig(num_trees=5, num_threads=1)
     train_gbdt(trees, splits, str(folder / "gbdt"), made_by={}, report=lambda _: None)
     return EvaluateConfig.model_validate(
         {

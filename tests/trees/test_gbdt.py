@@ -9,20 +9,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.manifest import Feature
 from ltrscale.data.split import Splits, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.trees import data as tree_data
 from ltrscale.trees import gbdt
-from ltrscale.trees.gbdt import GBDTConfig, train_gbdt
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import train_gbdt
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 NUMERIC = [Feature(name=name) for name in ("a", "b@c[0]", "d")]
-SMALL = GBDTConfig(num_trees=20, num_threads=1, early_stopping_rounds=10)
+SMALL = LightGBMConfig(num_trees=20, num_threads=1, early_stopping_rounds=10)
 
 
 def splits_of(url: str, **train: object) -> Splits:
@@ -60,7 +62,7 @@ def three(
     return {period: make_groups(rng, count, label_of) for period, count in sizes.items()}
 
 
-def train(url: str, out: Path, config: GBDTConfig = SMALL) -> tuple[Bundle, list[dict[str, object]]]:
+def train(url: str, out: Path, config: LightGBMConfig = SMALL) -> tuple[Bundle, list[dict[str, object]]]:
     records: list[dict[str, object]] = []
     bundle = train_gbdt(config, splits_of(url), str(out), made_by={}, report=lambda r: records.append(dict(r)))
     return bundle, records
@@ -107,7 +109,7 @@ def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_pa
     bundle, records = train(url, tmp_path / "out", SMALL.replace(num_trees=300, early_stopping_rounds=5))
     assert len(records) == int(bundle.metrics["trees"] or 0) + 5
     text = bundle.content.decode()
-    assert text.count("Tree=") == bundle.metrics["trees"]
+    assert text.count("\nTree=") == bundle.metrics["trees"]
 
 
 def test_the_same_bytes_twice(write_dataset: WriteDataset, tmp_path: Path) -> None:
@@ -187,17 +189,17 @@ def test_labelled_fraction_is_used(
 ) -> None:
     url = write_dataset(three(np.random.default_rng(8), grades), NUMERIC)
     splits = splits_of(url, labelled_fraction=0.1)
-    read = gbdt._read
+    read = gbdt.read
     seen = {}
 
     def spy(selection: object, split: str) -> object:
         seen[split] = read(selection, split)  # type: ignore[arg-type]
         return seen[split]
 
-    monkeypatch.setattr(gbdt, "_read", spy)
+    monkeypatch.setattr(gbdt, "read", spy)
     train_gbdt(SMALL.replace(num_trees=1), splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
-    assert len(seen["train"].offsets_Q1) - 1 == 15
-    assert len(seen["validation"].offsets_Q1) - 1 == 60
+    assert len(seen["train"][0].offsets_Q1) - 1 == 15
+    assert len(seen["validation"][0].offsets_Q1) - 1 == 60
 
 
 def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +217,13 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
         assert labels_L is not None
         labels_L[1] = value
 
-    assert error_of(lambda data: set_label(data, 0.5)).startswith("train: group 7 has label 0.5; ")
-    assert error_of(lambda data: set_label(data, 32)).startswith("train: group 7 has label 32; ")
+    assert error_of(lambda data: set_label(data, 0.5)).startswith("train: group 7 has label 0.5, ")
+    assert error_of(lambda data: set_label(data, 32)).startswith("train: group 7 has label 32, ")
     irrelevant = [(x, np.zeros(len(x), np.float32)) for x, _ in three(rng, grades)["validation"]]
     assert "none of its labelled groups" in error_of(lambda data: data.update(validation=irrelevant))
     unlabelled: Groups = [(x, None) for x, _ in irrelevant]
     assert "no group has labels" in error_of(lambda data: data.update(train=unlabelled))
-    monkeypatch.setattr(gbdt, "LONGEST", 11)
+    monkeypatch.setattr(tree_data, "LONGEST", 11)
     assert "train: group 3 has 12 documents" in error_of(
         lambda data: data["train"].__setitem__(3, (np.zeros((12, 3), np.float32), np.ones(12, np.float32)))
     )
@@ -229,16 +231,4 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
 
 
 def test_config_is_plain_data() -> None:
-    assert GBDTConfig.model_validate(json.loads(GBDTConfig().model_dump_json())) == GBDTConfig()
-
-
-def test_mean_ndcg_is_that_of_the_metric() -> None:
-    rng = np.random.default_rng(10)
-    labels_N = torch.tensor(rng.integers(0, 3, 60), dtype=torch.float32)
-    offsets_Q1 = to_offsets(torch.tensor([10, 20, 1, 29]))
-    labels_N[30] = 0
-    scores_N = rng.integers(0, 9, 60).astype(np.float64)
-    values_Q = ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=5)
-    assert values_Q.isnan().tolist() == [False, False, True, False]
-    mean = gbdt.mean_ndcg(scores_N, gbdt._Labelled([], labels_N, offsets_Q1))
-    assert mean == pytest.approx(values_Q[[0, 1, 3]].mean().item(), abs=1e-12)
+    assert LightGBMConfig.model_validate(json.loads(LightGBMConfig().model_dump_json())) == LightGBMConfig()

@@ -1,0 +1,123 @@
+"""Settings of gradient boosted trees: what every library shares, and what each calls its own."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.trees.targets import TargetsConfig
+
+Gain = Annotated[float, Field(ge=0)]
+
+
+class TreesConfig(Config):
+    """What all libraries understand."""
+
+    num_trees: int = Field(500, ge=1)
+    """Trees at most."""
+    learning_rate: float = Field(0.1, gt=0)
+    """Weight of each tree."""
+    label_gain: Literal["exponential", "linear"] | tuple[Gain, ...] = "exponential"
+    """What a document of label 0, 1, 2, ... is worth to a ranking objective: 2^y - 1, y, or a list of your own."""
+    targets: TargetsConfig | None = None
+    """What training labels become before trees see them; empty takes them as they are."""
+    early_stopping_rounds: int | None = Field(50, ge=1)
+    """Stop after so many trees without a better validation NDCG and keep those up to the best; empty keeps them all."""
+    stop_on: int = Field(5, ge=1)
+    """The cut-off of that NDCG."""
+    seed: int = 0
+    deterministic: bool = True
+    """The same trees each time with the same number of threads."""
+    num_threads: int = Field(0, ge=0)
+    """0 = one for each core."""
+
+
+class LightGBMConfig(TreesConfig):
+    """LightGBM: leaves are split best first."""
+
+    kind: Literal["lightgbm"] = "lightgbm"
+    """The library."""
+    objective: Literal["lambdarank", "rank_xendcg", "regression", "softmax"] = "lambdarank"
+    """LambdaRank; cross entropy that bounds NDCG; squared error; softmax cross entropy against softmax(label)."""
+    temperature: float = Field(1.0, gt=0)
+    """Softmax: labels are divided by it."""
+    num_leaves: int = Field(31, ge=2)
+    """Leaves of a tree at most."""
+    min_data_in_leaf: int = Field(20, ge=1)
+    """Documents of a leaf at least."""
+    feature_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the features that each tree may use, drawn at random."""
+    bagging_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the documents that each tree is grown on, drawn at random."""
+    lambda_l2: float = Field(0.0, ge=0)
+    """Weight of the squared leaf values in the loss."""
+    max_bin: int = Field(255, ge=2, le=65_535)
+    """Bins of a feature at most."""
+    truncation: int = Field(30, ge=1)
+    """LambdaRank: only pairs with one document ranked this high count."""
+    cegb_tradeoff: float = Field(1.0, gt=0)
+    """Weight of the costs below against the loss."""
+    cegb_penalty_split: float = Field(0.0, ge=0)
+    """Cost of a split, which keeps trees cheap to score."""
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether LightGBM itself lacks the objective."""
+        return self.objective == "softmax"
+
+
+class XGBoostConfig(TreesConfig):
+    """XGBoost, on histograms."""
+
+    kind: Literal["xgboost"] = "xgboost"
+    """The library."""
+    objective: Literal["rank:ndcg", "rank:pairwise", "reg:squarederror"] = "rank:ndcg"
+    """LambdaRank with NDCG; LambdaRank without weights; squared error."""
+    max_leaves: int = Field(31, ge=2)
+    """Leaves of a tree at most, split best first."""
+    max_depth: int = Field(0, ge=0)
+    """0 = no limit."""
+    min_child_weight: float = Field(0.1, ge=0)
+    """Second derivatives of a leaf at least."""
+    colsample_bytree: float = Field(1.0, gt=0, le=1)
+    """Share of the features that each tree may use, drawn at random."""
+    subsample: float = Field(1.0, gt=0, le=1)
+    """Share of the documents that each tree is grown on, drawn at random."""
+    reg_lambda: float = Field(1.0, ge=0)
+    """Weight of the squared leaf values in the loss."""
+    max_bin: int = Field(256, ge=2)
+    """Bins of a feature at most."""
+    truncation: int = Field(30, ge=1)
+    """Only pairs with one document ranked this high count."""
+
+    @model_validator(mode="after")
+    def _has_gains(self) -> Self:
+        if isinstance(self.label_gain, tuple):
+            raise ValueError("XGBoost has exponential and linear gains only; set label_gain to one of these")
+        return self
+
+
+class CatBoostConfig(TreesConfig):
+    """CatBoost, from the optional extra `trees-extra`."""
+
+    kind: Literal["catboost"] = "catboost"
+    """The library."""
+    objective: Literal["YetiRank", "QueryRMSE"] = "YetiRank"
+    """Pairwise over randomised orders; squared error up to a constant of each group."""
+    depth: int = Field(6, ge=1, le=16)
+    """Levels of its symmetric trees."""
+    l2_leaf_reg: float = Field(3.0, ge=0)
+    """Weight of the squared leaf values in the loss."""
+    rsm: float = Field(1.0, gt=0, le=1)
+    """Share of the features that each split may use, drawn at random."""
+    border_count: int = Field(254, ge=1, le=65_535)
+    """Bins of a feature at most."""
+
+    @model_validator(mode="after")
+    def _has_gains(self) -> Self:
+        if self.label_gain != "exponential":
+            raise ValueError("CatBoost takes labels as they are; leave label_gain out")
+        return self
+
+
+GBDTConfig = Annotated[LightGBMConfig | XGBoostConfig | CatBoostConfig, Field(discriminator="kind")]

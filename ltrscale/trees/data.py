@@ -1,0 +1,148 @@
+"""What trees are grown on: labels and group sizes in memory, features streamed into a library's bins.
+
+A float matrix of all documents is never made. A first pass gathers labels, lengths, the codes of categorical features
+and a sample of documents for the borders of bins; a second hands the features on, some thousand documents at a time.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ltrscale.batch import QueryGroups, group_index, to_offsets
+from ltrscale.boosters import renumber
+from ltrscale.data.split import Selection
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.models.fitting import Sample, Vocabulary
+from ltrscale.progress import progress
+from ltrscale.ranking.metrics import ndcg
+
+LONGEST = 10_000
+"""LightGBM takes no longer group."""
+SAMPLE = 200_000
+"""Documents from which bins are made, as LightGBM itself takes."""
+_DOCS_PER_BATCH = 1 << 16
+
+
+class Codes(NamedTuple):
+    """What the first pass finds out for the bins: codes of categorical columns, and a sample of documents."""
+
+    vocabularies: Mapping[int, Vocabulary]
+    sample: Sample
+
+    def merge(self, other: "Codes") -> None:
+        """Take what was found in other documents."""
+        for column, vocabulary in self.vocabularies.items():
+            vocabulary.merge(other.vocabularies[column])
+        self.sample.merge(other.sample)
+
+    def sample_rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """The sampled documents as trees see them, shape [M, F]."""
+        return renumber(self.sample.rows_MF(), vocabularies)
+
+    def known(self) -> dict[int, NDArray[np.float32]]:
+        """The codes of each categorical column, rising; trees see a code's number in this list."""
+        found = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
+        return {column: codes for column, codes in found.items() if codes is not None}
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The labelled groups of a split without their features; `rows` reads these.
+
+    `weights_N` are ones where a document has none, and None where the split has none at all.
+    """
+
+    split: str
+    selection: Selection
+    labels_N: NDArray[np.float64]
+    offsets_Q1: NDArray[np.int64]
+    ids_Q: NDArray[np.int64]
+    weights_N: NDArray[np.float64] | None
+
+    @property
+    def lengths_Q(self) -> NDArray[np.int64]:
+        """Documents of each group."""
+        return np.diff(self.offsets_Q1)
+
+    def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+        """All documents in the order of the labels, some thousand at a time; categorical codes are renumbered."""
+        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH):
+            yield renumber(groups.features_NF.numpy(), vocabularies)
+
+    def group_of(self, row: int) -> int:
+        """Id of the group that a document belongs to."""
+        return int(self.ids_Q[np.searchsorted(self.offsets_Q1, row, side="right") - 1])
+
+    def mean_ndcg(self, scores_N: NDArray[np.float64], k: int) -> float:
+        """NDCG@k over the groups that define it."""
+        labels_N, offsets_Q1 = torch.from_numpy(self.labels_N), torch.from_numpy(self.offsets_Q1)
+        return float(ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=k).nanmean())
+
+
+def read(selection: Selection, split: str) -> tuple[Labelled, Codes]:
+    """The first pass over the labelled groups of a split.
+
+    Args:
+        selection: labelled groups.
+        split: its name in error messages.
+
+    Raises:
+        InputError: a group is longer than LightGBM takes, or the data cannot be read.
+    """
+    categorical = [column for column, feature in enumerate(selection.features) if feature.kind == "categorical"]
+    codes = Codes({column: Vocabulary() for column in categorical}, Sample(SAMPLE))
+    parts: list[QueryGroups] = []
+    with progress(f"read {split}", selection.n_documents) as advance:
+        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+            _check_lengths(groups, split)
+            features_NF = groups.features_NF.numpy()
+            for column, vocabulary in codes.vocabularies.items():
+                vocabulary.add(features_NF[:, column])
+            codes.sample.add(_numbers(groups), features_NF)
+            parts.append(_without_features(groups))
+            advance(groups.n_documents)
+    return _joined(split, selection, parts), codes
+
+
+def _without_features(groups: QueryGroups) -> QueryGroups:
+    nothing_N0 = groups.features_NF.new_empty(groups.n_documents, 0)
+    return QueryGroups(nothing_N0, groups.offsets_Q1, groups.labels_N, groups.ids_Q, groups.weights_N)
+
+
+def _joined(split: str, selection: Selection, parts: list[QueryGroups]) -> Labelled:
+    labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
+    weights = [torch.ones(part.n_documents) if part.weights_N is None else part.weights_N for part in parts]
+    weighted = any(part.weights_N is not None for part in parts)
+    return Labelled(
+        split,
+        selection,
+        labels_N.double().numpy(),
+        to_offsets(torch.cat([part.lengths_Q for part in parts])).numpy(),
+        torch.cat([part.ids_Q for part in parts if part.ids_Q is not None]).numpy(),
+        torch.cat(weights).nan_to_num(1.0).double().numpy() if weighted else None,
+    )
+
+
+def _numbers(groups: QueryGroups) -> NDArray[np.int64]:
+    """A number for each document that no other has, however the data is cut: its group's id and its place there."""
+    assert groups.ids_Q is not None
+    group_N = group_index(groups.offsets_Q1)
+    place_N = torch.arange(groups.n_documents) - groups.offsets_Q1[group_N]
+    return (groups.ids_Q[group_N] * LONGEST + place_N).numpy()
+
+
+def _check_lengths(groups: QueryGroups, split: str) -> None:
+    assert groups.ids_Q is not None
+    if groups.n_groups and int(groups.lengths_Q.max()) > LONGEST:
+        gid, length = int(groups.ids_Q[groups.lengths_Q.argmax()]), int(groups.lengths_Q.max())
+        raise InputError(
+            f"{split}: group {gid} has {length:,} documents, LightGBM takes {LONGEST:,}; "
+            "lower the longest group that prepare lets pass"
+        )

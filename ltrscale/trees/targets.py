@@ -1,0 +1,89 @@
+"""What labels, a teacher's scores above all, become before trees are grown on them.
+
+Shapes: N documents, Q1 = groups + 1 offsets.
+"""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale.config import Config
+
+Floats = NDArray[np.float64]
+
+
+class StandardisedConfig(Config):
+    """Deviations from the group's mean in units of its standard deviation: teachers may move a list as a whole."""
+
+    kind: Literal["standardised"] = "standardised"
+
+
+class QuantisedConfig(Config):
+    """Grades 0, 1, ..., for objectives that want such."""
+
+    kind: Literal["quantised"] = "quantised"
+    grades: int = Field(31, ge=2, le=10_000)
+    """How many; HOU24 cuts pseudo-labels into 31."""
+    bins: Literal["even", "equal_frequency"] = "even"
+    """Bins of equal width between the lowest and the highest score, or of equally many documents."""
+
+
+TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
+
+
+def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+    """Labels as a config wants them, shape [N]."""
+    match config:
+        case None:
+            return labels_N
+        case StandardisedConfig():
+            return standardised(labels_N, offsets_Q1)
+        case QuantisedConfig():
+            return quantised(labels_N, grades=config.grades, bins=config.bins)
+
+
+def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+    """Scores less their group's mean, over their group's standard deviation, shape [N]; 0 in a group of equal scores.
+
+    Example:
+        >>> standardised(np.array([1.0, 3.0, 5.0, 5.0]), np.array([0, 2, 4])).tolist()
+        [-1.0, 1.0, 0.0, 0.0]
+    """
+    lengths_Q = np.diff(offsets_Q1)
+
+    def mean_N(values_N: Floats) -> Floats:
+        sums_Q = np.zeros(len(lengths_Q))
+        np.add.at(sums_Q, np.repeat(np.arange(len(lengths_Q)), lengths_Q), values_N)
+        return np.repeat(sums_Q / np.maximum(lengths_Q, 1), lengths_Q)
+
+    centred_N = scores_N - mean_N(scores_N)
+    std_N = np.sqrt(mean_N(centred_N**2))
+    spread_N = std_N > 1e-12 * np.maximum(1, np.abs(scores_N))
+    return np.divide(centred_N, std_N, out=np.zeros_like(centred_N), where=spread_N)
+
+
+def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Floats:
+    """Grades 0 to `grades - 1` that rise with the scores, shape [N]; equal scores have equal grades.
+
+    `even`: bins of equal width from the lowest to the highest score (HOU24, section 4). `equal_frequency`: bins of
+    equally many documents, as the public code of HOU24 has it; fewer grades come out where many scores are equal.
+
+    Example:
+        >>> scores_N = np.array([0.0, 1.0, 2.0, 10.0])
+        >>> quantised(scores_N, grades=2, bins="even").tolist()
+        [0.0, 0.0, 0.0, 1.0]
+        >>> quantised(scores_N, grades=2, bins="equal_frequency").tolist()
+        [0.0, 0.0, 1.0, 1.0]
+    """
+    if not len(scores_N):
+        return scores_N
+    match bins:
+        case "even":
+            edges = np.linspace(scores_N.min(), scores_N.max(), grades + 1)[1:-1]
+        case "equal_frequency":
+            edges = np.quantile(scores_N, np.arange(1, grades) / grades, method="higher")
+    if scores_N.min() == scores_N.max():
+        return np.zeros_like(scores_N)
+    return np.searchsorted(edges, scores_N, side="right").astype(np.float64)

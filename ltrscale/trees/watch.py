@@ -1,0 +1,72 @@
+"""Watching the validation NDCG as trees are added, whatever library adds them.
+
+Shapes: N documents.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.errors import Stopped
+from ltrscale.launch.workers import Context
+from ltrscale.progress import Advance, progress
+from ltrscale.trees.configs import TreesConfig
+from ltrscale.trees.data import Labelled
+
+
+class Watch:
+    """Records the validation NDCG after each tree, remembers the best, and says when to stop.
+
+    The NDCG is this package's own: groups without a relevant document are left out of the mean, which libraries count
+    as 1 or 0.
+    """
+
+    def __init__(
+        self, config: TreesConfig, validation: Labelled, library: str, context: Context, advance: Advance
+    ) -> None:
+        self.name = f"validation_ndcg@{config.stop_on}"
+        self.trees = self.best = 0
+        self.best_value = self.last_value = -math.inf
+        self._config, self._validation, self._context, self._advance = config, validation, context, advance
+        self._theirs = f"{self.name}_{library}"
+
+    def __call__(self, scores_N: NDArray[np.float64], theirs: float | None = None) -> bool:
+        """Take note of one more tree; whether that was enough.
+
+        Args:
+            scores_N: of the validation documents, with all trees so far.
+            theirs: the library's own NDCG, reported beside ours.
+
+        Raises:
+            Stopped: this process was asked to stop.
+        """
+        if self._context.stopping():
+            raise Stopped(f"asked to stop after {self.trees} trees, which are not kept; the same command starts anew")
+        self.trees += 1
+        self.last_value = self._validation.mean_ndcg(scores_N, self._config.stop_on)
+        beside = {} if theirs is None else {self._theirs: theirs}
+        self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
+        if self.last_value > self.best_value:
+            self.best, self.best_value = self.trees, self.last_value
+        self._advance(1)
+        patience = self._config.early_stopping_rounds
+        return self.trees >= self._config.num_trees or (patience is not None and self.trees - self.best >= patience)
+
+    @property
+    def kept(self) -> int:
+        """Trees to keep."""
+        return self.trees if self._config.early_stopping_rounds is None else self.best
+
+    def metrics(self) -> dict[str, float]:
+        """What the bundle says of its trees."""
+        return {"trees": self.kept, self.name: self.last_value if self.kept == self.trees else self.best_value}
+
+
+@contextmanager
+def watching(config: TreesConfig, validation: Labelled, library: str, context: Context) -> Iterator[Watch]:
+    """Watch while trees are added, with a progress bar."""
+    with progress("boost", config.num_trees, "trees") as advance:
+        yield Watch(config, validation, library, context, advance)

@@ -1,0 +1,176 @@
+"""Growing trees with LightGBM: features go straight into its bins, objectives it lacks are added.
+
+Shapes: N documents, Q1 = groups + 1 offsets, F features.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import lightgbm as lgb
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.progress import log
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.data import SAMPLE, Codes, Labelled
+from ltrscale.trees.targets import Floats
+from ltrscale.trees.watch import Watch
+
+Objective = Callable[[Floats, lgb.Dataset], tuple[Floats, Floats]]
+"""Scores to the loss's first and second derivatives."""
+
+
+def boost(
+    config: LightGBMConfig,
+    train: Labelled,
+    targets_N: Floats,
+    validation: Labelled,
+    codes: Codes,
+    watch: Watch,
+    *,
+    network: Mapping[str, Any],
+) -> bytes:
+    """Add trees until the watch says enough; the model's text with the trees to keep.
+
+    Args:
+        config: see `LightGBMConfig`.
+        train: this worker's training groups.
+        targets_N: what its documents' labels became.
+        validation: all validation groups, the same on every worker.
+        codes: of all workers' training groups.
+        watch: is told the validation scores after each tree.
+        network: LightGBM's parameters of the other workers; empty alone.
+    """
+    gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max(), 0)))
+    parameters = _parameters(config, gains)
+    vocabularies = codes.known()
+    borders = lgb.Dataset(
+        codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
+    ).construct()
+    train_set = _dataset(train, targets_N, vocabularies, borders)
+    validation_set = _dataset(validation, validation.labels_N, vocabularies, borders)
+    objective = softmax_objective(targets_N, train.offsets_Q1, config.temperature) if config.is_custom else None
+    booster = lgb.Booster({**parameters, **network}, train_set).add_valid(validation_set, "validation")
+    seen = {}
+
+    def look(scores_N: Floats, _: lgb.Dataset) -> tuple[str, float, bool]:
+        seen["scores_N"] = scores_N
+        return "ours", 0.0, True
+
+    stuck = enough = False
+    while not (stuck or enough):
+        stuck = booster.update(fobj=objective)
+        values = {name: value for _, name, value, _ in booster.eval_valid(look)}
+        enough = watch(seen["scores_N"], values[f"ndcg@{config.stop_on}"])
+    if stuck and watch.trees == 1:
+        log.warning(
+            "no split leaves min_data_in_leaf = %d of %d training documents on both sides or lowers the loss: "
+            "all scores are equal", config.min_data_in_leaf, len(targets_N),
+        )  # fmt: skip
+    # LightGBM keeps the categories of data frames in its text; the scorer finds the codes there.
+    booster.pandas_categorical = [found.astype(int).tolist() for found in vocabularies.values()]
+    return str(booster.model_to_string(num_iteration=watch.kept)).encode()
+
+
+class _Rows(lgb.Sequence):  # type: ignore[misc]
+    """The rows of a split, which LightGBM asks for once and in order, some thousand at a time."""
+
+    batch_size = 1 << 14
+
+    def __init__(self, n_documents: int, rows: Iterator[NDArray[np.float32]]) -> None:
+        self._n_documents, self._rows = n_documents, rows
+        self._first = 0
+        self._waiting: list[NDArray[np.float32]] = []
+
+    def __len__(self) -> int:
+        return self._n_documents
+
+    def __getitem__(self, wanted: slice) -> NDArray[np.float32]:
+        assert wanted.start == self._first, "rows are read once, in order"
+        n = wanted.stop - wanted.start
+        while sum(map(len, self._waiting)) < n:
+            self._waiting.append(next(self._rows))
+        rows_NF = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+        self._first, self._waiting = wanted.stop, [rows_NF[n:]]
+        return rows_NF[:n]
+
+
+def _dataset(
+    groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
+) -> lgb.Dataset:
+    """A split in bins with these borders; columns stay without names, for LightGBM refuses some."""
+    return lgb.Dataset(
+        _Rows(len(labels_N), groups.rows(vocabularies)),
+        label=labels_N,
+        weight=groups.weights_N,
+        reference=borders,
+        group=groups.lengths_Q,
+        categorical_feature=list(vocabularies),
+        params=borders.get_params(),
+    )
+
+
+def softmax_objective(targets_N: Floats, offsets_Q1: NDArray[np.int64], temperature: float) -> Objective:
+    """Softmax cross entropy of each group against softmax(target / temperature), as a custom objective.
+
+    With p the softmax of a group's scores and t that of its targets, the loss is -sum t log p; its first derivative is
+    p - t and the diagonal of its second p (1 - p).
+    """
+    target_N = softmax_by_group(targets_N / temperature, offsets_Q1)
+
+    def objective(scores_N: Floats, _: lgb.Dataset) -> tuple[Floats, Floats]:
+        p_N = softmax_by_group(scores_N, offsets_Q1)
+        return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)
+
+    return objective
+
+
+def softmax_by_group(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
+    """Softmax of each group's scores, shape [N]; groups have at least one document.
+
+    Example:
+        >>> softmax_by_group(np.array([1.0, 1.0, 7.0]), np.array([0, 2, 3])).tolist()
+        [0.5, 0.5, 1.0]
+    """
+    starts_Q, lengths_Q = offsets_Q1[:-1], np.diff(offsets_Q1)
+    shifted_N = np.exp(scores_N - np.repeat(np.maximum.reduceat(scores_N, starts_Q), lengths_Q))
+    return np.asarray(shifted_N / np.repeat(np.add.reduceat(shifted_N, starts_Q), lengths_Q))
+
+
+def gain_table(config: LightGBMConfig, *, highest: int) -> list[float]:
+    """What labels 0 to at least `highest` are worth."""
+    match config.label_gain:
+        case "exponential":
+            return [2.0**label - 1 for label in range(highest + 1)]
+        case "linear":
+            return [float(label) for label in range(highest + 1)]
+        case table:
+            return list(table)
+
+
+def _parameters(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
+    """LightGBM's own names; row-wise histograms are fixed, for their choice by timing would not repeat."""
+    return {
+        "objective": "none" if config.is_custom else config.objective,
+        "label_gain": gains,
+        "lambdarank_truncation_level": config.truncation,
+        "metric": "ndcg",
+        "eval_at": [config.stop_on],
+        "num_leaves": config.num_leaves,
+        "learning_rate": config.learning_rate,
+        "min_data_in_leaf": config.min_data_in_leaf,
+        "feature_fraction": config.feature_fraction,
+        "bagging_fraction": config.bagging_fraction,
+        "bagging_freq": int(config.bagging_fraction < 1),
+        "lambda_l2": config.lambda_l2,
+        "max_bin": config.max_bin,
+        "cegb_tradeoff": config.cegb_tradeoff,
+        "cegb_penalty_split": config.cegb_penalty_split,
+        "bin_construct_sample_cnt": SAMPLE,
+        "feature_pre_filter": False,  # bins are made from a sample, whose counts are not the data's
+        "seed": config.seed,
+        "deterministic": config.deterministic,
+        "force_row_wise": config.deterministic,
+        "num_threads": config.num_threads,
+        "verbosity": -1,
+    }
