@@ -1,0 +1,171 @@
+"""LightGBM fed by streaming grows the trees that it grows on the whole matrix; the objectives added to it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import lightgbm as lgb
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ltrscale.batch import QueryGroups
+from ltrscale.boosters import renumber
+from ltrscale.bundle import Bundle
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import Splits, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import Context
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.data import read
+from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.targets import QuantisedConfig
+from ltrscale.trees.watch import watching
+from ltrscale.trees.with_lightgbm import _parameters, _Rows, boost, gain_table, softmax_objective
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+FEATURES = [Feature(name="brand", kind="categorical"), Feature(name="a"), Feature(name="b")]
+CONFIG = LightGBMConfig(num_trees=15, num_threads=1, min_data_in_leaf=5, early_stopping_rounds=None)
+
+
+def make_groups(rng: np.random.Generator, count: int) -> Groups:
+    """A category, a number, and a number that is often missing; relevance depends on all three."""
+    found: Groups = []
+    for _ in range(count):
+        length = int(rng.integers(1, 12))
+        x_LF = np.column_stack([rng.choice([3, 70, 5_000_000], length), rng.normal(size=(length, 2))])
+        labels_L = np.clip(np.round(x_LF[:, 1] + (x_LF[:, 0] == 70) + np.abs(x_LF[:, 2])), 0, 4)
+        x_LF[rng.random(length) < 0.3, 2] = np.nan
+        found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
+    return found
+
+
+@pytest.fixture
+def splits(write_dataset: WriteDataset) -> Splits:
+    rng = np.random.default_rng(0)
+    url = write_dataset({name: make_groups(rng, 90) for name in ("train", "validation", "test")}, FEATURES)
+    return Splits.model_validate({name: {"data": url, "periods": name} for name in ("train", "validation", "test")})
+
+
+def train(splits: Splits, out: Path, config: LightGBMConfig) -> Bundle:
+    return train_gbdt(config, splits, str(out), made_by={}, report=lambda _: None)
+
+
+def all_groups(splits: Splits, split: str) -> QueryGroups:
+    return QueryGroups.concat(list(iterate(select(getattr(splits, split), labelled=True))))
+
+
+@pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg", "regression"])
+def test_streamed_bins_give_the_trees_of_the_whole_matrix(splits: Splits, tmp_path: Path, objective: str) -> None:
+    config = CONFIG.replace(objective=objective, feature_fraction=0.7, bagging_fraction=0.8)
+    bundle = train(splits, tmp_path / "out", config)
+    groups, test = all_groups(splits, "train"), all_groups(splits, "test")
+    assert groups.labels_N is not None
+    codes = {0: np.float32([3, 70, 5_000_000])}
+    parameters = _parameters(config, gain_table(config, highest=4))
+    data = lgb.Dataset(
+        renumber(groups.features_NF.numpy(), codes),
+        groups.labels_N.numpy(),
+        group=groups.lengths_Q.numpy(),
+        categorical_feature=[0],
+        params=parameters,
+    )
+    direct = lgb.train(parameters, data, config.num_trees)
+    expected_N = direct.predict(renumber(test.features_NF.numpy(), codes))
+    np.testing.assert_array_equal(bundle.scorer()(test).numpy(), expected_N)
+    assert len(np.unique(expected_N)) > 50
+
+
+def test_document_weights_count(splits: Splits) -> None:
+    train_groups, codes = read(select(splits.train, labelled=True), "train")
+    validation, _ = read(select(splits.validation, labelled=True), "validation")
+    weights_N = np.random.default_rng(1).uniform(0.1, 3, len(train_groups.labels_N))
+    weighted = replace(train_groups, weights_N=weights_N)
+    with watching(CONFIG, validation, "lightgbm", Context()) as watch:
+        text = boost(CONFIG, weighted, weighted.labels_N, validation, codes, watch, network={})
+    rows_NF = np.concatenate(list(train_groups.rows(codes.known())))
+    parameters = _parameters(CONFIG, gain_table(CONFIG, highest=4))
+    data = lgb.Dataset(
+        rows_NF,
+        train_groups.labels_N,
+        weight=weights_N,
+        group=train_groups.lengths_Q,
+        categorical_feature=[0],
+        params=parameters,
+    )
+    direct = lgb.train(parameters, data, CONFIG.num_trees)
+    np.testing.assert_array_equal(lgb.Booster(model_str=text.decode()).predict(rows_NF), direct.predict(rows_NF))
+
+
+@given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=20), batch=st.integers(1, 70))
+def test_rows_come_as_they_are_however_they_are_cut(cuts: list[int], batch: int) -> None:
+    x_NF = np.arange(2 * sum(cuts), dtype=np.float32).reshape(-1, 2)
+    rows = _Rows(len(x_NF), iter(np.split(x_NF, np.cumsum(cuts)[:-1])))
+    bounds = [*range(0, len(rows), batch), len(rows)]
+    found = [rows[first:last] for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+    assert max(map(len, found)) <= batch
+    np.testing.assert_array_equal(np.concatenate(found), x_NF)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_the_softmax_objective_is_the_derivative_of_the_cross_entropy(temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    offsets_Q1 = np.array([0, 4, 5, 11])
+    targets_N, scores_N = rng.normal(size=(2, 11)) * 3
+    objective = softmax_objective(targets_N, offsets_Q1, temperature)
+    gradient_N, hessian_N = objective(scores_N, None)
+
+    def loss(scores: torch.Tensor) -> torch.Tensor:
+        parts = zip(offsets_Q1[:-1], offsets_Q1[1:], strict=True)
+        targets = torch.from_numpy(targets_N) / temperature
+        return -sum(
+            (targets[a:b].softmax(0) * scores[a:b].log_softmax(0)).sum()
+            for a, b in parts  # type: ignore[arg-type]
+        )
+
+    scores = torch.from_numpy(scores_N).requires_grad_()
+    (expected_N,) = torch.autograd.grad(loss(scores), scores)
+    np.testing.assert_allclose(gradient_N, expected_N.numpy(), atol=1e-12)
+    diagonal_N = torch.autograd.functional.hessian(loss, scores.detach()).diagonal()
+    np.testing.assert_allclose(hessian_N, diagonal_N.numpy(), atol=1e-12)
+
+
+def test_the_softmax_student_comes_close_to_its_target(splits: Splits, tmp_path: Path) -> None:
+    config = CONFIG.replace(objective="softmax", num_trees=200, lambda_l2=0.0)
+    bundle = train(splits, tmp_path / "out", config)
+    groups = all_groups(splits, "train")
+    assert groups.labels_N is not None
+    scores_N = bundle.scorer()(groups).numpy()
+    gradient_N, _ = softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(scores_N, None)
+    before_N, _ = softmax_objective(groups.labels_N.double().numpy(), groups.offsets_Q1.numpy(), 1.0)(
+        0 * scores_N, None
+    )
+    assert np.abs(gradient_N).mean() < 0.3 * np.abs(before_N).mean()
+
+
+def test_gains_of_your_own(splits: Splits, tmp_path: Path) -> None:
+    gains = (0.0, 1.0, 1.5, 2.0, 10.0)
+    text = train(splits, tmp_path / "own", CONFIG.replace(label_gain=gains)).content.decode()
+    assert "[label_gain: 0,1,1.5,2,10]" in text
+    assert gain_table(CONFIG.replace(label_gain="linear"), highest=200)[200] == 200
+    with pytest.raises(
+        InputError, match=r"^train: group \d+ has label [34], and gains are for integers from 0 to 2; .*"
+    ):
+        train(splits, tmp_path / "short", CONFIG.replace(label_gain=gains[:3]))
+
+
+def test_quantised_targets_are_what_trees_are_grown_on(splits: Splits, tmp_path: Path) -> None:
+    """Labels 0 to 4 in two grades are labels 0 and 1."""
+    config = CONFIG.replace(targets=QuantisedConfig(grades=2))
+    text = train(splits, tmp_path / "two", config).content.decode()
+    assert "[label_gain: 0,1,3,7,15]" in text, "the validation labels stay what they are"
+
+
+def test_without_early_stopping_all_trees_are_kept(splits: Splits, tmp_path: Path) -> None:
+    bundle = train(splits, tmp_path / "out", CONFIG)
+    assert bundle.metrics["trees"] == bundle.content.decode().count("\nTree=") == CONFIG.num_trees
