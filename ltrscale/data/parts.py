@@ -73,7 +73,11 @@ def run_with_ray(
     import ray  # here, for the many processes that never use Ray
     from ray.exceptions import RayTaskError
 
-    task = ray.remote(_call).options(num_cpus=1, resources=dict(read_on or {}))
+    task = ray.remote(_call).options(
+        num_cpus=1,
+        resources=dict(read_on or {}),
+        scheduling_strategy="DEFAULT",  # anywhere, though this process may have a placement group, as a trial has
+    )
     shared = ray.put(function)
     ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting: deque[Any] = deque()

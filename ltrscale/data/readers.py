@@ -2,11 +2,14 @@
 
 `read_direct` reads with pyarrow in this process; `read_with_ray` reads on the CPUs of a Ray cluster. Both give the same
 tables; a column that a file does not have is left out. Page checksums are verified: a flipped bit is an error.
+
+The column `scores` comes from the file of scores that a row group names, and is checked to be of the same query groups.
 """
 
 import errno
 import functools
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,11 +22,13 @@ from pyarrow import dataset as arrow_dataset
 from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
+from ltrscale.data import scores
+from ltrscale.data.scores import SCORES
 from ltrscale.data.split import RowGroup
 from ltrscale.errors import InputError
 
 Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
-"""Takes row groups and column names; yields one table a row group, in order."""
+"""Takes row groups and column names, with `scores` also `gid`; yields one table a row group, in order."""
 
 _OPEN_FILES = 64
 _READ_AHEAD = 4
@@ -34,18 +39,16 @@ _WAITING_BYTES = 256 << 20
 
 
 class _Part(NamedTuple):
-    """A row group to read, and the number of query groups that it has by the manifest."""
+    """A row group to read, the number of query groups that it has by the manifest, and the file of its scores or ""."""
 
     url: str
     number: int
     groups: int
+    scores: str
 
 
 class _File(NamedTuple):
-    """A Parquet file: its metadata, and a function from a row group's number and column names to its table.
-
-    Threads may read one file at the same time unless it is on a local disk.
-    """
+    """A Parquet file: its metadata, and a function from a row group's number and column names to its table."""
 
     metadata: pq.FileMetaData
     read: Callable[[int, Sequence[str]], pa.Table]
@@ -110,7 +113,7 @@ def read_with_ray(
 
 
 def _parts(row_groups: Sequence[RowGroup]) -> list[_Part]:
-    return [_Part(row_group.url, row_group.index, row_group.groups) for row_group in row_groups]
+    return [_Part(row_group.url, row_group.index, row_group.groups, row_group.scores or "") for row_group in row_groups]
 
 
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -149,7 +152,7 @@ def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table
 def _read(parts: Sequence[_Part], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
     """The tables of a plan; from remote storage some are read ahead."""
     read = functools.partial(_read_part, columns=columns, open_file=open_file)
-    if all(storage.is_local(part.url) for part in parts):
+    if all(storage.is_local(url) for part in parts for url in (part.url, part.scores)):
         return map(read, parts)
     return _ahead(read, parts)
 
@@ -170,22 +173,36 @@ def _ahead(read: Callable[[_Part], pa.Table], parts: Sequence[_Part]) -> Generat
 
 
 def _read_part(part: _Part, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
-    url, number, groups = part
-    file = open_file(url)
+    """The table of a row group, with the scores of its documents where they are asked for and there."""
+    table = _read_row_group(part.url, part, [name for name in columns if name != SCORES], open_file, REMEDY)
+    if SCORES not in columns or not part.scores:
+        return table
+    of_scores = _read_row_group(part.scores, part, ["gid", SCORES], open_file, scores.REMEDY)
+    if not of_scores.column("gid").equals(table.column("gid")) or of_scores.column(SCORES).null_count:
+        what = f"row group {part.number} does not have a list of scores for each query group of {part.url}, in order"
+        raise InputError(f"{part.scores}: {what}; {scores.REMEDY}")
+    return table.append_column(SCORES, of_scores.column(SCORES))
+
+
+def _read_row_group(
+    url: str, part: _Part, columns: Sequence[str], open_file: Callable[[str], _File], remedy: str
+) -> pa.Table:
+    """Columns of a row group of one file."""
+    number = part.number
+    with storage.named_errors(url), _damage(url, remedy):
+        file = open_file(url)
     found = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
-    if found != groups:
-        raise InputError(
-            f"{url}: row group {number} has {found} query groups where the manifest lists {groups}; {REMEDY}"
-        )
-    with storage.named_errors(url), _damage(url):
+    if found != part.groups:
+        listed = f"the manifest lists {part.groups}"
+        raise InputError(f"{url}: row group {number} has {found} query groups where {listed}; {remedy}")
+    with storage.named_errors(url), _damage(url, remedy):
         return storage.patiently(functools.partial(file.read, number, columns))
 
 
 def _open(url: str) -> _File:
     filesystem, path = storage.arrow_filesystem(url)
-    open_it = functools.partial(_open_local if storage.is_local(url) else _open_remote, path, filesystem)
-    with storage.named_errors(url), _damage(url):
-        return storage.patiently(open_it)
+    open_it = _open_local if storage.is_local(url) else _open_remote
+    return storage.patiently(functools.partial(open_it, path, filesystem))
 
 
 _open_in_worker = functools.lru_cache(_OPEN_FILES)(_open)
@@ -194,9 +211,13 @@ _open_in_worker = functools.lru_cache(_OPEN_FILES)(_open)
 
 def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
     file = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
-    return _File(
-        file.metadata, lambda number, columns: file.read_row_group(number, columns=list(columns), use_threads=False)
-    )
+    one_at_a_time = threading.Lock()  # several threads read where the scores are remote and the data are not
+
+    def read(number: int, columns: Sequence[str]) -> pa.Table:
+        with one_at_a_time:
+            return file.read_row_group(number, columns=list(columns), use_threads=False)
+
+    return _File(file.metadata, read)
 
 
 def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
@@ -219,11 +240,11 @@ REMEDY = "prepare the data set again"
 
 
 @contextmanager
-def _damage(url: str) -> Iterator[None]:
+def _damage(url: str, remedy: str) -> Iterator[None]:
     """Turn what pyarrow says of a file that it cannot decode into one line that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if storage.is_fault(error):
             raise
-        raise InputError(f"{url}: damaged ({str(error).rstrip('.')}); {REMEDY}") from error
+        raise InputError(f"{url}: damaged ({str(error).rstrip('.')}); {remedy}") from error

@@ -6,18 +6,19 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
 from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset
-from ltrscale.draws import permutation
+from ltrscale.data.sample import Fold, keep_fold, keep_sample
+from ltrscale.data.scores import Found, find_scores
 from ltrscale.errors import InputError
 
 
@@ -49,6 +50,16 @@ class Split(Config):
     """Seed of the sample; with the same seed a smaller fraction is a part of a larger one."""
     labels: LabelColumn = "labels"
     """Column whose values serve as labels: `relevance` is what a relabelled data set had before."""
+    scores: str | None = None
+    """Directory made by jobs.score of the one data set: every group counts as labelled, with its scores as labels."""
+    fold: Fold | None = None
+    """Of the labelled groups that are used, serve one fold or all others; what reads all groups ignores it."""
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_labels(self) -> Self:
+        if self.scores is not None and self.labels != "labels":
+            raise ValueError(f"scores and labels: {self.labels} both say what the labels are; leave one out")
+        return self
 
 
 class Splits(Config):
@@ -66,7 +77,8 @@ class RowGroup:
     """One Parquet row group, with its counts from the manifest.
 
     `gid_base` is added to `gid`, so that ids are unique over several data sets, and does not depend on files that are
-    left out; `first_labelled` is the number of labelled groups before it in what is left of the split.
+    left out; `first_labelled` is the number of labelled groups before it in what is left of the split. `scores` is the
+    file whose row group of the same index has the scores that serve as labels: then all groups count as labelled.
     """
 
     url: str
@@ -77,6 +89,7 @@ class RowGroup:
     labelled: int
     gid_base: int
     first_labelled: int
+    scores: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +98,9 @@ class Selection:
 
     With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
     labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
-    Which groups have labels is always a matter of the column `labels`; `label_column` names the one whose values are
-    served. `hash` changes with the data, the periods, the files left out, the sample and that column, not with where
-    the data lie.
+    Which groups have labels is a matter of the column `labels`, but for `scores`, which all groups have; `label_column`
+    names the one whose values are served. `hash` changes with the data, the periods, the files left out, the sample,
+    the fold, that column and the scores, not with where the data lie.
     """
 
     features: tuple[Feature, ...]
@@ -95,7 +108,7 @@ class Selection:
     hash: str
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
-    label_column: LabelColumn = "labels"
+    label_column: Literal[LabelColumn, "scores"] = "labels"
 
     def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
@@ -129,6 +142,8 @@ class _Part:
 
     dataset: Dataset
     periods: tuple[str, ...]
+    scores: Mapping[str, Found] = field(default_factory=dict)
+    """The scores that serve as labels, by path of the data file."""
 
     def files(self) -> Iterator[tuple[str, DataFile]]:
         """Their files with their URLs, in the order of the manifest."""
@@ -144,15 +159,18 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
 
     Args:
         split: data sets, periods and labelled fraction.
-        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n that have some;
-            otherwise all groups, without labels.
+        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n that have some, of
+            these a fold or all others where one is named; otherwise all groups, without labels.
         without: URLs of files to leave out, such as `Preflight.without`; others than the split's change nothing.
 
     Raises:
         InputError: a data set or period is missing, features differ between data sets, a data set is named twice, or
-            there is no group (no labelled one, if `labelled`) to serve.
+            there is no group (no labelled one, if `labelled`) to serve, or too few for the folds; or the scores are
+            not those of the split's periods as they are now.
     """
     parts, without = _resolve(split), frozenset(without)
+    if scored := labelled and split.scores is not None:
+        parts = [_with_scores(parts, split)]
     row_groups = tuple(_row_groups(parts, without))
     kept = None
     identity: dict[str, Any] = {"parts": [(part.dataset.manifest.hash, part.periods) for part in parts]}
@@ -161,15 +179,12 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     there = f"{_name(split)} without {len(left_out)} bad files" if left_out else _name(split)
     if labelled:
         n = sum(row_group.labelled for row_group in row_groups)
-        if n == 0:
+        if n == 0 and not scored:
             raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
-        kept = _sample(n, split)
-        sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
-        identity["labelled"] = (split.labelled_fraction, sample)
-        if split.labels != "labels":
-            identity["labels"] = split.labels
+        kept = _kept(n, split)
+        identity |= _labels_identity(split, parts)
     features = parts[0].dataset.manifest.features
-    whole = Selection(features, row_groups, digest(identity), labelled, kept, split.labels)
+    whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
         raise InputError(f"{there}: no query group there; see in the manifest what prepare kept and rejected")
@@ -254,6 +269,29 @@ def _resolve(split: Split) -> list[_Part]:
     return [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
 
 
+def _with_scores(parts: list[_Part], split: Split) -> _Part:
+    """The one data set of a split with the scores that serve as its labels."""
+    assert split.scores is not None
+    if len(parts) > 1:
+        names = ", ".join(split.data)
+        raise InputError(f"{split.scores}: scores are of one data set, the split has {names}; name one of them")
+    (part,) = parts
+    return replace(part, scores=find_scores(storage.absolute(split.scores), part.dataset, part.periods))
+
+
+def _labels_identity(split: Split, parts: list[_Part]) -> dict[str, Any]:
+    """What the labelled groups that are served, and their labels, depend on besides the data."""
+    sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
+    identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
+    if split.labels != "labels":
+        identity["labels"] = split.labels
+    if split.scores is not None:
+        identity["scores"] = [scores.sha256 for part in parts for scores in part.scores.values()]
+    if split.fold is not None:
+        identity["fold"] = split.fold.model_dump()
+    return identity
+
+
 def _check_features(one: Dataset, other: Dataset) -> None:
     """Check that two data sets have the same features in the same order."""
     if one.manifest.features == other.manifest.features:
@@ -291,24 +329,21 @@ def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGro
         for url, file in part.files():
             if url in without:
                 continue
+            scores = part.scores.get(file.path)
             for index, counts in enumerate(file.row_groups):
-                yield RowGroup(url, index, file.period, *counts, gid_base, first_labelled)
-                first_labelled += counts.labelled
+                labelled = counts.groups if scores else counts.labelled
+                place = (gid_base, first_labelled, scores.url if scores else None)
+                yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place)
+                first_labelled += labelled
         gid_base += part.dataset.manifest.counts().groups
 
 
-def _sample(n: int, split: Split) -> NDArray[np.bool_] | None:
-    """Which of n labelled groups are kept, shape [n], or None for all."""
-    keep = max(1, round(split.labelled_fraction * n))
-    if keep == n:
-        return None
-    kept = np.zeros(n, dtype=np.bool_)
-    match split.labelled_sample:
-        case "random":
-            kept[permutation(n, "labelled", split.labelled_seed)[:keep]] = True
-        case "first":
-            kept[:keep] = True
-    return kept
+def _kept(n: int, split: Split) -> NDArray[np.bool_] | None:
+    """Which of n labelled groups are served, shape [n], or None for all."""
+    kept = keep_sample(n, fraction=split.labelled_fraction, sample=split.labelled_sample, seed=split.labelled_seed)
+    if split.fold is not None:
+        kept = keep_fold(kept, split.fold, _name(split))
+    return None if kept.all() else kept
 
 
 def _name(split: Split) -> str:

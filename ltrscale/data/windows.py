@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
+from ltrscale.data import scores
 from ltrscale.data.readers import REMEDY
+from ltrscale.data.scores import SCORES
 from ltrscale.data.split import RowGroup, Selection
 from ltrscale.errors import InputError
 
@@ -94,8 +96,10 @@ class Decoder:
 
     def __init__(self, selection: Selection, *, documents: bool = True) -> None:
         self.selection = selection
-        values = list(dict.fromkeys(["labels", selection.label_column])) if selection.labelled else []
-        self.columns = ["gid", "features", *_OPTIONAL, *values] if documents else ["gid", *values[:1]]
+        self._all_labelled = selection.label_column == SCORES
+        who = ["labels"] if selection.labelled and not self._all_labelled else []
+        values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
+        self.columns = ["gid", "features", *_OPTIONAL, *who, *values] if documents else ["gid", *who]
         self._types: dict[str, pa.DataType] = {}
 
     def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
@@ -108,6 +112,9 @@ class Decoder:
             self._check_types(row_group, table)
         if not self.selection.labelled:
             return np.arange(sum(map(len, tables)))
+        kept = np.concatenate([self.selection.kept(row_group) for row_group in row_groups])
+        if self._all_labelled:
+            return np.flatnonzero(kept)
         labelled_R = _concat(tables, "labels").is_valid().to_numpy(zero_copy_only=False)
         firsts = _offsets(np.array([len(table) for table in tables]))[:-1]
         counts = np.add.reduceat(labelled_R, firsts, dtype=np.int64)
@@ -115,7 +122,6 @@ class Decoder:
             if n != row_group.labelled:
                 listed = f"the manifest lists {row_group.labelled}"
                 raise mismatch(row_group, f"it has {n} labelled query groups where {listed}")
-        kept = np.concatenate([self.selection.kept(row_group) for row_group in row_groups])
         rows_Q: NDArray[np.int64] = np.flatnonzero(labelled_R)[kept]
         return rows_Q
 
@@ -143,7 +149,8 @@ class Decoder:
         if not self._types:
             for name in self.columns:
                 if not _is_usable(name, types.get(name)):
-                    raise mismatch(row_group, f"column {name!r} is {types.get(name, 'not there')}, which it cannot be")
+                    found = types.get(name, "not there")
+                    raise mismatch(row_group, f"column {name!r} is {found}, which it cannot be", _remedy(name))
             self._types = types
         for name in types.keys() | self._types.keys():
             if types.get(name) != self._types.get(name):
@@ -192,7 +199,12 @@ def _is_usable(name: str, found: pa.DataType | None) -> bool:
         return name in _OPTIONAL
     if name == "gid":
         return bool(found == pa.int64())
-    return pa.types.is_list(found) and bool(found.value_type == pa.float32())
+    return pa.types.is_list(found) and bool(found.value_type == (pa.float64() if name == SCORES else pa.float32()))
+
+
+def _remedy(name: str) -> str:
+    """What makes a column right."""
+    return scores.REMEDY if name == SCORES else REMEDY
 
 
 def _check_present(
@@ -228,9 +240,9 @@ def _gather(
     if uneven_Q.any():
         owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         owner = row_groups[owners_R[rows_Q[uneven_Q.argmax()]]]
-        raise mismatch(owner, f"column {name!r} does not have one value for each document")
+        raise mismatch(owner, f"column {name!r} does not have one value for each document", _remedy(name))
     if present_Q is None:
-        return values[_runs(starts_R1[rows_Q], lengths_Q)]
+        return values[_runs(starts_R1[rows_Q], lengths_Q)].astype(np.float32, copy=False)  # scores are float64
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     values_N[np.repeat(present_Q, lengths_Q)] = values[_runs(starts_R1[rows_Q][present_Q], lengths_Q[present_Q])]
     return values_N
@@ -251,7 +263,7 @@ def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
 def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.float32]:
     """A view of the values of all lists; of a sliced array it is the whole child, which the offsets refer to."""
     if lists.values.null_count:
-        raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant")
+        raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant", _remedy(name))
     values: NDArray[np.float32] = lists.values.to_numpy()
     return values
 

@@ -1,6 +1,6 @@
 """Settings that pretraining and all trainings with labels share."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import Field
@@ -8,10 +8,9 @@ from pydantic import Field
 from ltrscale.config import Config
 from ltrscale.data.preflight import PreflightConfig
 from ltrscale.data.stream import StreamConfig
-from ltrscale.errors import InputError
+from ltrscale.devices import Device, choose_device
 from ltrscale.training.schedules import OptimizerConfig
 
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Precision = Literal["float32", "tf32", "bf16"]
 
 
@@ -52,14 +51,4 @@ def set_up(config: TrainingConfig) -> torch.device:
     """
     torch.use_deterministic_algorithms(config.deterministic)
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    return _device(config.device)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(name)
-    seen = torch.cuda.device_count()
-    if chosen.type == "cuda" and (chosen.index or 0) >= seen:
-        raise InputError(f"device: {name} is asked for and torch sees {seen} GPUs; set device to auto or cpu")
-    return chosen
+    return choose_device(config.device)
