@@ -52,6 +52,25 @@ def sum_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return sums_Q.index_add(0, group_index(offsets_Q1), values_N)
 
 
+def standardise_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Values less their group's mean, over their group's deviation, shape [N]; 0 in a group of equal values.
+
+    Args:
+        values_N: float64, so that what is equal but for rounding can be told from what is not.
+        offsets_Q1: offsets of the groups.
+
+    Example:
+        >>> values_N = torch.tensor([1.0, 3.0, 5.0, 5.0], dtype=torch.float64)
+        >>> standardise_by_group(values_N, torch.tensor([0, 2, 4])).tolist()
+        [-1.0, 1.0, 0.0, 0.0]
+    """
+    groups_N, lengths_Q = group_index(offsets_Q1), offsets_Q1.diff().clamp(min=1)
+    centred_N = values_N - (sum_by_group(values_N, offsets_Q1) / lengths_Q)[groups_N]
+    deviation_N = (sum_by_group(centred_N.square(), offsets_Q1) / lengths_Q).sqrt()[groups_N]
+    spread_N = deviation_N > 1e-12 * values_N.abs().clamp(min=1)  # the rest is rounding
+    return torch.where(spread_N, centred_N / deviation_N, 0.0)
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """The values in float32 where they have half precision, else as they are."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

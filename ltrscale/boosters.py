@@ -3,8 +3,9 @@
 Shapes: N documents, F features.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.views import View
 
 Library = Literal["lightgbm", "xgboost", "catboost"]
 ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
@@ -41,25 +43,23 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     return renumbered_NF
 
 
-def scorer(
-    library: Library, models: Sequence[bytes], features: Sequence[Feature], *, threads: int
-) -> Callable[[QueryGroups], Tensor]:
+def scorer(library: Library, models: Sequence[bytes], view: View, *, threads: int) -> Callable[[QueryGroups], Tensor]:
     """The function that scores a batch with trees, float64: the mean over the models.
 
     Args:
         library: whose format the models have.
         models: content of the model files.
-        features: what the models read, in order.
+        view: what the models see of documents.
         threads: 0 takes all cores.
     """
-    categorical = [column for column, feature in enumerate(features) if feature.kind == "categorical"]
+    categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     predicts = [_predict(library, model, categorical, threads) for model in models]
 
     def score(groups: QueryGroups) -> Tensor:
         if groups.n_documents == 0:
             return torch.zeros(0, dtype=torch.float64)
-        features_NF = groups.features_NF.cpu().numpy()
-        return torch.from_numpy(sum(predict(features_NF) for predict in predicts) / len(predicts))
+        columns_NG = view.columns(groups)
+        return torch.from_numpy(sum(predict(columns_NG) for predict in predicts) / len(predicts))
 
     return score
 
@@ -68,8 +68,10 @@ def _predict(library: Library, model: bytes, categorical: Sequence[int], threads
     match library:
         case "lightgbm":
             return _predict_lightgbm(model, categorical, threads)
-        case "xgboost" | "catboost":
-            raise NotImplementedError
+        case "xgboost":
+            return _predict_xgboost(model, categorical, threads)
+        case "catboost":
+            return _predict_catboost(model, categorical, threads)
 
 
 def _predict_lightgbm(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
@@ -84,3 +86,71 @@ def _predict_lightgbm(model: bytes, categorical: Sequence[int], threads: int) ->
         return np.asarray(scores_N, np.float64)
 
     return predict
+
+
+def _predict_xgboost(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+    import xgboost
+
+    booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
+    vocabularies = _vocabularies(categorical, booster.attr("codes"))
+
+    def predict(features_NF: NDArray[np.float32]) -> NDArray[np.float64]:
+        scores_N = booster.inplace_predict(renumber(features_NF, vocabularies), predict_type="margin")
+        return np.asarray(scores_N, np.float64)
+
+    return predict
+
+
+def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+    catboost = import_catboost()
+    booster = catboost.CatBoost()
+    booster.load_model(blob=model)
+    vocabularies = _vocabularies(categorical, booster.get_metadata()["codes"])
+    table = CatBoostTable(vocabularies)
+
+    def predict(features_NF: NDArray[np.float32]) -> NDArray[np.float64]:
+        rows = table(renumber(features_NF, vocabularies))
+        return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)
+
+    return predict
+
+
+def _vocabularies(categorical: Sequence[int], codes: str) -> dict[int, NDArray[np.float32]]:
+    """The codes of categorical columns, which are kept as JSON where a library has a place for texts."""
+    return dict(zip(categorical, (np.array(found, np.float32) for found in json.loads(codes)), strict=True))
+
+
+def import_catboost() -> Any:
+    """The optional library.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import catboost
+    except ImportError as error:
+        raise InputError("CatBoost is not installed; pip install 'ltrscale[trees-extra]'") from error
+    return catboost
+
+
+class CatBoostTable:
+    """Turns what `renumber` gives into what CatBoost takes: data frames where columns are categorical.
+
+    Args:
+        vocabularies: of the categorical columns; a missing value is a category of its own.
+    """
+
+    def __init__(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> None:
+        self._names = {column: [*map(str, range(len(codes))), "missing"] for column, codes in vocabularies.items()}
+
+    def __call__(self, renumbered_NF: NDArray[np.float32]) -> Any:
+        """A table of the same rows."""
+        if not self._names:
+            return renumbered_NF
+        import pandas
+
+        columns: dict[int, Any] = dict(enumerate(renumbered_NF.T))
+        for column, names in self._names.items():
+            place_N = np.nan_to_num(renumbered_NF[:, column], nan=len(names) - 1).astype(np.int32)
+            columns[column] = pandas.Categorical.from_codes(place_N, categories=pandas.Index(names))
+        return pandas.DataFrame(columns, copy=False)

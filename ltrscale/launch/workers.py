@@ -26,7 +26,8 @@ from ltrscale.progress import Report
 class WorkersConfig(Config):
     """Data-parallel workers, what each of them takes, and where data is read for them.
 
-    The results do not depend on any of this, and a run may be resumed with other workers.
+    Networks do not depend on any of this, and a run may be resumed with other workers; trees nearly do not, and start
+    again.
     """
 
     number: int | tuple[int, int] = Field(1)

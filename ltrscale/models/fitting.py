@@ -8,6 +8,7 @@ Shapes: N documents, F features, V codes of a vocabulary, M sampled documents, K
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -207,13 +208,29 @@ class Sample:
         if sum(len(keys) for keys, _ in self._kept) > 2 * self._size:
             self._shrink()
 
+    def take_MF(self) -> NDArray[np.float32]:
+        """As `rows_MF`, after which the sample is empty and holds no memory."""
+        rows_MF = self.rows_MF()
+        self._kept = []
+        return rows_MF
+
     def _shrink(self) -> None:
-        """Keep the lowest hashes only."""
-        keys, rows = (np.concatenate(column) for column in zip(*self._kept, strict=True))
-        order = np.argsort(keys)[: self._size]
-        self._kept = [(keys[order], rows[order])]
-        if len(order) == self._size:
-            self._below = int(keys[order[-1]])
+        """Keep the lowest hashes only, in one array; parts are let go as soon as their rows are moved."""
+        parts, self._kept = deque(self._kept), []
+        keys_K = np.concatenate([keys for keys, _ in parts])
+        order_M = np.argsort(keys_K)[: self._size]
+        place_K = np.full(len(keys_K), -1)
+        place_K[order_M] = np.arange(len(order_M))
+        rows_MF = np.empty((len(order_M), parts[0][1].shape[1]), np.float32)
+        first = 0
+        while parts:
+            _, rows = parts.popleft()
+            place = place_K[first : first + len(rows)]
+            rows_MF[place[place >= 0]] = rows[place >= 0]
+            first += len(rows)
+        self._kept = [(keys_K[order_M], rows_MF)]
+        if len(order_M) == self._size:
+            self._below = int(keys_K[order_M[-1]])
 
 
 def _keys(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -29,7 +29,7 @@ class TreesConfig(Config):
     deterministic: bool = True
     """The same trees each time with the same number of threads."""
     num_threads: int = Field(0, ge=0)
-    """0 = one for each core."""
+    """0 = one for each core; of several workers, `workers.cpus` each."""
 
 
 class LightGBMConfig(TreesConfig):

@@ -22,12 +22,13 @@ from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, Vocabulary
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.views import View, raw
 
 LONGEST = 10_000
-"""LightGBM takes no longer group."""
+"""LightGBM takes no longer group; the others follow, so that the same data trains all."""
 SAMPLE = 200_000
 """Documents from which bins are made, as LightGBM itself takes."""
-_DOCS_PER_BATCH = 1 << 16
+_DOCS_PER_BATCH = 1 << 13
 
 
 class Codes(NamedTuple):
@@ -43,8 +44,8 @@ class Codes(NamedTuple):
         self.sample.merge(other.sample)
 
     def sample_rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The sampled documents as trees see them, shape [M, F]."""
-        return renumber(self.sample.rows_MF(), vocabularies)
+        """The sampled documents as trees see them, shape [M, F]; they are handed over and kept here no longer."""
+        return renumber(self.sample.take_MF(), vocabularies)
 
     def known(self) -> dict[int, NDArray[np.float32]]:
         """The codes of each categorical column, rising; trees see a code's number in this list."""
@@ -54,7 +55,7 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """The labelled groups of a split without their features; `rows` reads these.
+    """The labelled groups of a split without their features; `rows` reads these, as trees see them.
 
     `weights_N` are ones where a document has none, and None where the split has none at all.
     """
@@ -65,6 +66,7 @@ class Labelled:
     offsets_Q1: NDArray[np.int64]
     ids_Q: NDArray[np.int64]
     weights_N: NDArray[np.float64] | None
+    view: View
 
     @property
     def lengths_Q(self) -> NDArray[np.int64]:
@@ -74,7 +76,7 @@ class Labelled:
     def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """All documents in the order of the labels, some thousand at a time; categorical codes are renumbered."""
         for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH):
-            yield renumber(groups.features_NF.numpy(), vocabularies)
+            yield renumber(self.view.columns(groups), vocabularies)
 
     def group_of(self, row: int) -> int:
         """Id of the group that a document belongs to."""
@@ -86,29 +88,31 @@ class Labelled:
         return float(ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=k).nanmean())
 
 
-def read(selection: Selection, split: str) -> tuple[Labelled, Codes]:
+def read(selection: Selection, split: str, view: View | None = None) -> tuple[Labelled, Codes]:
     """The first pass over the labelled groups of a split.
 
     Args:
-        selection: labelled groups.
+        selection: labelled groups; where it serves all groups, their labels are NaN, for the caller to replace.
         split: its name in error messages.
+        view: what trees see of the documents; by default their raw features.
 
     Raises:
-        InputError: a group is longer than LightGBM takes, or the data cannot be read.
+        InputError: a group is longer than trees take, or the data cannot be read.
     """
-    categorical = [column for column, feature in enumerate(selection.features) if feature.kind == "categorical"]
-    codes = Codes({column: Vocabulary() for column in categorical}, Sample(SAMPLE))
+    view = view or raw(selection.features)
+    categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
+    codes = Codes({column: Vocabulary() for column in categorical}, Sample(SAMPLE, selection.n_documents))
     parts: list[QueryGroups] = []
     with progress(f"read {split}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
             _check_lengths(groups, split)
-            features_NF = groups.features_NF.numpy()
+            features_NF = view.columns(groups)
             for column, vocabulary in codes.vocabularies.items():
                 vocabulary.add(features_NF[:, column])
             codes.sample.add(_numbers(groups), features_NF)
             parts.append(_without_features(groups))
             advance(groups.n_documents)
-    return _joined(split, selection, parts), codes
+    return _joined(split, selection, parts, view), codes
 
 
 def _without_features(groups: QueryGroups) -> QueryGroups:
@@ -116,17 +120,18 @@ def _without_features(groups: QueryGroups) -> QueryGroups:
     return QueryGroups(nothing_N0, groups.offsets_Q1, groups.labels_N, groups.ids_Q, groups.weights_N)
 
 
-def _joined(split: str, selection: Selection, parts: list[QueryGroups]) -> Labelled:
-    labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
+def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
+    labels = [torch.full((part.n_documents,), torch.nan) if part.labels_N is None else part.labels_N for part in parts]
     weights = [torch.ones(part.n_documents) if part.weights_N is None else part.weights_N for part in parts]
     weighted = any(part.weights_N is not None for part in parts)
     return Labelled(
         split,
         selection,
-        labels_N.double().numpy(),
+        torch.cat(labels).double().numpy(),
         to_offsets(torch.cat([part.lengths_Q for part in parts])).numpy(),
         torch.cat([part.ids_Q for part in parts if part.ids_Q is not None]).numpy(),
         torch.cat(weights).nan_to_num(1.0).double().numpy() if weighted else None,
+        view,
     )
 
 
@@ -143,6 +148,6 @@ def _check_lengths(groups: QueryGroups, split: str) -> None:
     if groups.n_groups and int(groups.lengths_Q.max()) > LONGEST:
         gid, length = int(groups.ids_Q[groups.lengths_Q.argmax()]), int(groups.lengths_Q.max())
         raise InputError(
-            f"{split}: group {gid} has {length:,} documents, LightGBM takes {LONGEST:,}; "
+            f"{split}: group {gid} has {length:,} documents, trees take {LONGEST:,}; "
             "lower the longest group that prepare lets pass"
         )

@@ -4,11 +4,12 @@ Shapes: N documents, Q groups.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
 
+from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.split import Split, Splits, check_disjoint, select
 from ltrscale.errors import InputError
@@ -16,7 +17,8 @@ from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.targets import Floats, make_targets
+from ltrscale.trees.shares import check_complete, deal, merged, rank_and_world, shared_targets, together
+from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch, watching
 
 HIGHEST_EXPONENTIAL = 31
@@ -46,20 +48,26 @@ def train_gbdt(
         out: directory of the bundle.
         made_by: origin, recorded in the bundle's manifest; see `ltrscale.config.made_by`.
         report: receives a record for each tree.
-        workers: with more than one, each holds a share of the training groups.
+        workers: with more than one, each holds a share of the training groups and all validation groups; trees are
+            nearly those of one process, for LightGBM then estimates the documents of a leaf, and XGBoost merges
+            quantiles. When one dies all start again, from the first tree.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
-            documents; no validation group has a relevant document.
+            documents; no validation group has a relevant document; the library is not installed or takes one worker
+            only; there are fewer row groups than workers.
     """
     check_disjoint(splits)
-    select(splits.train, labelled=True)  # refuses before anything is started
+    world = max(workers.most, rank_and_world()[1])
+    check_library(config, world)
+    deal(select(splits.train, labelled=True), rank=0, world=world)  # refuses before anything is started
     arguments = {
         "config": config.model_dump(mode="json"),
         "train": splits.train.model_dump(mode="json"),
         "validation": splits.validation.model_dump(mode="json"),
         "out": out,
         "made_by": dict(made_by),
+        "cpus": workers.cpus,
     }
     launch(gbdt_worker, arguments, workers=workers, report=report)
     return load(out)
@@ -68,41 +76,104 @@ def train_gbdt(
 def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `train_gbdt`; rank 0 writes the bundle."""
     config: GBDTConfig = TypeAdapter(GBDTConfig).validate_python(arguments["config"])
+    rank, world = rank_and_world()
     selection = select(Split(**arguments["train"]), labelled=True)
-    train, codes = read(selection, "train")
+    train, codes = read(deal(selection, rank=rank, world=world), "train")
+    check_complete(selection, train)
     validation, _ = read(select(Split(**arguments["validation"]), labelled=True), "validation")
-    targets_N = make_targets(config.targets, train.labels_N, train.offsets_Q1)
-    check_labels(config, train, targets_N)
     check_validation(validation)
-    with watching(config, validation, config.kind, context) as watch:
-        model = _boost(config, train, targets_N, validation, codes, watch)
+    if world > 1 and config.num_threads == 0:
+        config = config.replace(num_threads=max(1, int(arguments["cpus"])))
+    grown = grow(config, train, codes, validation, together(context))
+    if rank > 0:
+        return
     save_trees(
         arguments["out"],
-        {"model": model},
+        {"model": grown.model},
         TreesArchitecture(library=config.kind),
-        config=config.model_dump(mode="json"),
+        config=arguments["config"],
         features=selection.features,
         dataset_hash=selection.hash,
-        metrics={**watch.metrics(), "labelled_groups": len(train.ids_Q)},
+        metrics={**grown.metrics, "labelled_groups": selection.n_groups},
         made_by=arguments["made_by"],
     )
-    log.info(
-        "boosted %d trees on %d labelled groups, %s %.4f: %s",
-        watch.kept, len(train.ids_Q), watch.name, watch.metrics()[watch.name], arguments["out"],
-    )  # fmt: skip
+    log.info("committed %s", arguments["out"])
+
+
+class Grown(NamedTuple):
+    """A model in its library's own format, and what is to be said of it."""
+
+    model: bytes
+    metrics: Mapping[str, float]
+
+
+def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled, context: Context) -> Grown:
+    """Grow trees on the training groups of all workers.
+
+    Args:
+        config: library, objective and size.
+        train: this worker's training groups.
+        codes: of these groups.
+        validation: all validation groups, as `check_validation` lets pass.
+        context: receives a record for each tree.
+
+    Raises:
+        InputError: a label has no gain.
+        Stopped: this process was asked to stop.
+    """
+    targets_N = shared_targets(config.targets, train)
+    check_labels(config, train, targets_N)
+    check_labels(config, validation, validation.labels_N)
+    with watching(config, validation, config.kind, context) as watch:
+        model = _boost(config, train, targets_N, validation, merged(codes), watch)
+    metrics = watch.metrics()
+    log.info("boosted %d trees with %s, %s %.4f", watch.kept, config.kind, watch.name, metrics[watch.name])
+    return Grown(model, metrics)
 
 
 def _boost(
     config: GBDTConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
 ) -> bytes:
-    """Grow trees with the library of the config; the model in its own format."""
+    """Grow trees with the library of the config, which alone is loaded; the model in its own format."""
     match config:
         case LightGBMConfig():
             from ltrscale.trees import with_lightgbm
 
-            return with_lightgbm.boost(config, train, targets_N, validation, codes, watch, network={})
-        case XGBoostConfig() | CatBoostConfig():
-            raise NotImplementedError
+            return with_lightgbm.boost(config, train, targets_N, validation, codes, watch)
+        case XGBoostConfig():
+            from ltrscale.trees import with_xgboost
+
+            return with_xgboost.boost(config, train, targets_N, validation, codes, watch)
+        case CatBoostConfig():
+            from ltrscale.trees import with_catboost
+
+            return with_catboost.boost(config, train, targets_N, validation, codes, watch)
+
+
+def check_library(config: GBDTConfig, world: int) -> None:
+    """Check that the library is installed, and can be spread over so many workers.
+
+    Raises:
+        InputError: CatBoost is not installed, or is asked for several workers.
+    """
+    if not isinstance(config, CatBoostConfig):
+        return
+    if world > 1:
+        raise InputError(
+            f"CatBoost trains in one process, not on {world} workers; set workers to 1, or choose another kind"
+        )
+    import_catboost()
+
+
+def check_alone(config: GBDTConfig) -> None:
+    """Check that the library is installed and this process is the only one, for trainers that are not distributed.
+
+    Raises:
+        InputError: it is not installed, or there are other processes.
+    """
+    check_library(config, 1)
+    if rank_and_world()[1] > 1:
+        raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
 
 
 def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> None:
@@ -111,7 +182,7 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
     Raises:
         InputError: names the group, the label and the remedy.
     """
-    highest = _highest_label(config)
+    highest = highest_label(config)
     if highest is None:
         return
     fits_N = (targets_N == targets_N.round()) & (targets_N >= 0) & (targets_N <= highest)
@@ -124,7 +195,7 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
         )
 
 
-def _highest_label(config: GBDTConfig) -> int | None:
+def highest_label(config: GBDTConfig) -> int | None:
     """The highest label that has a gain; None where the objective takes any number."""
     if config.objective in ("regression", "softmax", "reg:squarederror", "QueryRMSE"):
         return None
@@ -141,15 +212,18 @@ def check_validation(validation: Labelled) -> None:
     """Check that NDCG is defined on the validation groups.
 
     Raises:
-        InputError: none has a relevant document, or a label is negative.
+        InputError: none has a relevant document, or a label is no grade.
     """
-    if (validation.labels_N < 0).any():
-        row = int(np.flatnonzero(validation.labels_N < 0)[0])
+    labels_N = validation.labels_N
+    fits_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N <= HIGHEST_EXPONENTIAL)
+    if not fits_N.all():
+        row = int(np.flatnonzero(~fits_N)[0])
         raise InputError(
-            f"{validation.split}: group {validation.group_of(row)} has label {validation.labels_N[row]:g}, NDCG is of "
-            "labels from 0; leave scores out of the validation split"
+            f"{validation.split}: group {validation.group_of(row)} has label {labels_N[row]:g}, and NDCG is of "
+            f"integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation split, or map its labels "
+            "to grades in prepare"
         )
-    if not validation.labels_N.any():
+    if not labels_N.any():
         raise InputError(
             f"{validation.split}: none of its labelled groups has a relevant document, so NDCG is undefined; "
             "choose other validation periods"

@@ -6,9 +6,11 @@ Shapes: N documents, Q1 = groups + 1 offsets.
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.batch import standardise_by_group
 from ltrscale.config import Config
 
 Floats = NDArray[np.float64]
@@ -28,6 +30,8 @@ class QuantisedConfig(Config):
     """How many; HOU24 cuts pseudo-labels into 31."""
     bins: Literal["even", "equal_frequency"] = "even"
     """Bins of equal width between the lowest and the highest score, or of equally many documents."""
+    standardise: bool = False
+    """Standardise scores per group first: a listwise teacher may move a list as a whole."""
 
 
 TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
@@ -41,7 +45,8 @@ def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDA
         case StandardisedConfig():
             return standardised(labels_N, offsets_Q1)
         case QuantisedConfig():
-            return quantised(labels_N, grades=config.grades, bins=config.bins)
+            scores_N = standardised(labels_N, offsets_Q1) if config.standardise else labels_N
+            return quantised(scores_N, grades=config.grades, bins=config.bins)
 
 
 def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
@@ -51,17 +56,8 @@ def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
         >>> standardised(np.array([1.0, 3.0, 5.0, 5.0]), np.array([0, 2, 4])).tolist()
         [-1.0, 1.0, 0.0, 0.0]
     """
-    lengths_Q = np.diff(offsets_Q1)
-
-    def mean_N(values_N: Floats) -> Floats:
-        sums_Q = np.zeros(len(lengths_Q))
-        np.add.at(sums_Q, np.repeat(np.arange(len(lengths_Q)), lengths_Q), values_N)
-        return np.repeat(sums_Q / np.maximum(lengths_Q, 1), lengths_Q)
-
-    centred_N = scores_N - mean_N(scores_N)
-    std_N = np.sqrt(mean_N(centred_N**2))
-    spread_N = std_N > 1e-12 * np.maximum(1, np.abs(scores_N))
-    return np.divide(centred_N, std_N, out=np.zeros_like(centred_N), where=spread_N)
+    scores_N = np.ascontiguousarray(scores_N, np.float64)
+    return standardise_by_group(torch.from_numpy(scores_N), torch.from_numpy(offsets_Q1)).numpy()
 
 
 def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Floats:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ltrscale.progress import log
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import SAMPLE, Codes, Labelled
+from ltrscale.trees.shares import meeting_points, rank_and_world
 from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch
 
@@ -27,8 +28,6 @@ def boost(
     validation: Labelled,
     codes: Codes,
     watch: Watch,
-    *,
-    network: Mapping[str, Any],
 ) -> bytes:
     """Add trees until the watch says enough; the model's text with the trees to keep.
 
@@ -39,10 +38,11 @@ def boost(
         validation: all validation groups, the same on every worker.
         codes: of all workers' training groups.
         watch: is told the validation scores after each tree.
-        network: LightGBM's parameters of the other workers; empty alone.
     """
     gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max(), 0)))
-    parameters = _parameters(config, gains)
+    parameters = parameters_of(config, gains)
+    if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
+        parameters["metric"] = "none"  # LightGBM's NDCG is of grades, on the training groups too
     vocabularies = codes.known()
     borders = lgb.Dataset(
         codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
@@ -50,7 +50,18 @@ def boost(
     train_set = _dataset(train, targets_N, vocabularies, borders)
     validation_set = _dataset(validation, validation.labels_N, vocabularies, borders)
     objective = softmax_objective(targets_N, train.offsets_Q1, config.temperature) if config.is_custom else None
-    booster = lgb.Booster({**parameters, **network}, train_set).add_valid(validation_set, "validation")
+    booster = lgb.Booster({**parameters, **_network()}, train_set).add_valid(validation_set, "validation")
+    try:
+        _grow(booster, objective, watch, f"ndcg@{config.stop_on}", config.min_data_in_leaf)
+    finally:
+        booster.free_network()
+    # LightGBM keeps the categories of data frames in its text; the scorer finds the codes there.
+    booster.pandas_categorical = [found.astype(int).tolist() for found in vocabularies.values()]
+    return str(booster.model_to_string(num_iteration=watch.kept)).encode()
+
+
+def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, theirs: str, min_data_in_leaf: int) -> None:
+    """Add trees until the watch says enough, or there is nothing to split."""
     seen = {}
 
     def look(scores_N: Floats, _: lgb.Dataset) -> tuple[str, float, bool]:
@@ -61,15 +72,27 @@ def boost(
     while not (stuck or enough):
         stuck = booster.update(fobj=objective)
         values = {name: value for _, name, value, _ in booster.eval_valid(look)}
-        enough = watch(seen["scores_N"], values[f"ndcg@{config.stop_on}"])
+        enough = watch(seen["scores_N"], values.get(theirs))
     if stuck and watch.trees == 1:
         log.warning(
-            "no split leaves min_data_in_leaf = %d of %d training documents on both sides or lowers the loss: "
-            "all scores are equal", config.min_data_in_leaf, len(targets_N),
+            "no split leaves min_data_in_leaf = %d training documents on both sides or lowers the loss: "
+            "all scores are equal", min_data_in_leaf,
         )  # fmt: skip
-    # LightGBM keeps the categories of data frames in its text; the scorer finds the codes there.
-    booster.pandas_categorical = [found.astype(int).tolist() for found in vocabularies.values()]
-    return str(booster.model_to_string(num_iteration=watch.kept)).encode()
+
+
+def _network() -> dict[str, Any]:
+    """Where LightGBM finds itself and the other workers; empty alone."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return {}
+    points = meeting_points()
+    return {
+        "machines": ",".join(f"{host}:{port}" for host, port in points),
+        "num_machines": world,
+        "local_listen_port": points[rank][1],
+        "tree_learner": "data",
+        "pre_partition": True,
+    }
 
 
 class _Rows(lgb.Sequence):  # type: ignore[misc]
@@ -148,7 +171,7 @@ def gain_table(config: LightGBMConfig, *, highest: int) -> list[float]:
             return list(table)
 
 
-def _parameters(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
+def parameters_of(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
     """LightGBM's own names; row-wise histograms are fixed, for their choice by timing would not repeat."""
     return {
         "objective": "none" if config.is_custom else config.objective,

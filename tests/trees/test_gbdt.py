@@ -1,4 +1,4 @@
-"""LightGBM training: our validation metric, gains, categories, missing values, repeatability, bad input."""
+"""Trees of every library: our validation metric, gains, categories, missing values, repeatability, bad input."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,13 +18,16 @@ from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import data as tree_data
 from ltrscale.trees import gbdt
-from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import train_gbdt
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
 NUMERIC = [Feature(name=name) for name in ("a", "b@c[0]", "d")]
 SMALL = LightGBMConfig(num_trees=20, num_threads=1, early_stopping_rounds=10)
+XGBOOST = XGBoostConfig(num_trees=20, learning_rate=0.3, num_threads=1, early_stopping_rounds=10)
+CATBOOST = CatBoostConfig(num_trees=20, learning_rate=0.3, num_threads=1, early_stopping_rounds=10)
+every_library = pytest.mark.parametrize("config", [SMALL, XGBOOST, CATBOOST], ids=lambda config: config.kind)
 
 
 def splits_of(url: str, **train: object) -> Splits:
@@ -62,7 +65,7 @@ def three(
     return {period: make_groups(rng, count, label_of) for period, count in sizes.items()}
 
 
-def train(url: str, out: Path, config: LightGBMConfig = SMALL) -> tuple[Bundle, list[dict[str, object]]]:
+def train(url: str, out: Path, config: GBDTConfig = SMALL) -> tuple[Bundle, list[dict[str, object]]]:
     records: list[dict[str, object]] = []
     bundle = train_gbdt(config, splits_of(url), str(out), made_by={}, report=lambda r: records.append(dict(r)))
     return bundle, records
@@ -76,9 +79,10 @@ def score(bundle: Bundle, url: str, split: str) -> float:
     return float(ndcg(bundle.scorer()(groups), groups.labels_N, groups.offsets_Q1, k=5).nanmean())
 
 
-def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Path) -> None:
+@every_library
+def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     url = write_dataset(three(np.random.default_rng(0), grades), NUMERIC)
-    bundle, records = train(url, tmp_path / "out")
+    bundle, records = train(url, tmp_path / "out", config)
     assert bundle.kind == "trees"
     assert [feature.name for feature in bundle.features] == ["a", "b@c[0]", "d"]
     assert score(bundle, url, "test") > 0.97
@@ -86,35 +90,42 @@ def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Pa
     assert bundle.metrics["validation_ndcg@5"] == max(values) == pytest.approx(score(bundle, url, "validation"))
     assert bundle.metrics["trees"] == 1 + values.index(max(values))
     assert [r["tree"] for r in records] == list(range(1, len(records) + 1))
-    assert all(0 < r["validation_ndcg@5_lightgbm"] <= 1 for r in records)  # type: ignore[operator]
+    assert all(0 < r[f"validation_ndcg@5_{config.kind}"] <= 1 for r in records)  # type: ignore[operator]
 
 
-def test_our_metric_leaves_out_what_the_library_counts_as_one(write_dataset: WriteDataset, tmp_path: Path) -> None:
+@every_library
+def test_our_metric_leaves_out_what_the_library_counts_as_one(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
+) -> None:
     rng = np.random.default_rng(1)
     data = three(rng, grades)
     data["validation"] = [
         (x, y if i % 3 else np.zeros_like(y)) for i, (x, y) in enumerate(data["validation"]) if y is not None
     ]
-    _, records = train(write_dataset(data, NUMERIC), tmp_path / "out", SMALL.replace(num_trees=3))
+    _, records = train(write_dataset(data, NUMERIC), tmp_path / "out", config.replace(num_trees=3))
     defined = np.mean([bool(y.any()) for _, y in data["validation"] if y is not None])
     for record in records:  # scores of real numbers: no ties, so only the policy differs
-        ours, theirs = float(record["validation_ndcg@5"]), float(record["validation_ndcg@5_lightgbm"])  # type: ignore[arg-type]
+        ours, theirs = float(record["validation_ndcg@5"]), float(record[f"validation_ndcg@5_{config.kind}"])  # type: ignore[arg-type]
         assert ours < theirs
         assert ours * defined + (1 - defined) == pytest.approx(theirs, abs=0.02)
 
 
-def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_path: Path) -> None:
+@every_library
+def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     rng = np.random.default_rng(2)
     url = write_dataset(three(rng, lambda x_LF: rng.integers(0, 3, len(x_LF)).astype(float)), NUMERIC)
-    bundle, records = train(url, tmp_path / "out", SMALL.replace(num_trees=300, early_stopping_rounds=5))
+    bundle, records = train(url, tmp_path / "out", config.replace(num_trees=300, early_stopping_rounds=5))
     assert len(records) == int(bundle.metrics["trees"] or 0) + 5
-    text = bundle.content.decode()
-    assert text.count("\nTree=") == bundle.metrics["trees"]
+    assert bundle.metrics["validation_ndcg@5"] == pytest.approx(score(bundle, url, "validation"))
 
 
-def test_the_same_bytes_twice(write_dataset: WriteDataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [SMALL.replace(feature_fraction=0.5), XGBOOST.replace(colsample_bytree=0.5), CATBOOST],
+    ids=lambda config: config.kind,
+)
+def test_the_same_bytes_twice(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     url = write_dataset(three(np.random.default_rng(3), grades), NUMERIC)
-    config = SMALL.replace(feature_fraction=0.5)
     first, second = train(url, tmp_path / "1", config)[0], train(url, tmp_path / "2", config)[0]
     assert first.content == second.content
     other = train(url, tmp_path / "3", config.replace(seed=1))[0]
@@ -128,8 +139,17 @@ def test_ten_grades_get_their_gains(write_dataset: WriteDataset, tmp_path: Path)
     assert score(bundle, url, "test") > 0.97
 
 
+@pytest.mark.parametrize(
+    "one_split",
+    [
+        SMALL.replace(num_trees=1, num_leaves=2),
+        XGBOOST.replace(num_trees=1, max_leaves=2),
+        CATBOOST.replace(num_trees=1, depth=1),
+    ],
+    ids=lambda config: config.kind,
+)
 def test_a_category_counts_by_its_code_and_large_codes_cost_nothing(
-    write_dataset: WriteDataset, tmp_path: Path
+    write_dataset: WriteDataset, tmp_path: Path, one_split: GBDTConfig
 ) -> None:
     """Relevance depends on a scrambled property of the code, which order cannot tell; codes are hashes."""
     rng = np.random.default_rng(5)
@@ -147,7 +167,6 @@ def test_a_category_counts_by_its_code_and_large_codes_cost_nothing(
     data = {"train": groups(200), "validation": groups(60), "test": groups(60)}
     features = [Feature(name="brand", kind="categorical"), Feature(name="x"), Feature(name="y")]
     url = write_dataset(data, features)
-    one_split = SMALL.replace(num_trees=1, num_leaves=2)
     bundle, _ = train(url, tmp_path / "as_category", one_split)
     numeric_url = write_dataset(data, NUMERIC)
     plain, _ = train(numeric_url, tmp_path / "as_number", one_split)
@@ -159,7 +178,8 @@ def test_a_category_counts_by_its_code_and_large_codes_cost_nothing(
     assert scores[0] == scores[1], "a code never seen in training is like a missing one"
 
 
-def test_missing_values_are_split_on(write_dataset: WriteDataset, tmp_path: Path) -> None:
+@every_library
+def test_missing_values_are_split_on(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     rng = np.random.default_rng(6)
     data = three(rng, lambda x_LF: (x_LF[:, 2] > 0.5).astype(float))
     for of_period in data.values():
@@ -167,7 +187,7 @@ def test_missing_values_are_split_on(write_dataset: WriteDataset, tmp_path: Path
             assert labels_L is not None
             x_LF[:, 2] = np.where(labels_L > 0, np.nan, rng.normal(size=len(x_LF)))
     url = write_dataset(data, NUMERIC)
-    assert score(train(url, tmp_path / "out")[0], url, "test") > 0.99
+    assert score(train(url, tmp_path / "out", config)[0], url, "test") > 0.99
 
 
 def test_too_few_documents_give_equal_scores_and_say_so(
@@ -212,13 +232,16 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
             train(write_dataset(data, NUMERIC), tmp_path / "out")
         return str(caught.value)
 
-    def set_label(data: dict[str, Groups], value: float) -> None:
-        labels_L = data["train"][7][1]
+    def set_label(data: dict[str, Groups], value: float, period: str = "train") -> None:
+        labels_L = data[period][7 if period == "train" else 0][1]
         assert labels_L is not None
         labels_L[1] = value
 
     assert error_of(lambda data: set_label(data, 0.5)).startswith("train: group 7 has label 0.5, ")
     assert error_of(lambda data: set_label(data, 32)).startswith("train: group 7 has label 32, ")
+    assert "group 150 has label 0.25, and NDCG is of integers" in error_of(
+        lambda data: set_label(data, 0.25, "validation")
+    )
     irrelevant = [(x, np.zeros(len(x), np.float32)) for x, _ in three(rng, grades)["validation"]]
     assert "none of its labelled groups" in error_of(lambda data: data.update(validation=irrelevant))
     unlabelled: Groups = [(x, None) for x, _ in irrelevant]

@@ -1,5 +1,7 @@
 """What labels become before trees are grown on them: laws, and slow oracles."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def test_standardised_scores_have_mean_0_and_deviation_1_in_each_group() -> None
     scores_N = scores_of(0)
     scores_N[9:] = 0.1  # a group of equal scores
     found_N = standardised(scores_N, OFFSETS)
-    for first, last in zip(OFFSETS[:-1], OFFSETS[1:], strict=True):
+    for first, last in itertools.pairwise(OFFSETS):
         group = scores_N[first:last]
         spread = group.std()
         expected = (group - group.mean()) / spread if spread > 1e-9 else np.zeros(len(group))

@@ -1,5 +1,6 @@
 """LightGBM fed by streaming grows the trees that it grows on the whole matrix; the objectives added to it."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from ltrscale.trees.data import read
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.targets import QuantisedConfig
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_lightgbm import _parameters, _Rows, boost, gain_table, softmax_objective
+from ltrscale.trees.with_lightgbm import _Rows, boost, gain_table, parameters_of, softmax_objective
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -67,7 +68,7 @@ def test_streamed_bins_give_the_trees_of_the_whole_matrix(splits: Splits, tmp_pa
     groups, test = all_groups(splits, "train"), all_groups(splits, "test")
     assert groups.labels_N is not None
     codes = {0: np.float32([3, 70, 5_000_000])}
-    parameters = _parameters(config, gain_table(config, highest=4))
+    parameters = parameters_of(config, gain_table(config, highest=4))
     data = lgb.Dataset(
         renumber(groups.features_NF.numpy(), codes),
         groups.labels_N.numpy(),
@@ -87,9 +88,9 @@ def test_document_weights_count(splits: Splits) -> None:
     weights_N = np.random.default_rng(1).uniform(0.1, 3, len(train_groups.labels_N))
     weighted = replace(train_groups, weights_N=weights_N)
     with watching(CONFIG, validation, "lightgbm", Context()) as watch:
-        text = boost(CONFIG, weighted, weighted.labels_N, validation, codes, watch, network={})
+        text = boost(CONFIG, weighted, weighted.labels_N, validation, codes, watch)
     rows_NF = np.concatenate(list(train_groups.rows(codes.known())))
-    parameters = _parameters(CONFIG, gain_table(CONFIG, highest=4))
+    parameters = parameters_of(CONFIG, gain_table(CONFIG, highest=4))
     data = lgb.Dataset(
         rows_NF,
         train_groups.labels_N,
@@ -107,7 +108,7 @@ def test_rows_come_as_they_are_however_they_are_cut(cuts: list[int], batch: int)
     x_NF = np.arange(2 * sum(cuts), dtype=np.float32).reshape(-1, 2)
     rows = _Rows(len(x_NF), iter(np.split(x_NF, np.cumsum(cuts)[:-1])))
     bounds = [*range(0, len(rows), batch), len(rows)]
-    found = [rows[first:last] for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
+    found = [rows[first:last] for first, last in itertools.pairwise(bounds)]
     assert max(map(len, found)) <= batch
     np.testing.assert_array_equal(np.concatenate(found), x_NF)
 
@@ -121,7 +122,7 @@ def test_the_softmax_objective_is_the_derivative_of_the_cross_entropy(temperatur
     gradient_N, hessian_N = objective(scores_N, None)
 
     def loss(scores: torch.Tensor) -> torch.Tensor:
-        parts = zip(offsets_Q1[:-1], offsets_Q1[1:], strict=True)
+        parts = itertools.pairwise(offsets_Q1)
         targets = torch.from_numpy(targets_N) / temperature
         return -sum(
             (targets[a:b].softmax(0) * scores[a:b].log_softmax(0)).sum()

@@ -1,0 +1,34 @@
+"""ModelBundle: a directory with all that scoring needs, for networks and trees alike; no pickle anywhere.
+
+    config.json           kind, features, architecture, training settings, data set hash, metrics, versions
+    weights.safetensors   of a network, its feature transform included
+    model.txt             of trees: LightGBM's own text format (XGBoost's model.json, CatBoost's model.cbm); an ensemble
+                          has model-0.txt, model-1.txt, ...
+    projection.safetensors  of trees that see principal components too
+    members/NAME/...      of stacked trees: the files of each bundle whose scores they see
+    README.md             a card for people
+    manifest.json         written last: format, content hashes, origin
+
+`load` checks all files against these hashes.
+"""
+
+from ltrscale.bundle.contents import BundleConfig, Kind, Metric, TreesArchitecture, read_manifest
+from ltrscale.bundle.opened import Bundle, Scorer, load
+from ltrscale.bundle.saving import About, Pretrained, member_files, save_pretrained, save_ranker, save_trees
+
+__all__ = [
+    "About",
+    "Bundle",
+    "BundleConfig",
+    "Kind",
+    "Metric",
+    "Pretrained",
+    "Scorer",
+    "TreesArchitecture",
+    "load",
+    "member_files",
+    "read_manifest",
+    "save_pretrained",
+    "save_ranker",
+    "save_trees",
+]

@@ -1,0 +1,90 @@
+"""What the files of a bundle are, and what `config.json` says."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ltrscale import boosters, storage
+from ltrscale.config import Config
+from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.models.combine import CombinedArchitecture
+from ltrscale.models.ranker import Architecture
+
+Metric = float | int | str | None
+Kind = Literal["neural", "pretrained", "trees"]
+FORMAT, VERSION = "ltrscale-bundle", 1
+CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
+
+
+class TreesArchitecture(Config):
+    """What a bundle of trees is made of; trees see raw features, then components, then members' scores."""
+
+    library: boosters.Library = "lightgbm"
+    """Whose format the model files have."""
+    models: tuple[str, ...] = ("model",)
+    """Names of the models, whose scores are averaged."""
+    sees: tuple[str, ...] | None = None
+    """Raw features that the trees see; None for all."""
+    projection: int = Field(0, ge=0)
+    """Principal components that they see."""
+    members: tuple[str, ...] = ()
+    """Names of the bundles inside this one whose scores they see."""
+    standardise: bool = False
+    """Whether these scores are standardised within each query group first."""
+
+    def files(self) -> tuple[str, ...]:
+        """Names of the model files."""
+        return tuple(f"{name}.{boosters.ENDINGS[self.library]}" for name in self.models)
+
+
+class BundleConfig(Config):
+    """`config.json` of a bundle."""
+
+    kind: Kind
+    features: tuple[Feature, ...]
+    """What the model reads, in order."""
+    architecture: Architecture | CombinedArchitecture | None = None
+    """Of a network; None for trees."""
+    trees: TreesArchitecture | None = None
+    """Of trees; None for a network."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the run that made it."""
+    dataset_hash: str
+    """Of the training data."""
+    metrics: dict[str, Metric] = Field(default_factory=dict)
+    """As training reported them; None where undefined."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of Python and the libraries."""
+
+    def model_files(self) -> tuple[str, ...]:
+        """Names of the files that hold weights or trees."""
+        return (self.trees or TreesArchitecture()).files() if self.kind == "trees" else (WEIGHTS,)
+
+
+def member_folder(name: str) -> str:
+    """The folder of a member's files."""
+    return f"members/{name}"
+
+
+def read_manifest(url: str) -> dict[str, Any]:
+    """The manifest of a bundle: its files with their hashes, and its origin.
+
+    Raises:
+        InputError: nothing is committed there, or it is no bundle or one of another version.
+    """
+    manifest = storage.read_manifest(url)
+    if manifest is None:
+        raise InputError(
+            f"{url}: no bundle is committed there (no {storage.MANIFEST}); "
+            "make it with jobs.pretrain, jobs.finetune or jobs.train_gbdt"
+        )
+    where = storage.join(url, storage.MANIFEST)
+    if manifest.get("format") != FORMAT:
+        raise InputError(f"{where}: not a bundle but {manifest.get('format', 'something else')!r}; check the path")
+    if manifest.get("version") != VERSION:
+        raise InputError(
+            f"{where}: a bundle of version {manifest.get('version')}, this ltrscale reads version {VERSION}; "
+            "install the ltrscale that made it, or train it again"
+        )
+    return manifest

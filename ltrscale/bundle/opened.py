@@ -1,0 +1,223 @@
+"""Opening a bundle: what is inside, and the function that scores.
+
+Shapes: N documents.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ltrscale import boosters, storage, views
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle.contents import (
+    CONFIG,
+    PROJECTION,
+    BundleConfig,
+    Kind,
+    Metric,
+    TreesArchitecture,
+    member_folder,
+    read_manifest,
+)
+from ltrscale.config import validate
+from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
+from ltrscale.models.build import build_encoder
+from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.layers import Encoder
+from ltrscale.models.ranker import Architecture, Ranker
+
+Scorer = Callable[[QueryGroups], Tensor]
+"""Scores [N] of the documents of a batch, higher is better."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle, opened and checked against its hashes; `load` makes it."""
+
+    url: str
+    kind: Kind
+    features: tuple[Feature, ...]
+    config: Mapping[str, Any]
+    """Settings of the run that made it."""
+    architecture: Architecture | CombinedArchitecture | None
+    dataset_hash: str
+    metrics: Mapping[str, Metric]
+    made_by: Mapping[str, Any]
+    trees: TreesArchitecture | None
+    contents: Mapping[str, bytes]
+    """Weights or trees, as they lie in the files, by name."""
+    projection: bytes | None = None
+    """Of trees that see principal components: how these are made of raw features."""
+    members: Mapping[str, "Bundle"] = field(default_factory=dict)
+    """Of stacked trees: the bundles whose scores they see, by name."""
+
+    @property
+    def content(self) -> bytes:
+        """Weights or trees of a bundle with one such file."""
+        (content,) = self.contents.values()
+        return content
+
+    def check_features(self, features: Sequence[Feature]) -> None:
+        """Check that data has the features of the bundle, in its order.
+
+        Raises:
+            InputError: it has not; names the first difference.
+        """
+        for i, pair in enumerate(itertools.zip_longest(self.features, features)):
+            if pair[0] != pair[1]:
+                ours, theirs = (f"{feature.name!r} ({feature.kind})" if feature else "not there" for feature in pair)
+                raise InputError(
+                    f"{self.url}: feature {i} of the data is {theirs}, the bundle's is {ours}; prepare the data with "
+                    "the features that the bundle was trained on"
+                )
+
+    def network(self) -> Architecture:
+        """What a single network is built from.
+
+        Raises:
+            InputError: the bundle holds trees, or several rankers.
+        """
+        if not isinstance(self.architecture, Architecture):
+            what = "trees" if self.architecture is None else "several rankers"
+            raise InputError(
+                f"{self.url}: holds {what}, which have no encoder to start from; "
+                "name a bundle made by jobs.pretrain or jobs.finetune"
+            )
+        return self.architecture
+
+    def transform(self) -> FeatureTransform:
+        """The feature transform of a network.
+
+        Raises:
+            InputError: as `network`.
+        """
+        return FeatureTransform.from_state(_below("transform.", self.weights()), self.network().transform)
+
+    def encoder(self) -> Encoder:
+        """The encoder of a network.
+
+        Raises:
+            InputError: as `network`.
+        """
+        encoder = build_encoder(self.network().encoder, self.transform())
+        encoder.load_state_dict(_below("encoder.", self.weights()))
+        return encoder
+
+    def projector_layers(self) -> int:
+        """Hidden layers of a projector that are there to go on from: a finetuned ranker has those that it kept."""
+        made = self.network()
+        return made.projector_layers if self.kind == "neural" else made.projector.layers if made.projector else 0
+
+    def initialise(self, ranker: Ranker) -> None:
+        """Give a fresh ranker this bundle's encoder, and the layers of the projector that it keeps."""
+        weights = self.weights()
+        ranker.encoder.load_state_dict(_below("encoder.", weights))
+        layers = _below("neck." if self.kind == "neural" else "projector.layers.", weights)
+        ranker.neck.load_state_dict({name: layers[name] for name in ranker.neck.state_dict()})
+
+    def ranker(self) -> AnyRanker:
+        """The network that scores, in inference mode.
+
+        Raises:
+            InputError: the bundle holds trees, or an encoder without a head.
+        """
+        weights = self.weights()
+        if isinstance(self.architecture, CombinedArchitecture):
+            made = self.architecture
+            parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(made.parts)]
+            model: AnyRanker = combine_rankers(parts, how=made.how, dropout=made.dropout)
+        elif self.network().head is None:
+            raise InputError(f"{self.url}: a pretrained encoder cannot score; finetune it first with jobs.finetune")
+        else:
+            model = _build(self.network(), weights)
+        model.load_state_dict(weights)
+        return model.eval()
+
+    def scorer(self, *, device: torch.device | str = "cpu", threads: int = 0) -> Scorer:
+        """The function that scores a batch; scores come back on the CPU.
+
+        Args:
+            device: where a network runs.
+            threads: of a tree model; 0 takes all cores.
+
+        Raises:
+            InputError: the bundle holds an encoder without a head.
+        """
+        if self.kind == "trees":
+            library = (self.trees or TreesArchitecture()).library
+            view = self._view(device=device, threads=threads)
+            return boosters.scorer(library, list(self.contents.values()), view, threads=threads)
+        ranker = self.ranker().to(device)
+
+        def score(groups: QueryGroups) -> Tensor:
+            with torch.no_grad():
+                scores_N: Tensor = ranker(groups.to(device)).cpu()
+            return scores_N
+
+        return score
+
+    def _view(self, *, device: torch.device | str, threads: int) -> views.View:
+        """What the trees see of a batch."""
+        trees = self.trees or TreesArchitecture()
+        view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
+        if self.projection is not None:
+            view = views.projected(view, views.Projection.from_bytes(self.projection))
+        if self.members:
+            scorers = {n: member.scorer(device=device, threads=threads) for n, member in self.members.items()}
+            view = views.scored(view, scorers, standardise=trees.standardise)
+        return view
+
+    def weights(self) -> dict[str, Tensor]:
+        """Weights and buffers of a network, by name."""
+        return safetensors.torch.load(self.content)
+
+
+def load(url: str) -> Bundle:
+    """Open a bundle and check its content against its hashes.
+
+    Raises:
+        InputError: nothing is committed there, it is no bundle or one of another version, or a file is missing or
+            was changed; the file is named.
+    """
+    return _open(url, "", read_manifest(url))
+
+
+def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
+    """The bundle in a folder, "" or one that ends with a slash, of a committed directory."""
+
+    def read(name: str) -> bytes:
+        return storage.read_verified(url, folder + name, manifest)
+
+    config = validate(BundleConfig, json.loads(read(CONFIG)), storage.join(url, folder + CONFIG))
+    trees = config.trees or TreesArchitecture()
+    return Bundle(
+        url,
+        config.kind,
+        config.features,
+        config.training,
+        config.architecture,
+        config.dataset_hash,
+        config.metrics,
+        manifest.get("made_by", {}),
+        config.trees,
+        {name: read(name) for name in config.model_files()},
+        read(PROJECTION) if trees.projection else None,
+        {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in trees.members},
+    )
+
+
+def _build(architecture: Architecture, weights: Mapping[str, Tensor]) -> Ranker:
+    """A ranker for these weights, of which it has the feature transform only: the rest is to be loaded."""
+    return Ranker(architecture, FeatureTransform.from_state(_below("transform.", weights), architecture.transform))
+
+
+def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

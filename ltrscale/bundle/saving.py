@@ -1,0 +1,179 @@
+"""Committing a bundle."""
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, NotRequired, Protocol, TypedDict, Unpack
+
+import safetensors.torch
+from torch import Tensor, nn
+
+from ltrscale import storage
+from ltrscale.bundle.contents import (
+    CARD,
+    CONFIG,
+    FORMAT,
+    PROJECTION,
+    VERSION,
+    WEIGHTS,
+    BundleConfig,
+    Kind,
+    Metric,
+    TreesArchitecture,
+    member_folder,
+    read_manifest,
+)
+from ltrscale.data.manifest import Feature
+from ltrscale.models.combine import AnyRanker, CombinedArchitecture
+from ltrscale.models.ranker import Architecture
+from ltrscale.views import Projection
+
+
+class Pretrained(Protocol):
+    """A pretrained network: the parts of it that are worth keeping."""
+
+    @property
+    def transform(self) -> nn.Module:
+        """Of raw features."""
+
+    @property
+    def encoder(self) -> nn.Module:
+        """Of transformed features."""
+
+    @property
+    def projector(self) -> nn.Module | None:
+        """Between the encoder and the pretext loss, where there is one."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """What they are built from."""
+
+
+class About(TypedDict):
+    """What every bundle says of itself.
+
+    `config`: settings of the run; `files`: more files to lie beside the model, by name.
+    """
+
+    config: Mapping[str, Any]
+    features: Sequence[Feature]
+    dataset_hash: str
+    metrics: Mapping[str, Metric]
+    made_by: Mapping[str, Any]
+    files: NotRequired[Mapping[str, bytes]]
+
+
+def save_ranker(url: str, model: AnyRanker, **about: Unpack[About]) -> None:
+    """Commit a ranker as a bundle."""
+    _save(url, "neural", {WEIGHTS: _serialise(model.state_dict())}, about, architecture=model.architecture)
+
+
+def save_pretrained(url: str, model: Pretrained, **about: Unpack[About]) -> None:
+    """Commit the transform, encoder and projector of a pretrained network as a bundle."""
+    modules = {"transform": model.transform, "encoder": model.encoder, "projector": model.projector}
+    tensors = {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        if module is not None
+        for key, value in module.state_dict().items()
+    }
+    _save(url, "pretrained", {WEIGHTS: _serialise(tensors)}, about, architecture=model.architecture)
+
+
+def save_trees(
+    url: str,
+    models: Mapping[str, bytes],
+    trees: TreesArchitecture,
+    *,
+    projection: Projection | None = None,
+    **about: Unpack[About],
+) -> None:
+    """Commit trees, each model in its library's own format, as a bundle.
+
+    The trees were grown on the output of `boosters.renumber`, whose codes travel in the models. The files of members,
+    see `member_files`, are to be among `files`.
+    """
+    contents = dict(zip(trees.files(), models.values(), strict=True))
+    if projection is not None:
+        contents[PROJECTION] = projection.to_bytes()
+    _save(url, "trees", contents, about, trees=trees)
+
+
+def member_files(name: str, url: str) -> dict[str, bytes]:
+    """The files of a bundle, as they lie in a bundle that it is a member of.
+
+    Raises:
+        InputError: as `load`.
+    """
+    manifest = read_manifest(url)
+    paths = [file["path"] for file in manifest["files"]]
+    return {f"{member_folder(name)}/{path}": storage.read_verified(url, path, manifest) for path in paths}
+
+
+def _save(
+    url: str,
+    kind: Kind,
+    contents: Mapping[str, bytes],
+    about: About,
+    *,
+    architecture: Architecture | CombinedArchitecture | None = None,
+    trees: TreesArchitecture | None = None,
+) -> None:
+    metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about["metrics"].items()}
+    config = BundleConfig(
+        kind=kind,
+        features=tuple(about["features"]),
+        architecture=architecture,
+        trees=trees,
+        training=dict(about["config"]),
+        dataset_hash=about["dataset_hash"],
+        metrics=metrics,
+        versions={"python": platform.python_version()}
+        | {name: version(name) for name in ("ltrscale", "torch", trees.library if trees else "lightgbm", "numpy")},
+    )
+    files = {
+        CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
+        **contents,
+        CARD: _card(config).encode(),
+        **about.get("files", {}),
+    }
+    with storage.Commit(url) as commit:
+        for name, data in files.items():
+            with commit.file(name) as path:
+                path.write_bytes(data)
+        commit.finish({"format": FORMAT, "version": VERSION, "made_by": dict(about["made_by"])})
+
+
+def _card(config: BundleConfig) -> str:
+    """What a person wants to know first, in Markdown."""
+    trees = config.trees or TreesArchitecture()
+    what = {
+        "neural": "A neural ranker: raw features in, one score a document out.",
+        "pretrained": "A pretrained encoder: to be finetuned with jobs.finetune; it does not score.",
+        "trees": f"Gradient boosted trees ({trees.library}): raw features in, one score a document out.",
+    }
+    inside = [f"- its trees see {trees.projection} principal components"] if trees.projection else []
+    if trees.members:
+        inside.append(f"- its trees see the scores of the bundles in `members/`: {', '.join(trees.members)}")
+    categorical = sum(feature.kind == "categorical" for feature in config.features)
+    metrics = [f"| {name} | {value} |" for name, value in config.metrics.items()]
+    versions = ", ".join(f"{name} {value}" for name, value in config.versions.items())
+    lines = [
+        f"# {what[config.kind]}",
+        "",
+        f"- features: {len(config.features)}, {categorical} of them categorical; names and order in `{CONFIG}`",
+        *inside,
+        f"- trained on the data set with hash `{config.dataset_hash}`",
+        f"- made with {versions}",
+        "",
+        *(["| metric | value |", "|---|---|", *metrics, ""] if metrics else []),
+        'Load it with `ltrscale.bundle.load("this directory")`. Its training settings are in '
+        f"`{CONFIG}`, content hashes and origin in `{storage.MANIFEST}`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _serialise(tensors: Mapping[str, Tensor]) -> bytes:
+    copies = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+    return bytes(safetensors.torch.save(copies))

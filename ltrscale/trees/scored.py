@@ -1,0 +1,74 @@
+"""Scores of all documents of a selection, in memory: eight bytes a document.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups, rows_of, to_offsets
+from ltrscale.data.split import Selection
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.progress import progress
+
+_DOCS_PER_BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores [N] of the documents of some groups, float64; called with groups of these, it finds their scores.
+
+    Example:
+        >>> known = Scores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
+        >>> known(QueryGroups(torch.zeros(1, 5), torch.tensor([0, 1]), ids_Q=torch.tensor([4]))).tolist()
+        [0.30000001192092896]
+    """
+
+    ids_Q: Tensor
+    offsets_Q1: Tensor
+    scores_N: Tensor
+
+    @staticmethod
+    def joined(parts: Sequence["Scores"]) -> "Scores":
+        """The scores of all parts, which share no group."""
+        ids_Q = torch.cat([part.ids_Q for part in parts])
+        assert len(torch.unique(ids_Q)) == len(ids_Q), "a group was scored twice"
+        lengths_Q = torch.cat([part.offsets_Q1.diff() for part in parts])
+        return Scores(ids_Q, to_offsets(lengths_Q), torch.cat([part.scores_N for part in parts]))
+
+    def __call__(self, groups: QueryGroups) -> Tensor:
+        """Scores of the documents of groups that are among those known."""
+        assert groups.ids_Q is not None
+        ids_Q, order_Q = self.ids_Q.sort()
+        place_M = torch.searchsorted(ids_Q, groups.ids_Q).clamp(max=len(ids_Q) - 1)
+        assert torch.equal(ids_Q[place_M], groups.ids_Q), "a group was not scored"
+        rows_N, offsets_M1 = rows_of(self.offsets_Q1, order_Q[place_M])
+        assert torch.equal(offsets_M1, groups.offsets_Q1 - groups.offsets_Q1[0])
+        return self.scores_N[rows_N]
+
+
+def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: str) -> Scores:
+    """Scores of all documents of a selection, in file order.
+
+    Args:
+        selection: what to score.
+        scorer: gives scores of a batch.
+        name: of the scorer, in the error.
+
+    Raises:
+        InputError: a score is no number, or the data cannot be read.
+    """
+    parts: list[Scores] = []
+    with progress(f"score with {name}", selection.n_documents) as advance:
+        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+            assert groups.ids_Q is not None
+            scores_N = scorer(groups).double()
+            if not scores_N.isfinite().all():
+                raise InputError(f"{name}: gives scores that are no numbers; train it again")
+            parts.append(Scores(groups.ids_Q, groups.offsets_Q1, scores_N))
+            advance(groups.n_documents)
+    return Scores.joined(parts)

@@ -1,0 +1,196 @@
+"""Stacking: trees over the scores of other models and chosen raw features (SUN23, section 3.4).
+
+Shapes: N documents.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from ltrscale import views
+from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees
+from ltrscale.config import Config, validate
+from ltrscale.data.manifest import Feature
+from ltrscale.data.sample import Fold
+from ltrscale.data.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, Context, launch
+from ltrscale.progress import Report, log
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.data import Labelled, read
+from ltrscale.trees.gbdt import check_alone, check_validation, grow
+from ltrscale.trees.scored import Scores, score
+from ltrscale.views import View
+
+_ALL = ("all",)
+
+
+class StackConfig(Config):
+    """What the trees of a stack see, and how they are grown."""
+
+    features: Texts = ()
+    """Raw features that the trees see before the members' scores: names, or `all`; empty for none."""
+    standardise: bool = True
+    """Standardise members' scores within each query group: ranking losses leave the scale of scores open, and the same
+    member trained on other folds scores on another one, which trees would take for something."""
+    folds: int = Field(5, ge=2)
+    """Parts that the labelled training groups are dealt to; a member scores each after training on the others."""
+    seed: int = 0
+    """Seed of the dealing."""
+    gbdt: GBDTConfig = LightGBMConfig()
+    """The trees."""
+
+    def fold(self, number: int, *, held_out: bool) -> Fold:
+        """One of the folds, or all others."""
+        return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed)
+
+
+class StackMember(Config):
+    """A model whose scores the trees see."""
+
+    bundle: str
+    """What scores wherever no training label is at stake: in the stack's bundle, and on validation groups."""
+    folds: tuple[str, ...] = ()
+    """For each fold the bundle that was trained on the others; empty where `bundle` has seen no training label."""
+
+
+def train_stack(
+    config: StackConfig,
+    members: Mapping[str, StackMember],
+    splits: Splits,
+    out: str,
+    *,
+    made_by: Mapping[str, Any],
+    report: Report,
+) -> Bundle:
+    """Train trees on members' scores and commit them, with the members inside, as a bundle that scores raw features.
+
+    A member scores the labelled training groups out of fold: each group by the bundle that was trained without it, so
+    that trees see scores as good as they will be on new groups. Validation groups are scored by the members that were
+    trained on all folds, which are those of the bundle.
+
+    Args:
+        config: see `StackConfig`.
+        members: by name.
+        splits: training and validation; the test split is not read.
+        out: directory of the bundle.
+        made_by: origin, recorded in the bundle's manifest.
+        report: receives a record for each tree.
+
+    Raises:
+        InputError: as `train_gbdt`; a bundle is missing or for other features; a chosen feature is not there.
+    """
+    check_disjoint(splits)
+    check_alone(config.gbdt)
+    features = select(splits.train, labelled=True).features
+    _chosen(features, config.features)
+    for member in members.values():
+        for url in (member.bundle, *member.folds):
+            load(url).check_features(features)
+    arguments = {
+        "config": config.model_dump(mode="json"),
+        "members": {name: member.model_dump(mode="json") for name, member in members.items()},
+        "train": splits.train.model_dump(mode="json"),
+        "validation": splits.validation.model_dump(mode="json"),
+        "out": out,
+        "made_by": dict(made_by),
+    }
+    launch(stack_worker, arguments, workers=ONE, report=report)
+    return load(out)
+
+
+def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
+    """What `train_stack` does, where it can be asked to stop."""
+    config = validate(StackConfig, arguments["config"], "stack")
+    members = {name: StackMember(**values) for name, values in arguments["members"].items()}
+    split = Split(**arguments["train"])
+    selection = select(split, labelled=True)
+    chosen = _chosen(selection.features, config.features)
+    view = views.raw(selection.features) if chosen is None else views.chosen(selection.features, chosen)
+
+    held_out = {name: out_of_fold(config, name, member, split) for name, member in members.items()}
+    train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
+    validation, on_validation = _validation(config, Split(**arguments["validation"]), members, view)
+    grown = grow(config.gbdt, train, codes, validation, context)
+    cut = config.gbdt.stop_on
+    alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
+    save_trees(
+        arguments["out"],
+        {"model": grown.model},
+        TreesArchitecture(
+            library=config.gbdt.kind, sees=chosen, members=tuple(members), standardise=config.standardise
+        ),
+        config=config.model_dump(mode="json"),
+        features=selection.features,
+        dataset_hash=selection.hash,
+        metrics={
+            **grown.metrics,
+            "labelled_groups": len(train.ids_Q),
+            **{f"validation_ndcg@{cut}_{name}": value for name, value in alone.items()},
+        },
+        made_by=arguments["made_by"],
+        files={path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()},
+    )
+    log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in alone.items()))
+
+
+def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Split) -> Scores:
+    """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
+
+    Args:
+        config: how the groups are dealt to folds.
+        name: of the member, in errors.
+        member: its bundles.
+        train: the training split.
+    """
+    if not member.folds:
+        return score(select(train, labelled=True), load(member.bundle).scorer(), name)
+    assert len(member.folds) == config.folds
+    parts = []
+    for number, url in enumerate(member.folds):
+        opened = load(url)
+        fold = config.fold(number, held_out=True)
+        held_out = select(train.replace(fold=fold.model_dump()), labelled=True)
+        _check_has_not_seen(opened, held_out)
+        parts.append(score(held_out, opened.scorer(), f"{name}, fold {number}"))
+    return Scores.joined(parts)
+
+
+def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
+    """A bundle's own record of its training split has none of the groups: otherwise the folds were mixed up."""
+    trained_on = select(validate(Split, opened.made_by["config"]["splits"][0], opened.url), labelled=True)
+    seen, held = trained_on.kept_labelled, held_out.kept_labelled
+    assert held is not None
+    assert seen is not None, f"{opened.url} has seen held-out labels: it was trained on all groups"
+    assert not (seen & held).any(), f"{opened.url} has seen held-out labels"
+
+
+def _validation(
+    config: StackConfig, split: Split, members: Mapping[str, StackMember], view: View
+) -> tuple[Labelled, Mapping[str, Scores]]:
+    """The validation groups as the trees see them, and the members' scores of them."""
+    selection = select(split, labelled=True)
+    scores = {name: score(selection, load(member.bundle).scorer(), name) for name, member in members.items()}
+    validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
+    check_validation(validation)
+    return validation, scores
+
+
+def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...] | None:
+    """The names of the chosen features, None for all.
+
+    Raises:
+        InputError: there is no such feature; names the nearest.
+    """
+    if tuple(names) == _ALL:
+        return None
+    known = [feature.name for feature in features]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise InputError(f"features: the data has no {name!r}; the nearest is {near[0]!r}")
+    if len(set(names)) < len(names):
+        raise InputError("features: a name stands twice; leave one out")
+    return tuple(names)

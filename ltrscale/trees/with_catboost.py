@@ -1,0 +1,160 @@
+"""Growing trees with CatBoost, which takes no stream: it is given the float matrix of all documents.
+
+Shapes: N documents, F features.
+"""
+
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.boosters import CatBoostTable, import_catboost
+from ltrscale.errors import InputError
+from ltrscale.trees.configs import CatBoostConfig
+from ltrscale.trees.data import Codes, Labelled
+from ltrscale.trees.targets import Floats
+from ltrscale.trees.watch import Watch
+
+_REFUSALS = ("All features are either constant or ignored", "All train targets are equal")
+
+
+def boost(
+    config: CatBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
+) -> bytes:
+    """Add trees until the watch says enough; the model's own format with the trees to keep.
+
+    Weights of CatBoost's ranking objectives are of groups: a group's is the mean of its documents'.
+
+    Args:
+        config: see `CatBoostConfig`.
+        train: the training groups.
+        targets_N: what their documents' labels became.
+        validation: the validation groups.
+        codes: of the training groups.
+        watch: is told the validation scores after each tree.
+
+    Raises:
+        InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.
+    """
+    catboost = import_catboost()
+    vocabularies = codes.known()
+    train_pool = _pool(catboost, train, targets_N, vocabularies)
+    validation_pool = _pool(catboost, validation, validation.labels_N, vocabularies)
+    look = _Look(len(validation.labels_N))
+    tell = _Tell(look, watch, f"NDCG:top={config.stop_on};type=Exp")
+    model = catboost.CatBoost(_parameters(config, look, tell.theirs))
+    with warnings.catch_warnings(), _refusals(catboost, train.split):
+        warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
+        model.fit(train_pool, eval_set=validation_pool, callbacks=[tell])
+    if tell.error is not None:
+        raise tell.error
+    model.shrink(watch.kept)
+    return _content(model, [found.astype(int).tolist() for found in vocabularies.values()])
+
+
+def _pool(catboost: Any, groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+    table = CatBoostTable(vocabularies)
+    features_NF = np.empty((len(labels_N), len(groups.view.features)), np.float32)
+    first = 0
+    for rows_NF in groups.rows(vocabularies):
+        features_NF[first : first + len(rows_NF)] = rows_NF
+        first += len(rows_NF)
+    group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
+    weights = {}
+    if groups.weights_N is not None:
+        means_Q = np.bincount(group_N, weights=groups.weights_N) / groups.lengths_Q
+        weights["group_weight"] = means_Q[group_N]
+    return catboost.Pool(
+        table(features_NF), label=labels_N, group_id=group_N, cat_features=list(vocabularies), **weights
+    )
+
+
+@contextmanager
+def _refusals(catboost: Any, split: str) -> Iterator[None]:
+    """Say in one line what CatBoost refuses in the user's data; other errors stay what they are."""
+    try:
+        yield
+    except catboost.CatBoostError as error:
+        said = next((refusal for refusal in _REFUSALS if refusal in str(error)), None)
+        if said is None:
+            raise
+        raise InputError(
+            f"{split}: CatBoost finds nothing to learn ({said}); take other periods or features"
+        ) from error
+
+
+class _Look:
+    """A metric to CatBoost, which shows it the scores: of the training documents, then of the validation ones."""
+
+    def __init__(self, n_documents: int) -> None:
+        self._n_documents = n_documents
+        self.scores_N: Floats = np.zeros(0)
+
+    def __deepcopy__(self, _: object) -> "_Look":
+        return self  # CatBoost copies its parameters, and would show the scores to the copy
+
+    def is_max_optimal(self) -> bool:
+        """CatBoost asks, and does nothing with the answer."""
+        return True
+
+    def evaluate(self, approxes: Sequence[Floats], target: Floats, weight: Floats | None) -> tuple[float, float]:  # noqa: ARG002
+        """Keep the scores; what is shown last in a round is the validation split."""
+        if len(approxes[0]) == self._n_documents:
+            self.scores_N = np.array(approxes[0])
+        return 0.0, 1.0
+
+    def get_final_error(self, error: float, weight: float) -> float:  # noqa: ARG002
+        """Of no interest."""
+        return error
+
+
+class _Tell:
+    """Tells the watch of each tree; what it raises is kept, for CatBoost would make another error of it."""
+
+    def __init__(self, look: _Look, watch: Watch, theirs: str) -> None:
+        self._look, self._watch, self.theirs = look, watch, theirs
+        self.error: Exception | None = None
+
+    def after_iteration(self, info: Any) -> bool:
+        """Whether to go on."""
+        try:
+            return not self._watch(self._look.scores_N, info.metrics["validation"][self.theirs][-1])
+        except Exception as error:
+            self.error = error
+            return False
+
+
+def _parameters(config: CatBoostConfig, look: _Look, theirs: str) -> dict[str, Any]:
+    return {
+        "loss_function": config.objective,
+        "iterations": config.num_trees,
+        "learning_rate": config.learning_rate,
+        "depth": config.depth,
+        "l2_leaf_reg": config.l2_leaf_reg,
+        "rsm": config.rsm,
+        "border_count": config.border_count,
+        "random_seed": config.seed,
+        "thread_count": config.num_threads or -1,
+        "eval_metric": look,
+        "custom_metric": [f"{theirs};hints=skip_train~true"],
+        "use_best_model": False,  # which trees to keep is the watch's decision
+        "allow_writing_files": False,
+        "logging_level": "Silent",
+    }
+
+
+def _content(model: Any, codes: list[list[int]]) -> bytes:
+    """The model file; without what CatBoost makes up for each, so that the same trees are the same bytes."""
+    metadata = model.get_metadata()
+    metadata["model_guid"] = metadata["train_finish_time"] = ""
+    metadata["codes"] = json.dumps(codes)
+    with tempfile.TemporaryDirectory(prefix="ltrscale-catboost-") as folder:
+        path = Path(folder) / "model.cbm"
+        model.save_model(str(path))
+        return path.read_bytes()

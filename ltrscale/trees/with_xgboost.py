@@ -1,0 +1,155 @@
+"""Growing trees with XGBoost: features go straight into its bins.
+
+Shapes: N documents, Q groups, F features.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+from xgboost.collective import CommunicatorContext
+from xgboost.tracker import RabitTracker
+
+from ltrscale.trees.configs import XGBoostConfig
+from ltrscale.trees.data import Codes, Labelled
+from ltrscale.trees.shares import gather, own_address, rank_and_world
+from ltrscale.trees.targets import Floats
+from ltrscale.trees.watch import Watch
+
+_SQUARED_ERROR = "reg:squarederror"
+
+
+def boost(
+    config: XGBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
+) -> bytes:
+    """Add trees until the watch says enough; the model's JSON with the trees to keep.
+
+    Ranking objectives of XGBoost weight groups and not documents: a group's weight is the mean of its documents'.
+
+    Args:
+        config: see `XGBoostConfig`.
+        train: this worker's training groups.
+        targets_N: what its documents' labels became.
+        validation: all validation groups, the same on every worker.
+        codes: of all workers' training groups; borders of bins are XGBoost's own, from all documents.
+        watch: is told the validation scores after each tree.
+    """
+    vocabularies = codes.known()
+    options = {"max_bin": config.max_bin, "enable_categorical": True, "nthread": config.num_threads}
+    by_group = config.objective != _SQUARED_ERROR
+    with _collective():
+        train_set = xgb.QuantileDMatrix(_Rows(train, targets_N, vocabularies, by_group=by_group), **options)
+        validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
+        validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
+        booster = xgb.Booster(_parameters(config), [train_set, validation_set])
+        enough = False
+        while not enough:
+            booster.update(train_set, watch.trees)
+            theirs = booster.eval(validation_set, iteration=watch.trees)
+            # only the new tree is evaluated: XGBoost keeps the scores of the matrices that it was given
+            scores_N = booster.predict(validation_set, output_margin=True)
+            enough = watch(scores_N.astype(np.float64), float(theirs.rpartition(":")[2]))
+    kept = booster[: watch.kept]
+    kept.set_attr(codes=json.dumps([found.astype(int).tolist() for found in vocabularies.values()]))
+    return bytes(kept.save_raw("json"))
+
+
+class _Rows(xgb.DataIter):  # type: ignore[misc]
+    """The rows of a split, some thousand at a time, whole groups each; XGBoost reads them four times.
+
+    Args:
+        groups: of the split.
+        labels_N: of its documents.
+        vocabularies: of categorical columns.
+        by_group: tell which group a document belongs to, and weight groups; otherwise weight documents.
+    """
+
+    def __init__(
+        self,
+        groups: Labelled,
+        labels_N: Floats,
+        vocabularies: Mapping[int, NDArray[np.float32]],
+        *,
+        by_group: bool,
+    ) -> None:
+        self._groups, self._labels_N, self._vocabularies, self._by_group = groups, labels_N, vocabularies, by_group
+        self._group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
+        self._types = ["c" if i in vocabularies else "q" for i in range(len(groups.view.features))]
+        self.reset()
+        super().__init__()
+
+    def reset(self) -> None:
+        """Begin with the first row again."""
+        self._rows: Iterator[NDArray[np.float32]] = self._groups.rows(self._vocabularies)
+        self._first = 0
+
+    def next(self, input_data: Callable[..., None]) -> bool:
+        """Hand over the next rows; whether there were any."""
+        features_NF = next(self._rows, None)
+        if features_NF is None:
+            return False
+        rows = slice(self._first, self._first + len(features_NF))
+        self._first = rows.stop
+        about: dict[str, Any] = {"label": self._labels_N[rows]}
+        if self._by_group:
+            about["qid"] = self._group_N[rows]
+        if self._groups.weights_N is not None:
+            weights_N = self._groups.weights_N[rows]
+            about["weight"] = _means(weights_N, about["qid"]) if self._by_group else weights_N
+        input_data(data=features_NF, feature_types=self._types, **about)
+        return True
+
+
+def _means(values_N: Floats, group_N: NDArray[np.int64]) -> Floats:
+    """Mean of each group's values, shape [Q]; the documents of a group follow one another."""
+    starts_Q = np.flatnonzero(np.diff(group_N, prepend=-1))
+    return np.asarray(np.add.reduceat(values_N, starts_Q) / np.diff(starts_Q, append=len(group_N)))
+
+
+@contextmanager
+def _collective() -> Iterator[None]:
+    """Let the XGBoosts of all workers work together while the block runs."""
+    rank, world = rank_and_world()
+    if world == 1:
+        yield
+        return
+    host = own_address()
+    tracker = RabitTracker(world, host, sortby="task") if rank == 0 else None
+    if tracker is not None:
+        tracker.start()
+    given = gather(tracker.worker_args() if tracker is not None else {})[0]
+    with CommunicatorContext(**given, dmlc_task_id=f"{rank:06}"):
+        yield
+    if tracker is not None:
+        tracker.wait_for()
+
+
+def _parameters(config: XGBoostConfig) -> dict[str, Any]:
+    """XGBoost's own names; those that the objective does not have are left out."""
+    ranking = {
+        "lambdarank_pair_method": "topk",
+        "lambdarank_num_pair_per_sample": config.truncation,
+        "ndcg_exp_gain": config.label_gain == "exponential",
+    }
+    return {
+        "objective": config.objective,
+        **(ranking if config.objective != _SQUARED_ERROR else {}),
+        "eval_metric": f"ndcg@{config.stop_on}",
+        "tree_method": "hist",
+        "device": "cpu",
+        "grow_policy": "lossguide",
+        "max_leaves": config.max_leaves,
+        "max_depth": config.max_depth,
+        "learning_rate": config.learning_rate,
+        "min_child_weight": config.min_child_weight,
+        "colsample_bytree": config.colsample_bytree,
+        "subsample": config.subsample,
+        "reg_lambda": config.reg_lambda,
+        "max_bin": config.max_bin,
+        "seed": config.seed,
+        "nthread": config.num_threads,
+    }

@@ -1,0 +1,107 @@
+"""What trees see of documents: raw features, principal components of these, scores of other models.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F raw features, G columns of a view, C numeric features of a
+projection, K components, M models.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups, standardise_by_group
+from ltrscale.data.manifest import Feature
+
+Columns = Callable[[QueryGroups], NDArray[np.float32]]
+"""Columns [N, G] of the documents of a batch with raw features [N, F]."""
+
+
+@dataclass(frozen=True)
+class View:
+    """Names and kinds of the columns that trees see, and the function that makes them."""
+
+    features: tuple[Feature, ...]
+    columns: Columns
+
+
+def raw(features: Sequence[Feature]) -> View:
+    """The raw features as they are."""
+    return View(tuple(features), lambda groups: groups.features_NF.cpu().numpy())
+
+
+def chosen(features: Sequence[Feature], names: Sequence[str]) -> View:
+    """Some of the raw features, in the order of their names."""
+    places = {feature.name: place for place, feature in enumerate(features)}
+    columns = [places[name] for name in names]
+    return View(tuple(features[c] for c in columns), lambda groups: groups.features_NF.cpu().numpy()[:, columns])
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Principal components of standardised numeric features; a missing value counts as the mean.
+
+    `component_k = sum_c components_KC[k, c] (x_c - mean_C[c]) / scale_C[c]` over the raw features `features_C`.
+
+    Example:
+        >>> one = Projection(np.array([1]), np.array([2.0]), np.array([4.0]), np.array([[1.0]]))
+        >>> one(np.float32([[9, 10], [9, np.nan]])).tolist()
+        [[2.0], [0.0]]
+    """
+
+    features_C: NDArray[np.int64]
+    mean_C: NDArray[np.float64]
+    scale_C: NDArray[np.float64]
+    components_KC: NDArray[np.float64]
+
+    def __call__(self, features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Components [N, K] of documents with these raw features."""
+        z_NC = (features_NF[:, self.features_C].astype(np.float64) - self.mean_C) / self.scale_C
+        z_NC[np.isnan(z_NC)] = 0.0
+        return (z_NC @ self.components_KC.T).astype(np.float32)
+
+    def to_bytes(self) -> bytes:
+        """Content of a safetensors file, which `from_bytes` reads."""
+        return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in vars(self).items()})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What `to_bytes` gave."""
+        arrays = safetensors.numpy.load(data)
+        return cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
+
+
+def projected(view: View, projection: Projection) -> View:
+    """A view with principal components of the raw features after its columns."""
+    names = [f"component {k}" for k in range(len(projection.components_KC))]
+
+    def columns(groups: QueryGroups) -> NDArray[np.float32]:
+        return np.concatenate([view.columns(groups), projection(groups.features_NF.cpu().numpy())], axis=1)
+
+    return View((*view.features, *(Feature(name=name) for name in names)), columns)
+
+
+def scored(view: View, scorers: Mapping[str, Callable[[QueryGroups], Tensor]], *, standardise: bool) -> View:
+    """A view with the scores of some models, in float32, after its columns.
+
+    Args:
+        view: the columns before.
+        scorers: by the model's name; each gives scores [N] of a batch.
+        standardise: whether scores are standardised within each group.
+    """
+
+    def column(scorer: Callable[[QueryGroups], Tensor], groups: QueryGroups) -> NDArray[np.float32]:
+        scores_N = scorer(groups).double()
+        if standardise:
+            scores_N = standardise_by_group(scores_N, groups.offsets_Q1.cpu())
+        return scores_N.float().numpy()
+
+    def columns(groups: QueryGroups) -> NDArray[np.float32]:
+        scores = [column(scorer, groups)[:, None] for scorer in scorers.values()]
+        return np.concatenate([view.columns(groups), *scores], axis=1)
+
+    return View((*view.features, *(Feature(name=f"score of {name}") for name in scorers)), columns)

@@ -1,0 +1,132 @@
+"""CatBoost: bundle scores are its own, group weights, stopping, and the library that is not there."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import catboost
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from ltrscale import boosters
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import Split, Splits, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.workers import Context
+from ltrscale.trees.configs import CatBoostConfig
+from ltrscale.trees.data import Codes, Labelled, read
+from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.watch import watching
+from ltrscale.trees.with_catboost import boost
+from ltrscale.views import raw
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+CONFIG = CatBoostConfig(num_trees=10, depth=3, learning_rate=0.3, early_stopping_rounds=None, num_threads=1)
+Read = tuple[Labelled, Codes, Labelled]
+
+
+@pytest.fixture(scope="module")
+def data(write_dataset: WriteDataset) -> str:
+    rng = np.random.default_rng(0)
+
+    def groups(count: int) -> Groups:
+        found: Groups = []
+        for _ in range(count):
+            n = int(rng.integers(1, 12))
+            x_LF = np.column_stack([rng.normal(size=n), 1_000_000 + rng.integers(0, 6, n), rng.normal(size=n)])
+            labels_L = np.clip(np.round(x_LF[:, 0] + x_LF[:, 1] % 3), 0, 4)
+            x_LF[rng.random(x_LF.shape) < 0.1] = np.nan
+            found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
+        return found
+
+    features = [Feature(name="x"), Feature(name="c", kind="categorical"), Feature(name="y")]
+    return write_dataset({"train": groups(150), "validation": groups(40), "test": groups(1)}, features)
+
+
+@pytest.fixture(scope="module")
+def splits(data: str) -> Read:
+    train, codes = read(select(Split(data=(data,), periods=("train",)), labelled=True), "train")
+    validation, _ = read(select(Split(data=(data,), periods=("validation",)), labelled=True), "validation")
+    return train, codes, validation
+
+
+def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: Context | None = None) -> bytes:
+    train, codes, validation = splits
+    with watching(config, validation, "catboost", context or Context()) as watch:
+        return boost(config, train, train.labels_N, validation, codes, watch)
+
+
+def frame(rows_NF: NDArray[np.float32]) -> pd.DataFrame:
+    """Categories as texts, made one by one."""
+    names = ["missing" if np.isnan(value) else str(int(value)) for value in rows_NF[:, 1]]
+    return pd.DataFrame({0: rows_NF[:, 0], 1: names, 2: rows_NF[:, 2]})
+
+
+def direct(splits: Read, objective: str, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Scores of the training documents by CatBoost alone."""
+    train, codes, _ = splits
+    rows = frame(np.concatenate(list(train.rows(codes.known()))))
+    group_N = np.repeat(train.ids_Q, train.lengths_Q)
+    pool = catboost.Pool(rows, train.labels_N, group_id=group_N, group_weight=weights, cat_features=[1])
+    model = catboost.CatBoost(
+        {
+            "loss_function": objective, "iterations": 10, "depth": 3, "learning_rate": 0.3, "random_seed": 0,
+            "thread_count": 1, "l2_leaf_reg": 3.0, "border_count": 254, "rsm": 1.0,
+            "allow_writing_files": False, "logging_level": "Silent",
+        }
+    )  # fmt: skip
+    return np.asarray(model.fit(pool).predict(rows))
+
+
+def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
+    (groups,) = iterate(splits[0].selection, docs_per_batch=1 << 20)
+    return boosters.scorer("catboost", [model], splits[0].view, threads=1)(groups).numpy()
+
+
+@pytest.mark.parametrize("objective", ["YetiRank", "QueryRMSE"])
+def test_scores_are_those_of_catboost(splits: Read, objective: str) -> None:
+    config = CatBoostConfig.model_validate({**CONFIG.model_dump(), "objective": objective})
+    expected_N = direct(splits, objective)
+    assert len(np.unique(expected_N)) > 20
+    np.testing.assert_allclose(scores_of(model_of(splits, config), splits), expected_N, atol=1e-9)
+
+
+def test_groups_are_weighted_by_the_mean_of_their_documents(splits: Read) -> None:
+    train, codes, validation = splits
+    weights_N = np.random.default_rng(1).uniform(0.1, 3.0, len(train.labels_N))
+    weighted = (replace(train, weights_N=weights_N), codes, validation)
+    means_Q = np.array([weights_N[a:b].mean() for a, b in zip(train.offsets_Q1, train.offsets_Q1[1:], strict=False)])
+    expected_N = direct(splits, "QueryRMSE", np.repeat(means_Q, train.lengths_Q))
+    config = CONFIG.replace(objective="QueryRMSE")
+    np.testing.assert_allclose(scores_of(model_of(weighted, config), splits), expected_N, atol=1e-9)
+    assert not np.allclose(scores_of(model_of(splits, config), splits), expected_N)
+
+
+def test_a_request_to_stop_comes_through_the_library(splits: Read) -> None:
+    asked = iter([False, False, True])
+    with pytest.raises(Stopped, match="asked to stop after 2 trees"):
+        model_of(splits, context=Context(stopping=lambda: next(asked)))
+
+
+def test_what_it_refuses_to_learn_from_is_said_in_one_line(splits: Read) -> None:
+    train, codes, validation = splits
+    equal = (replace(train, labels_N=np.ones_like(train.labels_N)), codes, validation)
+    with pytest.raises(InputError, match=r"^train: CatBoost finds nothing to learn \(All train targets are equal\); "):
+        model_of(equal)
+
+
+def test_a_missing_library_is_named_before_data_is_read(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "catboost", None)
+    one_line = r"^CatBoost is not installed; pip install 'ltrscale\[trees-extra\]'$"
+    splits = {name: {"data": data, "periods": name} for name in ("train", "validation", "test")}
+    with pytest.raises(InputError, match=one_line):
+        train_gbdt(CONFIG, Splits.model_validate(splits), str(tmp_path), made_by={}, report=lambda _: None)
+    with pytest.raises(InputError, match=one_line):
+        boosters.scorer("catboost", [b""], raw(()), threads=1)

@@ -1,0 +1,144 @@
+"""Trees on several workers: shares, merged codes, global targets, the trees of one process, a worker that dies."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from felled import Felled
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import RowGroup, Selection, Splits, select
+from ltrscale.data.stream import iterate
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, WorkersConfig
+from ltrscale.trees import gbdt
+from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
+from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.shares import deal
+from ltrscale.trees.targets import QuantisedConfig
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+TWO = WorkersConfig(number=2, max_failures=1)
+PERIODS = 5
+GRADES = QuantisedConfig(grades=5, bins="equal_frequency")
+# no limit on the documents of a leaf or a category, which LightGBM estimates where documents are spread
+LIGHTGBM = LightGBMConfig(num_trees=8, num_leaves=8, min_data_in_leaf=1, targets=GRADES, num_threads=1)
+XGBOOST = XGBoostConfig(num_trees=8, max_leaves=8, targets=GRADES, num_threads=1)
+
+
+def selection_of(documents: Sequence[int]) -> Selection:
+    row_groups = [RowGroup("file", i, "p", 1, n, 1, 0, i) for i, n in enumerate(documents)]
+    return Selection((), tuple(row_groups), "hash", labelled=True)
+
+
+@given(documents=st.lists(st.integers(0, 50), min_size=1, max_size=30), data=st.data())
+def test_each_row_group_is_one_workers_and_documents_are_balanced(documents: list[int], data: st.DataObject) -> None:
+    world = data.draw(st.integers(1, len(documents)))
+    whole = selection_of(documents)
+    shares = [deal(whole, rank=rank, world=world) for rank in range(world)]
+    assert sorted(r.index for share in shares for r in share.row_groups) == list(range(len(documents)))
+    assert all(share.row_groups for share in shares)
+    loads = [sum(max(1, r.documents) for r in share.row_groups) for share in shares]
+    assert max(loads) - min(loads) <= max(1, *documents, 1)
+    assert sum(share.n_groups for share in shares) == whole.n_groups
+
+
+def groups_of(rng: np.random.Generator, count: int, *, codes: Sequence[int], shift: float, grades: bool) -> Groups:
+    """Integer features, so that every value has its own bin; labels are grades, or real numbers that are shifted."""
+    found: Groups = []
+    for _ in range(count):
+        n = int(rng.integers(2, 15))
+        x_LF = np.column_stack([rng.choice(codes, n), rng.integers(0, 40, (n, 3))]).astype(np.float32)
+        score_L = x_LF[:, 1] / 40 + (x_LF[:, 0] % 3) / 2 + rng.normal(size=n) / 20
+        labels_L = np.clip(np.round(score_L * 3), 0, 4) if grades else score_L + shift
+        found.append((x_LF, labels_L.astype(np.float32)))
+    return found
+
+
+@pytest.fixture(scope="module", params=["categorical"])
+def splits(write_dataset: WriteDataset, request: pytest.FixtureRequest) -> Splits:
+    """Training periods, a row group each, that have different scores and codes; these are categories or numbers."""
+    rng = np.random.default_rng(0)
+    codes = [100_000 + i for i in range(11)]  # some are in the share of one worker alone
+    data = {
+        f"train-{i}": groups_of(rng, 40 + 15 * i, codes=codes[2 * i : 2 * i + 3], shift=i / 10, grades=False)
+        for i in range(PERIODS)
+    }
+    data |= {name: groups_of(rng, 80, codes=codes, shift=0, grades=True) for name in ("validation", "test")}
+    url = write_dataset(data, [Feature(name="c", kind=request.param), *(Feature(name=name) for name in "xyz")])
+    return Splits.model_validate(
+        {
+            "train": {"data": url, "periods": f"train-0..train-{PERIODS - 1}"},
+            "validation": {"data": url, "periods": "validation"},
+            "test": {"data": url, "periods": "test"},
+        }
+    )
+
+
+def train(config: GBDTConfig, splits: Splits, out: Path, workers: WorkersConfig) -> tuple[Bundle, list[float]]:
+    records: list[Mapping[str, object]] = []
+    bundle = train_gbdt(config, splits, str(out), made_by={}, report=records.append, workers=workers)
+    last = records[-config.num_trees :]  # before them there are those of a start that came to nothing
+    assert [r["tree"] for r in last] == list(range(1, config.num_trees + 1)), "rank 0 alone reports"
+    return bundle, [float(r[f"validation_ndcg@5_{config.kind}"]) for r in last]  # type: ignore[arg-type]
+
+
+def test_more_workers_than_row_groups_are_refused_before_any_starts(splits: Splits, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train has 5 row groups for 6 workers, .*; lower workers to 5"):
+        train(LIGHTGBM, splits, tmp_path, WorkersConfig(number=(2, 6)))
+
+
+def test_catboost_takes_one_worker(splits: Splits, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="CatBoost trains in one process, not on 2 workers; set workers to 1"):
+        train(CatBoostConfig(), splits, tmp_path, TWO)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray with six logical CPUs, whose processes can import modules of the tests."""
+    with pytest.MonkeyPatch.context() as environment:
+        paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        with ray_cluster(6):
+            yield
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("splits", "config", "kills"),
+    [("numeric", LIGHTGBM, True), ("categorical", XGBOOST, False)],
+    indirect=["splits"],
+    ids=["lightgbm", "xgboost"],
+)
+def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
+    splits: Splits,
+    tmp_path: Path,
+    config: GBDTConfig,
+    kills: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, theirs_of_one = train(config, splits, tmp_path / "one", ONE)
+    if kills:
+        monkeypatch.setattr(gbdt, "gbdt_worker", Felled(str(tmp_path), rank=1, tree=3))
+    with caplog.at_level(logging.WARNING, "ltrscale"):
+        two, theirs_of_two = train(config, splits, tmp_path / "two", TWO)
+    assert ("rank 1: ActorDiedError" in caplog.text) == kills
+    assert one.metrics["labelled_groups"] == two.metrics["labelled_groups"] == 350
+    assert theirs_of_two == pytest.approx(theirs_of_one, abs=1e-5)
+    test = QueryGroups.concat(list(iterate(select(splits.test, labelled=True), docs_per_batch=64)))
+    expected_N = one.scorer()(test).numpy()
+    assert len(np.unique(expected_N)) > 20
+    np.testing.assert_allclose(two.scorer()(test).numpy(), expected_N, atol=1e-5)

@@ -1,0 +1,210 @@
+"""Stacking: scores are found by group, members never score what they were trained on, and the bundle is whole."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from ltrscale import views
+from ltrscale.batch import QueryGroups, rows_of
+from ltrscale.bundle import Bundle, load
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import Split, Splits, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.ranking.metrics import ndcg
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.scored import Scores, score
+from ltrscale.trees.stacking import StackConfig, StackMember, out_of_fold, train_stack
+from ltrscale.workflows.stages import GBDTJob, gbdt_stage
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+FEATURES = [Feature(name="noise"), Feature(name="brand", kind="categorical"), Feature(name="price")]
+GREEDY = LightGBMConfig(
+    num_trees=40, num_leaves=63, min_data_in_leaf=1, num_threads=1, early_stopping_rounds=None, learning_rate=0.3
+)
+"""Trees that learn labels by heart."""
+STACK = StackConfig(folds=3, gbdt=LightGBMConfig(num_trees=30, num_threads=1, min_data_in_leaf=5))
+
+
+def make_groups(rng: np.random.Generator, count: int) -> Groups:
+    """Labels say nothing of the noise, something of the brand, and their half is chance."""
+    found: Groups = []
+    for _ in range(count):
+        length = int(rng.integers(3, 10))
+        brand_L = rng.choice([7, 9_000_000], length)
+        x_LF = np.column_stack([rng.normal(size=length), brand_L, rng.normal(size=length)])
+        labels_L = np.where(rng.random(length) < 0.5, brand_L == 7, rng.random(length) < 0.5)
+        found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def splits(write_dataset: WriteDataset) -> Splits:
+    rng = np.random.default_rng(0)
+    names = ("train", "validation", "test")
+    url = write_dataset({name: make_groups(rng, 90) for name in names}, FEATURES)
+    values = {name: {"data": url, "periods": name} for name in names}
+    return Splits.model_validate({**values, "train": {**values["train"], "labelled_fraction": 0.8}})
+
+
+def in_fold(split: Split, number: int, *, held_out: bool) -> Split:
+    return split.replace(fold=STACK.fold(number, held_out=held_out).model_dump())
+
+
+@pytest.fixture(scope="module")
+def member(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> StackMember:
+    """Trees that know their training labels by heart, on all folds and on all but each."""
+    folder = tmp_path_factory.mktemp("member")
+    train = {"whole": splits.train} | {str(k): in_fold(splits.train, k, held_out=False) for k in range(STACK.folds)}
+    for name, split in train.items():
+        of_fold = splits.replace(train=split.model_dump())
+        gbdt_stage(GBDTJob(out=str(folder / name), splits=of_fold, gbdt=GREEDY))
+    return StackMember(bundle=str(folder / "whole"), folds=tuple(str(folder / str(k)) for k in range(STACK.folds)))
+
+
+def read(split: Split) -> QueryGroups:
+    return QueryGroups.concat(list(iterate(select(split, labelled=True))))
+
+
+def ids_of(split: Split) -> set[int]:
+    ids_Q = read(split).ids_Q
+    assert ids_Q is not None
+    return set(ids_Q.tolist())
+
+
+def value(scores_N: torch.Tensor, groups: QueryGroups) -> float:
+    assert groups.labels_N is not None
+    return float(ndcg(scores_N, groups.labels_N, groups.offsets_Q1, k=5).nanmean())
+
+
+def stack(config: StackConfig, members: Mapping[str, StackMember], splits: Splits, out: Path) -> Bundle:
+    return train_stack(config, members, splits, str(out), made_by={}, report=lambda _: None)
+
+
+def test_scores_are_found_for_any_groups_in_any_order() -> None:
+    rng = np.random.default_rng(1)
+    lengths = torch.tensor([3, 1, 4, 2])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    known = Scores(torch.tensor([40, 7, 99, 12]), offsets, torch.from_numpy(rng.normal(size=10)))
+    for _ in range(10):
+        chosen = torch.from_numpy(rng.permutation(4)[: rng.integers(1, 5)])
+        rows, of_chosen = rows_of(offsets, chosen)
+        groups = QueryGroups(torch.zeros(len(rows), 1), of_chosen, ids_Q=known.ids_Q[chosen])
+        assert torch.equal(known(groups), known.scores_N[rows])
+    with pytest.raises(AssertionError, match="not scored"):
+        known(QueryGroups(torch.zeros(1, 1), torch.tensor([0, 1]), ids_Q=torch.tensor([8])))
+    with pytest.raises(AssertionError, match="scored twice"):
+        Scores.joined([known, known])
+
+
+def test_every_training_group_is_scored_once_by_a_member_that_was_not_trained_on_it(
+    splits: Splits, member: StackMember
+) -> None:
+    scores = out_of_fold(STACK, "m", member, splits.train)
+    assert len(scores.ids_Q) == 72
+    assert set(scores.ids_Q.tolist()) == ids_of(splits.train)
+    seen_by_none = []
+    for number, url in enumerate(member.folds):
+        held_out = read(in_fold(splits.train, number, held_out=True))
+        assert held_out.ids_Q is not None
+        opened = load(url)
+        trained_on = ids_of(Split.model_validate(opened.made_by["config"]["splits"][0]))
+        assert len(trained_on) == opened.metrics["labelled_groups"] == 48
+        assert not trained_on & set(held_out.ids_Q.tolist())
+        assert torch.equal(scores(held_out), opened.scorer()(held_out))
+        seen_by_none += held_out.ids_Q.tolist()
+    assert sorted(seen_by_none) == sorted(ids_of(splits.train))
+
+
+def test_a_leak_would_show(splits: Splits, member: StackMember) -> None:
+    """Out of fold the member is as bad on training groups as on test groups; in fold it knows their labels."""
+    train, test = read(splits.train), read(splits.test)
+    whole = load(member.bundle).scorer()
+    out_of_fold_value = value(out_of_fold(STACK, "m", member, splits.train)(train), train)
+    assert abs(out_of_fold_value - value(whole(test), test)) < 0.06
+    assert value(whole(train), train) > out_of_fold_value + 0.15
+
+
+@pytest.mark.parametrize("folds", [2, 3])
+def test_members_that_have_seen_a_held_out_label_are_noticed(splits: Splits, member: StackMember, folds: int) -> None:
+    mixed_up = member.replace(folds=member.folds[1:] + member.folds[:1])
+    with pytest.raises(AssertionError, match="has seen held-out labels"):
+        out_of_fold(STACK, "m", mixed_up, splits.train)
+    whole = member.replace(folds=(member.bundle,) * folds)
+    with pytest.raises(AssertionError, match="has seen held-out labels"):
+        out_of_fold(STACK.replace(folds=folds), "m", whole, splits.train)
+
+
+@pytest.mark.parametrize("features", [(), "all", ("price", "brand")], ids=str)
+@pytest.mark.parametrize("standardise", [True, False])
+def test_the_bundle_is_whole_and_scores_raw_features(
+    splits: Splits, member: StackMember, tmp_path: Path, features: tuple[str, ...], standardise: bool
+) -> None:
+    config = STACK.replace(features=features, standardise=standardise)
+    stack(config, {"by-heart": member}, splits, tmp_path / "out")
+    for file in json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]:
+        target = tmp_path / "moved" / file["path"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "out" / file["path"], target)
+    shutil.copy(tmp_path / "out" / "manifest.json", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "out")
+    bundle = load(str(tmp_path / "moved"))
+    assert bundle.members["by-heart"].contents == load(member.bundle).contents
+    groups = read(splits.validation)
+    assert bundle.metrics["validation_ndcg@5"] == pytest.approx(value(bundle.scorer(threads=1)(groups), groups))
+    alone = value(load(member.bundle).scorer()(groups), groups)
+    assert bundle.metrics["validation_ndcg@5_by-heart"] == pytest.approx(alone)
+    assert bundle.metrics["labelled_groups"] == 72
+    one_by_one = [bundle.scorer(threads=1)(part) for part in parts(groups)]
+    assert torch.equal(torch.cat(one_by_one), bundle.scorer(threads=1)(groups))
+
+
+def parts(groups: QueryGroups) -> list[QueryGroups]:
+    bounds = groups.offsets_Q1.tolist()
+    return [QueryGroups(groups.features_NF[a:b], torch.tensor([0, b - a])) for a, b in itertools.pairwise(bounds)]
+
+
+def test_standardised_scores_need_no_common_scale(splits: Splits, member: StackMember) -> None:
+    """Of a member whose scores are a hundred times larger trees see the same."""
+    groups, scorer = read(splits.validation), load(member.bundle).scorer()
+    nothing = views.View((), lambda groups: np.zeros((groups.n_documents, 0), np.float32))
+    plain, loud = (
+        views.scored(nothing, {"m": one}, standardise=True).columns(groups)
+        for one in (scorer, lambda groups: 100 * scorer(groups) + 7)
+    )
+    np.testing.assert_allclose(plain, loud, atol=1e-5)
+
+
+def test_a_ready_bundle_scores_all_groups_itself(splits: Splits, member: StackMember, tmp_path: Path) -> None:
+    ready = StackMember(bundle=member.bundle)
+    scores = out_of_fold(STACK, "ready", ready, splits.train)
+    expected = score(select(splits.train, labelled=True), load(member.bundle).scorer(), "m")
+    assert torch.equal(scores.scores_N, expected.scores_N)
+    bundle = stack(STACK, {"a": member, "b": ready}, splits, tmp_path / "out")
+    assert list(bundle.members) == ["a", "b"]
+
+
+def test_a_damaged_member_is_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
+    stack(STACK, {"m": member}, splits, tmp_path / "out")
+    model = tmp_path / "out" / "members" / "m" / "model.txt"
+    model.write_text(model.read_text() + "\n")
+    with pytest.raises(InputError, match=r"members/m/model.txt: its content is not what was committed"):
+        load(str(tmp_path / "out"))
+
+
+def test_features_that_are_not_there_are_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
+    for features, message in (
+        (("prize",), r"features: the data has no 'prize'; the nearest is 'price'"),
+        (("price", "price"), "features: a name stands twice"),
+    ):
+        with pytest.raises(InputError, match=message):
+            stack(STACK.replace(features=features), {"m": member}, splits, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,134 @@
+"""XGBoost: streamed bins, group weights and what its model file carries, against XGBoost on the whole matrix."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from ltrscale import boosters
+from ltrscale.data.manifest import Feature
+from ltrscale.data.split import Split, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import Context
+from ltrscale.trees import data as tree_data
+from ltrscale.trees.configs import XGBoostConfig
+from ltrscale.trees.data import Codes, Labelled, read
+from ltrscale.trees.gbdt import check_labels
+from ltrscale.trees.watch import watching
+from ltrscale.trees.with_xgboost import _parameters, boost
+
+Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
+WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+CONFIG = XGBoostConfig(num_trees=8, max_leaves=8, early_stopping_rounds=None, num_threads=1)
+FEATURES = [Feature(name="c", kind="categorical"), Feature(name="x"), Feature(name="y")]
+Read = tuple[Labelled, Codes, Labelled]
+
+
+@pytest.fixture(scope="module")
+def splits(write_dataset: WriteDataset) -> Read:
+    """Groups with a categorical feature and missing values, read in many small batches."""
+    rng = np.random.default_rng(0)
+
+    def groups(count: int) -> Groups:
+        found: Groups = []
+        for _ in range(count):
+            n = int(rng.integers(1, 12))
+            x_LF = np.column_stack([1_000_000 + rng.integers(0, 15, n), rng.normal(size=(n, 2))])
+            labels_L = np.clip(np.round(x_LF[:, 1] + x_LF[:, 0] % 3), 0, 4)
+            x_LF[rng.random(x_LF.shape) < 0.1] = np.nan
+            found.append((x_LF.astype(np.float32), labels_L.astype(np.float32)))
+        return found
+
+    url = write_dataset({"train": groups(300), "validation": groups(50)}, FEATURES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_data, "_DOCS_PER_BATCH", 100)
+        train, codes = read(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
+        validation, _ = read(select(Split(data=(url,), periods=("validation",)), labelled=True), "validation")
+    return train, codes, validation
+
+
+def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None, batch: int = 100) -> bytes:
+    given, codes, validation = splits
+    with watching(config, validation, "xgboost", Context()) as watch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
+        return boost(config, train or given, given.labels_N, validation, codes, watch)
+
+
+def directly(config: XGBoostConfig, splits: Read, weights: NDArray[np.float64] | None = None) -> xgb.Booster:
+    """The same trees by XGBoost on the whole matrix."""
+    train, codes, _ = splits
+    rows_NF = np.concatenate(list(train.rows(codes.known())))
+    by_group = {"group": train.lengths_Q} if config.objective != "reg:squarederror" else {}
+    data = xgb.QuantileDMatrix(
+        rows_NF,
+        train.labels_N,
+        weight=weights,
+        feature_types=["c", "q", "q"],
+        enable_categorical=True,
+        max_bin=config.max_bin,
+        **by_group,
+    )
+    return xgb.train(_parameters(config), data, config.num_trees)
+
+
+def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
+    train, codes, _ = splits
+    booster = xgb.Booster(model_file=bytearray(model))
+    rows_NF = np.concatenate(list(train.rows(codes.known())))
+    return np.asarray(booster.inplace_predict(rows_NF, predict_type="margin"), np.float64)
+
+
+def direct_scores(booster: xgb.Booster, splits: Read) -> NDArray[np.float64]:
+    return scores_of(bytes(booster.save_raw("json")), splits)
+
+
+@pytest.mark.parametrize("objective", ["rank:ndcg", "rank:pairwise", "reg:squarederror"])
+def test_streamed_trees_are_those_of_the_whole_matrix(splits: Read, objective: str) -> None:
+    config = XGBoostConfig.model_validate({**CONFIG.model_dump(), "objective": objective})
+    expected_N = direct_scores(directly(config, splits), splits)
+    assert len(np.unique(expected_N)) > 20
+    np.testing.assert_allclose(scores_of(model_of(config, splits), splits), expected_N, atol=1e-6)
+
+
+def test_ranking_weights_groups_by_the_mean_of_their_documents(splits: Read) -> None:
+    train = splits[0]
+    weights_N = np.random.default_rng(1).uniform(0.1, 3.0, len(train.labels_N))
+    weighted = replace(train, weights_N=weights_N)
+    model = model_of(CONFIG, splits, weighted, batch=10_000)  # XGBoost's own borders depend a little on the batches
+    means_Q = [weights_N[a:b].mean() for a, b in zip(train.offsets_Q1, train.offsets_Q1[1:], strict=False)]
+    expected_N = direct_scores(directly(CONFIG, splits, np.array(means_Q)), splits)
+    np.testing.assert_allclose(scores_of(model, splits), expected_N, atol=1e-6)
+    assert not np.allclose(scores_of(model_of(CONFIG, splits), splits), expected_N)
+
+
+def test_squared_error_weights_documents(splits: Read) -> None:
+    config = CONFIG.replace(objective="reg:squarederror")
+    weights_N = np.random.default_rng(1).uniform(0.1, 3.0, len(splits[0].labels_N))
+    model = model_of(config, splits, replace(splits[0], weights_N=weights_N))
+    expected_N = direct_scores(directly(config, splits, weights_N), splits)
+    np.testing.assert_allclose(scores_of(model, splits), expected_N, atol=1e-6)
+
+
+def test_the_model_file_carries_the_codes(splits: Read) -> None:
+    model = model_of(CONFIG, splits)
+    (codes,) = json.loads(json.loads(model)["learner"]["attributes"]["codes"])
+    assert codes == list(range(1_000_000, 1_000_015))
+    train = splits[0]
+    score = boosters.scorer("xgboost", [model, model], train.view, threads=1)
+    (groups,) = iterate(train.selection, docs_per_batch=1 << 20)
+    np.testing.assert_array_equal(score(groups).numpy(), scores_of(model, splits))
+
+
+def test_linear_gains_take_labels_beyond_the_exponential_ones(splits: Read) -> None:
+    train = splits[0]
+    with pytest.raises(InputError, match=r"train: group [0-9]+ has label 40, .*lengthen label_gain"):
+        check_labels(CONFIG, train, train.labels_N * 10)
+    linear = CONFIG.replace(label_gain="linear")
+    check_labels(linear, train, train.labels_N * 10)
+    model = model_of(linear, splits)
+    assert not np.allclose(scores_of(model, splits), scores_of(model_of(CONFIG, splits), splits))
