@@ -22,6 +22,14 @@ class SigmoidConfig(Config):
     """Labels are divided by this: 4 for grades from 0 to 4."""
 
 
+class SquaredErrorConfig(Config):
+    """Squared error of every document on its own, for labels that are a teacher's scores."""
+
+    kind: Literal["squared_error"] = "squared_error"
+    standardise: bool = False
+    """Regress on labels standardised per query group, whose zero and scale then say nothing."""
+
+
 class RankNetConfig(Config):
     """RankNet: logistic loss of every pair in the wrong order."""
 
@@ -136,6 +144,7 @@ class PiRankConfig(Config):
 
 LossConfig = Annotated[
     SigmoidConfig
+    | SquaredErrorConfig
     | RankNetConfig
     | HingeConfig
     | LambdaRankConfig
@@ -151,7 +160,7 @@ LossConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-WEIGHTED = (SigmoidConfig, SoftmaxConfig, SoftmaxNegativesConfig, AttentionAllocationConfig)
+WEIGHTED = (SigmoidConfig, SquaredErrorConfig, SoftmaxConfig, SoftmaxNegativesConfig, AttentionAllocationConfig)
 """Losses that take document weights."""
 
 
@@ -176,6 +185,9 @@ def ranking_loss(
     match config:
         case SigmoidConfig(highest_label=highest):
             loss_Q = losses.sigmoid_cross_entropy(*data, highest_label=highest, weights_N=weights_N)
+            return loss_Q, groups.lengths_Q > 0
+        case SquaredErrorConfig(standardise=standardise):
+            loss_Q = losses.squared_error(*data, standardise=standardise, weights_N=weights_N)
             return loss_Q, groups.lengths_Q > 0
         case RankNetConfig(sigma=sigma):
             return pairwise.ranknet(*data, sigma=sigma), has_pairs(labels_N, offsets_Q1)

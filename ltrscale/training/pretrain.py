@@ -3,13 +3,14 @@
 import math
 import typing
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
 
 from ltrscale import bundle
-from ltrscale.config import overlay, validate
+from ltrscale.config import is_current, overlay, validate
 from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
@@ -33,7 +34,7 @@ from ltrscale.training.pretexts import (
     draws_from_marginals,
 )
 from ltrscale.training.reduce import rank_and_world
-from ltrscale.training.resumption import PREFLIGHT, TRANSFORM, checkpoints_of, finish
+from ltrscale.training.resumption import EPOCHS, PREFLIGHT, TRANSFORM, checkpoints_of, finish
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import TrainingConfig, set_up
 from ltrscale.training.snapshot import restore
@@ -50,9 +51,15 @@ class PretrainConfig(TrainingConfig):
     network: NetworkConfig = NetworkConfig()
     epochs: int = Field(300, ge=1)
     """Passes over all groups of the training split."""
+    keep_every: int | None = Field(None, ge=1)
+    """Commit the encoder every so many epochs too, as a bundle of its own: `epochs/00020` below the output."""
     stream: StreamConfig = StreamConfig(docs_per_batch=65_536, streams=8)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
+
+    def identity(self) -> Self:
+        """As for any training; what is kept along the way changes nothing in the result either."""
+        return super().identity().replace(keep_every=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -122,17 +129,10 @@ def pretrain_worker(arguments: Mapping[str, Any], context: Context) -> None:
     model.to(set_up(config))
     with checkpoints_of(config, out, origin=origin, data=selection.hash, context=context) as checkpoints:
         trainer = _trainer(model, config, selection, checkpoints, context)
-        loss = _train(trainer, config, checkpoints, context.report)
+        keep = _Keeper(model, config, selection, out, origin, context.report)
+        loss = _train(trainer, config, checkpoints, context.report, keep)
     if rank_and_world()[0] == 0:
-        bundle.save_pretrained(
-            out,
-            model,
-            config=config.model_dump(mode="json"),
-            features=selection.features,
-            dataset_hash=selection.hash,
-            metrics={"loss": loss},
-            made_by=origin,
-        )
+        keep.save(out, loss, origin)
         finish(out)
         log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, out)
 
@@ -160,7 +160,41 @@ def _trainer(
     )
 
 
-def _train(trainer: Trainer, config: PretrainConfig, checkpoints: Checkpoints, report: Report) -> float:
+@dataclass(frozen=True)
+class _Keeper:
+    """Commits the encoder as a bundle, at the end of the run and along the way."""
+
+    model: Pretrainer
+    config: PretrainConfig
+    selection: Selection
+    out: str
+    origin: Mapping[str, Any]
+    report: Report
+
+    def save(self, url: str, loss: float, origin: Mapping[str, Any]) -> None:
+        """Commit the encoder as it stands."""
+        bundle.save_pretrained(
+            url,
+            self.model,
+            config=self.config.model_dump(mode="json"),
+            features=self.selection.features,
+            dataset_hash=self.selection.hash,
+            metrics={"loss": loss},
+            made_by=origin,
+        )
+
+    def after(self, epoch: int, loss: float) -> None:
+        """Commit the encoder where it is to be kept after this epoch, unless a run before has, and say so."""
+        every = self.config.keep_every
+        if every is None or epoch % every or epoch == self.config.epochs or rank_and_world()[0] != 0:
+            return
+        url, origin = join(self.out, EPOCHS, f"{epoch:05d}"), {**self.origin, "epoch": epoch}
+        if not is_current(url, origin):
+            self.save(url, loss, origin)
+        self.report({"epoch": epoch, "bundle": url})
+
+
+def _train(trainer: Trainer, config: PretrainConfig, checkpoints: Checkpoints, report: Report, keep: _Keeper) -> float:
     """Run the epochs that remain; returns the last one's mean loss."""
     if (saved := checkpoints.newest()) is not None:
         restore(trainer, saved)
@@ -173,4 +207,5 @@ def _train(trainer: Trainer, config: PretrainConfig, checkpoints: Checkpoints, r
             report(record)
             tell(record)
             loss = trainer.past.mean_loss
+            keep.after(trainer.state.epoch, loss)
     return loss

@@ -9,7 +9,7 @@ from ltrscale.storage import join, remove
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
 from ltrscale.training.settings import TrainingConfig
 
-CHECKPOINTS, PREFLIGHT, TRANSFORM = "checkpoints", "preflight", "transform"
+CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transform", "epochs"
 
 
 def checkpoints_of(
@@ -39,5 +39,5 @@ def finish(out: str) -> None:
 
 def start_anew(out: str) -> None:
     """Remove all that a run left, so that the next one begins at the beginning."""
-    for name in (CHECKPOINTS, PREFLIGHT, TRANSFORM):
+    for name in (CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS):
         remove(join(out, name))

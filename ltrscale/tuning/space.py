@@ -1,0 +1,196 @@
+"""What a search may try: for each key of a job's config a range of numbers or a list of choices."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+
+Params = dict[str, Any]
+"""A value for every key of a space."""
+
+
+class Dimension(Config):
+    """The values that one key may take: a range from `low` to `high`, both included, or `choices`."""
+
+    low: float | None = None
+    """Least value."""
+    high: float | None = None
+    """Greatest value."""
+    log: bool = False
+    """Draw evenly on a logarithmic scale."""
+    integer: bool = False
+    """Whole numbers only."""
+    step: float | None = Field(None, gt=0)
+    """Only `low`, `low + step`, `low + 2 step`, ..."""
+    choices: tuple[Any, ...] | None = None
+    """In place of a range: values of any kind, such as a method with its settings."""
+    when: dict[str, Any] = Field(default_factory=dict)
+    """Use the key only where the config has these values, such as {pretrain.method.kind: simclr_rank}."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.choices is not None:
+            if self.low is not None or self.high is not None or self.log or self.integer or self.step is not None:
+                raise ValueError("choices and a range exclude each other; leave one of them out")
+            if len({label(choice) for choice in self.choices}) < max(1, len(self.choices)):
+                raise ValueError("choices needs one value at least, and each only once")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give low and high, or choices")
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them, or leave the key out")
+        if self.log and (self.low <= 0 or self.step not in (None, 1 if self.integer else None)):
+            raise ValueError("log needs low above 0 and no step")
+        if self.integer and any(x is not None and x != int(x) for x in (self.low, self.high, self.step)):
+            raise ValueError("integer needs whole numbers for low, high and step")
+        if self.step is not None and not _is_whole((self.high - self.low) / self.step):
+            raise ValueError(f"steps of {self.step:g} from low {self.low:g} do not meet high {self.high:g}")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Low and high of a range."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low, self.high
+
+    def probes(self) -> list[Any]:
+        """Values that tell whether the key takes all of them: every choice, or both ends and a point between."""
+        if self.choices is not None:
+            return list(self.choices)
+        low, high = self.bounds
+        if self.integer:
+            return [int(low), int(high)]
+        between = low + (self.step or (high - low) / 3)
+        return [low, high, between]
+
+    def values(self) -> list[Any] | None:
+        """All values, where they can be counted."""
+        if self.choices is not None:
+            return list(self.choices)
+        low, high = self.bounds
+        step = self.step or (1 if self.integer else None)
+        if step is None:
+            return None
+        number = int if self.integer else float
+        return [number(low + place * step) for place in range(round((high - low) / step) + 1)]
+
+    def contains(self, value: Any) -> bool:
+        """Whether the search could draw this value."""
+        if self.choices is not None:
+            return label(value) in map(label, self.choices)
+        low, high = self.bounds
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            return False
+        step = self.step or (1 if self.integer else None)
+        return step is None or _is_whole((value - low) / step)
+
+    def distribution(self) -> BaseDistribution:
+        """The same for Optuna, where choices go by their labels."""
+        if self.choices is not None:
+            return CategoricalDistribution([label(choice) for choice in self.choices])
+        low, high = self.bounds
+        if self.integer:
+            return IntDistribution(int(low), int(high), log=self.log, step=int(self.step or 1))
+        return FloatDistribution(low, high, log=self.log, step=self.step)
+
+
+Space = dict[str, Dimension]
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < 1e-9
+
+
+def label(value: Any) -> str:
+    """A value as short text, the same for equal values.
+
+    Example:
+        >>> label({"kind": "simclr_rank", "temperature": 0.1}), label("adam"), label(True)
+        ('simclr_rank, temperature 0.1', 'adam', 'true')
+    """
+    if isinstance(value, Mapping):
+        parts = [f"{key} {label(inner)}" for key, inner in value.items() if key != "kind"]
+        return ", ".join([*([label(value["kind"])] if "kind" in value else []), *parts])
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def to_optuna(space: Space, params: Params) -> Params:
+    """Values as Optuna knows them."""
+    return {key: label(params[key]) if space[key].choices is not None else params[key] for key in space}
+
+
+def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:
+    """Values as the config knows them."""
+    params = {}
+    for key, dimension in space.items():
+        choices = {label(choice): choice for choice in dimension.choices or ()}
+        params[key] = choices[drawn[key]] if choices else drawn[key]
+    return params
+
+
+def cells(space: Space) -> Iterator[Params]:
+    """Every combination of values, where they can be counted; nothing otherwise.
+
+    Example:
+        >>> list(cells({"a": Dimension(choices=("x", "y")), "b": Dimension(low=1, high=2, integer=True)}))
+        [{'a': 'x', 'b': 1}, {'a': 'x', 'b': 2}, {'a': 'y', 'b': 1}, {'a': 'y', 'b': 2}]
+    """
+    values = [listed for dimension in space.values() if (listed := dimension.values()) is not None]
+    if len(values) == len(space):
+        yield from (dict(zip(space, cell, strict=True)) for cell in itertools.product(*values))
+
+
+def is_in(space: Space, params: Params) -> bool:
+    """Whether the search could draw these values."""
+    return params.keys() == space.keys() and all(space[key].contains(value) for key, value in params.items())
+
+
+def assign(values: Any, key: str, value: Any) -> None:
+    """Set a dotted key of plain data; a part that becomes another kind keeps nothing of the one before.
+
+    Raises:
+        InputError: the key leads through a plain value, or to no place in a list.
+
+    Example:
+        >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}
+        >>> assign(config, "method.kind", "simsiam")
+        >>> assign(config, "hidden.1", 32)
+        >>> config
+        {'method': {'kind': 'simsiam'}, 'hidden': [64, 32]}
+    """
+    first, _, rest = key.partition(".")
+    if isinstance(values, list):
+        if not first.isdecimal() or int(first) >= len(values):
+            raise InputError(f"space: {key}: {first!r} is no place in a list of {len(values)}; count from 0")
+        slot: Any = int(first)
+    elif isinstance(values, dict):
+        slot = first
+    else:
+        raise InputError(f"space: {key}: {first!r} is below a plain value; check the dots")
+    if not rest:
+        if slot == "kind" and find(values, "kind") not in (None, value):
+            values.clear()
+        values[slot] = value
+        return
+    if isinstance(values, dict) and values.get(slot) is None:
+        values[slot] = {}
+    assign(values[slot], rest, value)
+
+
+def find(values: Any, key: str) -> Any:
+    """The value at a dotted key of plain data; None where there is nothing."""
+    for part in key.split("."):
+        if isinstance(values, Mapping):
+            values = values.get(part)
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return None
+    return values

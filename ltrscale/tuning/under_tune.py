@@ -1,0 +1,254 @@
+"""What Ray Tune asks for: proposals, decisions to stop, and somebody to tell of what happens."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
+from ray import tune
+from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.searcher import Searcher
+
+from ltrscale.draws import mix
+from ltrscale.progress import Advance, Report, log
+from ltrscale.tuning.history import Begun, History, Result, Trial, best, ended
+from ltrscale.tuning.search import STEP, VALUE, AshaConfig, SamplerConfig, SearchConfig
+from ltrscale.tuning.space import Params, cells, from_optuna, is_in, to_optuna
+
+_REDRAWS = 20
+_MOST_CELLS = 100_000
+_FOREVER = 10**9
+
+
+class _Unsaved:
+    """What Ray Tune would save to restore a search by, which is nothing: the history is all that is needed."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class Proposals(_Unsaved, OptunaSearch):  # type: ignore[misc]
+    """What to try next: first the trials that have begun and not ended, and before all others the config as given."""
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        history: History,
+        past: Sequence[Trial],
+        *,
+        given: Params | None,
+        same: Callable[[Params], str],
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._config, self._history, self._same = config, history, same
+        self._numbers: dict[str, int] = {}
+        self._seen = {same(trial.begun.params) for trial in past}
+        self._again = [trial.begun for trial in past if trial.result is None]
+        if not past:
+            self._again.append(Begun(number=0, params=given or {}))
+        self._next = max((trial.number for trial in past), default=0) + 1
+        self.exhausted = False
+        super().__init__(
+            space={key: dimension.distribution() for key, dimension in config.space.items()},
+            metric=VALUE,
+            mode="max",
+            sampler=RandomSampler(),
+        )
+        for trial in past:
+            if trial.result is not None and is_in(config.space, trial.begun.params):
+                value, failed = trial.result.value, trial.result.value is None
+                self.add_evaluated_point(to_optuna(config.space, trial.begun.params), value, error=failed)
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial, whose beginning is recorded; see `Searcher.suggest`."""
+        if self._again:
+            begun = self._again.pop(0)
+            self._take_up(trial_id, begun.params)
+        else:
+            params = self._draw(trial_id)
+            if params is None:
+                self.exhausted = True
+                return Searcher.FINISHED
+            begun = Begun(number=self._next, params=params)
+            self._next += 1
+        self._numbers[trial_id] = begun.number
+        self._seen.add(self._same(begun.params))
+        self._history.begin(begun)
+        return begun.model_dump()
+
+    def _take_up(self, trial_id: str, params: Params) -> None:
+        """Let Optuna know of a trial whose parameters it did not choose, where the space contains them."""
+        if is_in(self._config.space, params):
+            self._ot_study.enqueue_trial(to_optuna(self._config.space, params))
+            self._ot_trials[trial_id] = self._ot_study.ask(fixed_distributions=self._space)
+
+    def _draw(self, trial_id: str) -> Params | None:
+        """Parameters that no trial had; None where there are none left."""
+        for redraw in range(_REDRAWS):
+            seed = mix("proposal", self._config.search.seed, self._next, redraw) % 2**31
+            self._ot_study.sampler = _sampler(self._config.search, seed)
+            asked = self._ot_study.ask(fixed_distributions=self._space)
+            params = from_optuna(self._config.space, asked.params)
+            if self._same(params) not in self._seen:
+                self._ot_trials[trial_id] = asked
+                return params
+            self._ot_study.tell(asked, state=TrialState.FAIL)
+        for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):
+            if self._same(cell) not in self._seen:
+                self._take_up(trial_id, cell)
+                return cell
+        return None
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Values along the way are nothing to the sampler."""
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Tell the sampler what came of a trial."""
+        asked = self._ot_trials.pop(trial_id, None)
+        if asked is None:
+            return
+        known = self._history.result(self._numbers[trial_id])
+        value = known.value if known is not None else None if error else (result or {}).get(VALUE)
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        self._ot_study.tell(asked, value, state=state)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the history is all that is needed."""
+
+
+def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
+    match search.kind:
+        case "tpe":
+            return TPESampler(n_startup_trials=search.startup, seed=seed)
+        case "gp":
+            return GPSampler(n_startup_trials=search.startup, seed=seed)
+        case "random":
+            return RandomSampler(seed)
+
+
+class Asha(ASHAScheduler):  # type: ignore[misc]
+    """Ray Tune's ASHA, which knows the curves of earlier trials and never stops trial 0, the config as given."""
+
+    def __init__(self, config: AshaConfig, past: Sequence[Trial]) -> None:
+        super().__init__(
+            time_attr=STEP,
+            metric=VALUE,
+            mode="max",
+            max_t=_FOREVER,
+            grace_period=config.grace,
+            reduction_factor=config.reduction,
+        )
+        for trial in ended(past):
+            assert trial.result is not None
+            stand_in = SimpleNamespace(trial_id=f"past-{trial.number}", config={"number": trial.number})
+            self.on_trial_add(None, stand_in)
+            for step, value in trial.result.curve:
+                self.on_trial_result(None, stand_in, {STEP: step, VALUE: value})
+            self.on_trial_remove(None, stand_in)
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Whether a trial goes on."""
+        decision = super().on_trial_result(controller, trial, result)
+        return TrialScheduler.CONTINUE if trial.config["number"] == 0 else str(decision)
+
+
+class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
+    """Ends all trials once the search is asked to stop."""
+
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        self._stopping = stopping
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """No trial ends by itself for this."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether all are to end."""
+        return self._stopping()
+
+
+class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
+    """Records how trials end where they cannot do it themselves, and tells of each; Ray Tune's own teller is silent."""
+
+    def __init__(
+        self,
+        history: History,
+        config: SearchConfig,
+        *,
+        report: Report,
+        advance: Advance,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._history, self._config = history, config
+        self._report, self._advance, self._stopping = report, advance, stopping
+        self._curves: dict[int, list[tuple[int, float]]] = {}
+        self._began: dict[int, float] = {}
+        self._trials = {trial.number: trial for trial in ended(history.trials())}
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
+        """A trial starts, or starts again."""
+        self._began[trial.config["number"]] = time.monotonic()
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
+        """The process of a trial has died, and it starts again."""
+        log.warning("trial %d: %s; it starts again", trial.config["number"], _death(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any  # noqa: ARG002
+    ) -> None:  # fmt: skip
+        """A trial tells of a step where ASHA decides."""
+        points = self._curves.setdefault(trial.config["number"], [])
+        if VALUE in result and (not points or result[STEP] > points[-1][0]):
+            points.append((result[STEP], result[VALUE]))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
+        """A trial has ended, or was stopped."""
+        number = trial.config["number"]
+        curve = tuple(self._curves.get(number, ()))
+        if (known := self._history.result(number)) is not None:
+            self._tell(trial, known)
+        elif not self._stopping():
+            value = curve[-1][1] if curve else None
+            self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
+        """The process of a trial has died too often."""
+        if self._stopping():
+            return
+        number = trial.config["number"]
+        curve = tuple(self._curves.get(number, ()))
+        reason = f"{_death(trial)}, {trial.num_failures} times; lower concurrent, or give trials more memory"
+        self._end(trial, Result(state="failed", curve=curve, seconds=self._seconds(number), reason=reason))
+
+    def _seconds(self, number: int) -> float:
+        return round(time.monotonic() - self._began.get(number, time.monotonic()), 3)
+
+    def _end(self, trial: Any, result: Result) -> None:
+        self._tell(trial, self._history.end(trial.config["number"], result))
+
+    def _tell(self, trial: Any, result: Result) -> None:
+        begun = Begun.model_validate(trial.config)
+        self._trials[begun.number] = Trial(begun, result)
+        self._report({"trial": begun.number, **result.model_dump(mode="json", exclude={"curve"})})
+        leader = best(list(self._trials.values()))
+        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader and leader.result else ""
+        how = {"complete": "", "stopped": " when stopped", "failed": ""}[result.state]
+        outcome = f"failed: {result.reason}" if result.value is None else f"{result.value:.4f}"
+        log.info(
+            "trial %d: %s%s in %.0f s%s; %d of %d",
+            begun.number, outcome, how, result.seconds, so_far, len(self._trials), self._config.trials,
+        )  # fmt: skip
+        self._advance(1)
+
+
+def _death(trial: Any) -> str:
+    """In a few words, what Ray says of a process that died."""
+    error = trial.get_pickled_error()
+    text = " ".join(str(error).split())
+    return f"its process died ({type(error).__name__}: {text[:160]})" if error is not None else "its process died"

@@ -1,0 +1,347 @@
+"""The jobs whose settings are searched: what a trial of each runs, and how parameters become its settings."""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import ValidationError
+
+from ltrscale import bundle, storage
+from ltrscale import config as configs
+from ltrscale.config import Config
+from ltrscale.data.split import Split, Splits
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, Workers
+from ltrscale.storage import join
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.resumption import EPOCHS
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.tuning.search import ReportValue
+from ltrscale.tuning.space import Params, Space, assign, find, label
+from ltrscale.workflows.runs import heard_by
+from ltrscale.workflows.stages import (
+    FinetuneJob,
+    GBDTJob,
+    PretrainJob,
+    bundle_hashes,
+    dataset_hashes,
+    finetune_stage,
+    gbdt_stage,
+    pretrain_stage,
+)
+
+
+class GBDTSearch(Config):
+    """Boosted trees; ASHA counts trees."""
+
+    kind: Literal["gbdt"] = "gbdt"
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    gbdt: GBDTConfig = LightGBMConfig()
+    workers: Workers = ONE
+    """Workers of each trial; for data beyond one machine."""
+
+    @property
+    def metric(self) -> str:
+        """What trials are compared by."""
+        return f"validation_ndcg@{self.gbdt.stop_on}"
+
+    def result(self) -> Config:
+        """All that the metric depends on."""
+        return self.replace(workers=ONE)
+
+    def inputs(self) -> dict[str, str]:
+        """Content hashes of what is read."""
+        return dataset_hashes([self.splits.train, self.splits.validation])
+
+    def run(self, folder: str, report: ReportValue) -> float:
+        """Train in a directory; returns the metric."""
+        tell = _BestSoFar(report)
+
+        def hear(record: Mapping[str, Any]) -> None:
+            if "tree" in record:
+                tell(record["tree"], record[self.metric])
+
+        with heard_by(hear):
+            gbdt_stage(self._job(join(folder, "model")))
+        return _value(join(folder, "model"), self.metric)
+
+    def jobs(self, out: str) -> list[tuple[str, str, Config]]:
+        """The same as jobs of their own: the name of a config, of its job, and what is in it."""
+        return [("best.yaml", "train_gbdt", self._job(join(out, "best")))]
+
+    def _job(self, out: str) -> GBDTJob:
+        return GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers)
+
+
+class FinetuneSearch(Config):
+    """A network trained with labels; ASHA counts epochs, those of the head first."""
+
+    kind: Literal["finetune"] = "finetune"
+    pretrained: str | None = None
+    """Bundle to start from; empty starts from random weights."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    finetune: FinetuneConfig = FinetuneConfig()
+    workers: Workers = ONE
+    """Data-parallel workers of each trial; more than one run under Ray Train."""
+
+    @property
+    def metric(self) -> str:
+        """What trials are compared by."""
+        return f"validation_{self.finetune.validation_metric}"
+
+    def result(self) -> Config:
+        """All that the metric depends on."""
+        return self.replace(workers=ONE, finetune=self.finetune.identity())
+
+    def inputs(self) -> dict[str, str]:
+        """Content hashes of what is read."""
+        made_from = bundle_hashes([self.pretrained]) if self.pretrained else {}
+        return dataset_hashes([self.splits.train, self.splits.validation]) | made_from
+
+    def run(self, folder: str, report: ReportValue) -> float:
+        """Train in a directory, or go on there; returns the metric."""
+        tell, before = _BestSoFar(report), self.finetune.head_epochs if self.pretrained else 0
+
+        def hear(record: Mapping[str, Any]) -> None:
+            if self.metric in record and "epoch" in record:
+                tell(record["epoch"] + (0 if record["phase"] == "head" else before), record[self.metric])
+
+        with heard_by(hear):
+            finetune_stage(self._job(join(folder, "model")))
+        return _value(join(folder, "model"), self.metric)
+
+    def jobs(self, out: str) -> list[tuple[str, str, Config]]:
+        """The same as jobs of their own: the name of a config, of its job, and what is in it."""
+        return [("best.yaml", "finetune", self._job(join(out, "best")))]
+
+    def _job(self, out: str) -> FinetuneJob:
+        return FinetuneJob(
+            out=out, pretrained=self.pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
+        )
+
+
+class PretrainSearch(Config):
+    """Pretraining, judged by what finetuning makes of it; ASHA counts epochs of pretraining, see `keep_every`."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    train: Split | None = None
+    """Whose documents are pretrained on; empty takes those of `splits.train`."""
+    splits: Splits
+    """Training and validation of finetuning; the test split is not read."""
+    pretrain: PretrainConfig = PretrainConfig()
+    finetune: FinetuneConfig = FinetuneConfig()
+    workers: Workers = ONE
+    """Data-parallel workers of each trial; more than one run under Ray Train."""
+
+    @property
+    def metric(self) -> str:
+        """What trials are compared by."""
+        return f"validation_{self.finetune.validation_metric}"
+
+    @property
+    def documents(self) -> Split:
+        """What is pretrained on."""
+        return self.train or self.splits.train
+
+    def result(self) -> Config:
+        """All that the metric depends on."""
+        return self.replace(
+            workers=ONE, train=self.documents, pretrain=self.pretrain.identity(), finetune=self.finetune.identity()
+        )
+
+    def inputs(self) -> dict[str, str]:
+        """Content hashes of what is read."""
+        return dataset_hashes([self.documents, self.splits.train, self.splits.validation])
+
+    def run(self, folder: str, report: ReportValue) -> float:
+        """Pretrain and finetune in a directory, or go on there; returns the metric."""
+        pretrained = join(folder, "pretrained")
+
+        def finetuned(name: str, start: str) -> float:
+            with heard_by(None), _same_mode():
+                finetune_stage(self._finetune(join(folder, name), start))
+            return _value(join(folder, name), self.metric)
+
+        def hear(record: Mapping[str, Any]) -> None:
+            if "bundle" in record:
+                epoch = record["epoch"]
+                report(epoch, finetuned(f"finetuned-{epoch:05d}", record["bundle"]))
+
+        for url in storage.children(join(pretrained, EPOCHS)):  # of a run that was cut off
+            if (manifest := storage.read_manifest(url)) is not None:
+                hear({"epoch": manifest["made_by"]["epoch"], "bundle": url})
+        with heard_by(hear):
+            pretrain_stage(self._pretrain(pretrained, self.pretrain))
+        return finetuned("finetuned", pretrained)
+
+    def jobs(self, out: str) -> list[tuple[str, str, Config]]:
+        """The same as jobs of their own: the name of a config, of its job, and what is in it."""
+        pretrained = join(out, "best", "pretrained")
+        return [
+            ("best-pretrain.yaml", "pretrain", self._pretrain(pretrained, self.pretrain.replace(keep_every=None))),
+            ("best-finetune.yaml", "finetune", self._finetune(join(out, "best", "finetuned"), pretrained)),
+        ]
+
+    def _pretrain(self, out: str, settings: PretrainConfig) -> PretrainJob:
+        return PretrainJob(out=out, train=self.documents, pretrain=settings, workers=self.workers)
+
+    def _finetune(self, out: str, pretrained: str) -> FinetuneJob:
+        return FinetuneJob(
+            out=out, pretrained=pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
+        )
+
+
+Searched = GBDTSearch | PretrainSearch | FinetuneSearch
+SearchedT = TypeVar("SearchedT", bound=Searched)
+
+
+class _BestSoFar:
+    """Passes on the best value up to each step, which is what a training that keeps its best would commit there."""
+
+    def __init__(self, report: ReportValue) -> None:
+        self._report, self._best = report, -math.inf
+
+    def __call__(self, step: int, value: float) -> None:
+        """Pass on."""
+        self._best = max(self._best, value)
+        self._report(step, self._best)
+
+
+@contextmanager
+def _same_mode() -> Iterator[None]:
+    """Finetuning in the middle of pretraining leaves torch's settings as they were."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    precision = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.set_float32_matmul_precision(precision)
+
+
+def _value(url: str, metric: str) -> float:
+    value = bundle.load(url).metrics[metric]
+    if not isinstance(value, int | float):
+        raise InputError(f"{url}: its {metric} is {value!r}, which is no number to compare")
+    return float(value)
+
+
+def run_trial(job: Searched, space: Space, params: Params, folder: str, report: ReportValue) -> float:
+    """A trial: the job with these parameters, in this directory."""
+    return with_params(job, space, params)[0].run(folder, report)
+
+
+def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
+    """The job with these parameters, and the keys that were used: others are for settings that it has not.
+
+    Keys with a `when` come after those without, in the order of the space.
+
+    Raises:
+        InputError: a key is unknown, or a value does not fit.
+    """
+    values = job.model_dump(mode="json", exclude_unset=True)
+    keys = [key for key in space if key in params and not space[key].when]
+    for key in keys:
+        _lay(values, key, params[key])
+    made, used = configs.validate(type(job), values, "space"), set(keys)
+    for key in (key for key in space if key in params and space[key].when):
+        settings = made.model_dump(mode="json")
+        if all(find(settings, name) == wanted for name, wanted in space[key].when.items()):
+            _lay(values, key, params[key])
+            made = configs.validate(type(job), values, "space")
+            used.add(key)
+    return made, used
+
+
+def _lay(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a mapping is laid over the one that is there."""
+    below, value = find(values, key), copy.deepcopy(value)  # keys below this one may change it
+    both = isinstance(below, Mapping) and isinstance(value, Mapping)
+    assign(values, key, configs.overlay({"_": below}, {"_": value})["_"] if both else value)
+
+
+def given_params(job: Searched, space: Space) -> Params | None:
+    """Parameters that leave the job as it is; None where the space has none."""
+    params: Params = {}
+    for key, dimension in space.items():
+        given = find(job.model_dump(mode="json"), key)
+        in_range = dimension.choices is None and dimension.contains(given)
+        candidates = [given] if in_range else dimension.probes()
+        same = [candidate for candidate in candidates if _leaves(job, {**params, key: candidate}, space)]
+        if not same:
+            return None
+        params[key] = same[0]
+    return params
+
+
+def _leaves(job: Searched, params: Params, space: Space) -> bool:
+    try:
+        return with_params(job, space, params)[0].result() == job.result()
+    except InputError:
+        return False
+
+
+def check_space(job: Searched, space: Space) -> None:
+    """Check that every key is one of the job, that it takes the values it may get, and that trials stay comparable.
+
+    Raises:
+        InputError: names the key and the remedy.
+    """
+    for key, dimension in space.items():
+        where = _enabling(job, space, key)
+        for place, probe in enumerate(dimension.probes()):
+            try:
+                made, used = with_params(job, space, {**where, key: probe})
+            except InputError as error:
+                if place == 2 and dimension.choices is None and "integer" in str(error):
+                    raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
+                raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
+            assert key in used
+            if made.metric != job.metric or made.splits.validation != job.splits.validation:
+                raise InputError(f"space.{key}: changes what trials are compared by; leave it out of the space")
+    _check_together(job, space)
+
+
+def _enabling(job: Searched, space: Space, key: str) -> Params:
+    """Choices of other keys with which the `when` of a key holds."""
+    others = {name: dimension for name, dimension in space.items() if name != key}
+    params: Params = {}
+
+    def holds(tried: Params, name: str, wanted: Any) -> bool:
+        return bool(find(with_params(job, others, tried)[0].model_dump(mode="json"), name) == wanted)
+
+    for name, wanted in space[key].when.items():
+        if holds(params, name, wanted):
+            continue
+        tries = (
+            {**params, **_enabling(job, others, other), other: choice}
+            for other, dimension in others.items()
+            for choice in dimension.choices or ()
+        )
+        enabled = next((tried for tried in tries if holds(tried, name, wanted)), None)
+        if enabled is None:
+            raise InputError(f"space.{key}.when: {name} is never {label(wanted)}; check the key and its values")
+        params = enabled
+    return params
+
+
+def _check_together(job: Searched, space: Space) -> None:
+    """Check that no choice removes a setting that another key needs."""
+    firsts = {key: dimension.probes()[0] for key, dimension in space.items()}
+    for key, dimension in space.items():
+        for choice in dimension.choices or ():
+            try:
+                with_params(job, space, {**firsts, key: choice})
+            except InputError as error:
+                cause = error.__cause__
+                if isinstance(cause, ValidationError) and any(e["type"] == "extra_forbidden" for e in cause.errors()):
+                    raise InputError(
+                        f"space.{key}: with {label(choice)} another key of the space has no meaning; give that key a "
+                        f"when ({error})"
+                    ) from error

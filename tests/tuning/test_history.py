@@ -1,0 +1,80 @@
+"""The history of a search: what is recorded stays, and another search does not go on with it."""
+
+from pathlib import Path
+
+import pytest
+
+from ltrscale.errors import InputError
+from ltrscale.tuning.history import Begun, History, Result, best
+
+GOOD = Result(state="complete", value=0.5, curve=((1, 0.4), (2, 0.5)), seconds=1.5)
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
+def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
+    if request.param == "local":
+        return History(str(tmp_path / "out"))
+    return History(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+
+
+def test_what_is_recorded_is_read(history: History) -> None:
+    assert history.trials() == []
+    history.begin(Begun(number=1, params={"a.b": {"kind": "x"}, "c": None}))
+    history.begin(Begun(number=0, params={}))
+    assert [(trial.number, trial.result) for trial in history.trials()] == [(0, None), (1, None)]
+    history.end(1, GOOD)
+    assert [trial.result for trial in history.trials()] == [None, GOOD]
+    assert history.trials()[1].begun.params == {"a.b": {"kind": "x"}, "c": None}
+    history.remove()
+    assert history.trials() == []
+
+
+def test_a_result_never_changes(history: History) -> None:
+    history.begin(Begun(number=0, params={}))
+    assert history.end(0, GOOD) == GOOD
+    assert history.end(0, Result(state="stopped")) == GOOD
+    assert history.result(0) == GOOD
+
+
+def test_another_search_is_told_apart(history: History) -> None:
+    identity = {"job": {"gbdt": {"num_leaves": 31}}, "space": {"x": (1, 2)}}
+    history.open(identity)
+    history.open(identity)
+    with pytest.raises(InputError, match=r"differs in job\.gbdt\.num_leaves; .*--fresh"):
+        history.open({**identity, "job": {"gbdt": {"num_leaves": 63}}})
+    with pytest.raises(InputError, match=r"differs in space\.y"):
+        history.open({**identity, "space": {"x": (1, 2), "y": None}})
+    history.remove()
+    history.open({"job": None})
+
+
+def test_a_trial_that_left_nothing_but_its_directory_never_began(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    Path(history.folder(3)).mkdir(parents=True)
+    assert history.trials() == []
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    history.begin(Begun(number=2, params={}))
+    (Path(history.folder(2)) / "result.json").write_text('{"state": "comp')
+    with pytest.raises(InputError, match=r"00002/result\.json: not JSON"):
+        history.trials()
+
+
+def test_the_best_came_to_its_end_and_is_the_first_of_equals(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    results = [
+        Result(state="failed", reason="x"),
+        Result(state="complete", value=0.2),
+        Result(state="stopped", value=0.9),
+        Result(state="complete", value=0.5),
+        Result(state="complete", value=0.5),
+    ]
+    for number, result in enumerate(results):
+        history.begin(Begun(number=number, params={}))
+        history.end(number, result)
+    found = best(history.trials())
+    assert found is not None
+    assert found.number == 3
+    assert best(history.trials()[:1]) is None

@@ -1,0 +1,276 @@
+"""Searches: what a cut-off one loses and repeats, which is nothing, trials that come to harm, ASHA."""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tuning_trials
+
+from ltrscale import config as configs
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError, Stopped
+from ltrscale.tuning.history import Begun, History, Result, Trial
+from ltrscale.tuning.search import (
+    AshaConfig,
+    SearchConfig,
+    TrialFunction,
+    _Curve,
+    attempt,
+    check_any_complete,
+    run_search,
+)
+from ltrscale.tuning.space import Params
+from ltrscale.tuning.under_tune import Asha, Proposals
+
+SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
+LEVELS = {"x": {"choices": [0, 1, 2, 3, 4, 5]}}
+
+
+def search_of(**values: Any) -> SearchConfig:
+    return SearchConfig.model_validate({"space": SPACE, "trials": 8, **values})
+
+
+def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
+    """A search of one trial at a time without Ray Tune."""
+    proposals = Proposals(config, history, history.trials(), given={"x": 1, "c": "a"}, same=configs.digest)
+    left = config.trials - sum(trial.result is not None for trial in history.trials())
+    for asked in range(min(left, most)):
+        proposal = proposals.suggest(f"id-{asked}")
+        if not isinstance(proposal, dict):
+            return
+        number = proposal["number"]
+        history.end(number, attempt(trial, proposal["params"], history.folder(number), None))
+        proposals.on_trial_complete(f"id-{asked}", {})
+
+
+def records(url: str) -> dict[str, Any]:
+    """All that a history holds, but for times."""
+    found = {}
+    for path in sorted(Path(url).glob("trials/*/*.json")):
+        found[str(path.relative_to(url))] = {k: v for k, v in json.loads(path.read_text()).items() if k != "seconds"}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["tpe", "gp", "random"])
+def test_a_search_that_was_cut_off_anywhere_ends_like_one_that_was_not(kind: str, tmp_path: Path) -> None:
+    config = search_of(search={"kind": kind, "startup": 3, "seed": 5})
+    whole = History(str(tmp_path / "whole"))
+    by_proposals(config, whole, tuning_trials.parabola)
+    expected = records(whole.url)
+    assert len(expected) == 16
+    for number in range(8) if kind != "gp" else (0, 4):
+        for begun in (False, True):
+            cut = History(str(tmp_path / f"cut-{number}-{begun}"))
+            for n in range(number + begun):
+                shutil.copytree(whole.folder(n), cut.folder(n))
+            if begun:
+                (Path(cut.folder(number)) / "result.json").unlink()
+            by_proposals(config, cut, tuning_trials.parabola)
+            assert records(cut.url) == expected
+            ran = [tuning_trials.attempts(cut.folder(n)) for n in range(8)]
+            assert ran == [2 if begun and n == number else 1 for n in range(8)]
+
+
+def test_the_first_trial_is_the_config_as_given_whether_or_not_it_is_in_the_space(tmp_path: Path) -> None:
+    for given, params in (({"x": 1, "c": "a"}, {"x": 1, "c": "a"}), (None, {})):
+        history = History(str(tmp_path / str(given)))
+        proposals = Proposals(search_of(), history, [], given=given, same=configs.digest)
+        assert proposals.suggest("first") == {"number": 0, "params": params}
+        proposals.on_trial_complete("first", {"value": 1.0})
+        assert proposals.suggest("second")["number"] == 1
+
+
+@pytest.mark.parametrize("kind", ["tpe", "random"])
+def test_nothing_is_tried_twice_and_all_of_a_small_space_is(kind: str, tmp_path: Path) -> None:
+    config = search_of(space=LEVELS, trials=30, search={"kind": kind, "startup": 2})
+    history = History(str(tmp_path))
+    by_proposals(config, history, tuning_trials.parabola, most=4)
+    by_proposals(config, history, tuning_trials.parabola)
+    tried = [trial.begun.params["x"] for trial in history.trials()[1:]]
+    assert sorted(tried) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_failed_trial_is_not_repeated(tmp_path: Path) -> None:
+    config = search_of(space={"what": {"choices": ["error", "nan"]}}, trials=10)
+    history = History(str(tmp_path))
+    for _ in range(2):
+        by_proposals(config, history, tuning_trials.harmful)
+    assert [tuning_trials.attempts(history.folder(n)) for n in range(3)] == [1, 1, 1]
+    assert len(history.trials()) == 3
+
+
+def test_trials_go_by_what_they_are_and_not_by_parameters_without_effect(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    proposals = Proposals(search_of(), history, [], given={"x": 1, "c": "a"}, same=lambda params: str(params.get("c")))
+    found = [proposals.suggest("0"), proposals.suggest("1"), proposals.suggest("2")]
+    assert [p["params"]["c"] for p in found[:2]] == ["a", "b"]
+    assert found[2] == "FINISHED"
+    assert proposals.exhausted
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("input error", "this setting cannot be"),
+        ("error", "ZeroDivisionError: division by zero"),
+        ("nan", "the metric is nan"),
+    ],
+)
+def test_what_a_trial_raises_is_its_one_line_reason(what: str, reason: str, tmp_path: Path) -> None:
+    result = attempt(tuning_trials.harmful, {"what": what}, str(tmp_path), None)
+    assert (result.state, result.value, result.reason) == ("failed", None, reason)
+
+
+def test_a_request_to_stop_is_no_failure(tmp_path: Path) -> None:
+    def stopped(*_: object) -> float:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        attempt(stopped, {}, str(tmp_path), None)
+
+
+def test_the_curve_goes_forward_and_stays_short() -> None:
+    curve = _Curve(None)
+    for step in range(1, 10_001):
+        curve(step, -abs(step - 500))
+        curve(step - 1, 99.0)  # a step that was passed
+        curve(20_000, float("nan"))
+    steps = [step for step, _ in curve.points]
+    assert 50 < len(steps) < 200
+    assert steps == sorted(set(steps))
+    assert curve.points == [(step, -abs(step - 500)) for step in steps]
+
+
+def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given() -> None:
+    past = [
+        Trial(Begun(number=n, params={}), Result(state="complete", value=n, curve=((2, n), (4, n)))) for n in range(4)
+    ]
+
+    class Running:
+        def __init__(self, number: int) -> None:
+            self.trial_id, self.config = f"running-{number}", {"number": number}
+
+    def decision(past: list[Trial], number: int, value: float) -> str:
+        asha, trial = Asha(AshaConfig(grace=2, reduction=2), past), Running(number)
+        asha.on_trial_add(None, trial)
+        assert asha.on_trial_result(None, trial, {"step": 1, "value": value}) == "CONTINUE"
+        return asha.on_trial_result(None, trial, {"step": 2, "value": value})
+
+    assert decision(past, 7, 1.0) == "STOP"
+    assert decision(past, 7, 2.0) == "CONTINUE"
+    assert decision([], 7, 1.0) == "CONTINUE"
+    assert decision(past, 0, 1.0) == "CONTINUE"
+
+
+def test_where_all_fail_the_most_common_reason_is_told(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    for number, reason in enumerate(["too wide", "no memory", "too wide"]):
+        history.begin(Begun(number=number, params={}))
+        history.end(number, Result(state="failed", reason=reason))
+    with pytest.raises(InputError, match="all 3 trials failed, 2 of them with: too wide"):
+        check_any_complete(history)
+    history.begin(Begun(number=3, params={}))
+    history.end(3, Result(state="complete", value=1))
+    check_any_complete(history)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with ray_cluster(4):
+        yield
+
+
+Run = Callable[..., list[Trial]]
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    """Runs a search by Ray Tune below a temporary directory; returns its trials."""
+
+    request.getfixturevalue("cluster")
+
+    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
+        history = History(str(tmp_path))
+        run_search(search_of(**values), trial, history, given=given, same=configs.digest, report=lambda _: None)
+        return history.trials()
+
+    return search
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_search_goes_on_though_trials_fail_and_processes_die(run: Run, tmp_path: Path) -> None:
+    choices = ["nothing", "input error", "error", "nan", "dies", "dies once"]
+    trials = run(tuning_trials.harmful, None, space={"what": {"choices": choices}}, trials=20, concurrent=3)
+    found = {trial.begun.params.get("what", "as given"): trial.result for trial in trials}
+    states = {what: result.state for what, result in found.items() if result}
+    good, bad = ("as given", "nothing", "dies once"), ("input error", "error", "nan", "dies")
+    assert states == {**dict.fromkeys(good, "complete"), **dict.fromkeys(bad, "failed")}
+    assert "its process died" in str(found["dies"])
+    attempts = {
+        trial.begun.params.get("what"): tuning_trials.attempts(History(str(tmp_path)).folder(trial.number))
+        for trial in trials
+    }
+    assert (attempts["dies"], attempts["dies once"], attempts["error"]) == (2, 2, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_search_finds_better_settings_and_a_finished_one_is_not_run_again(run: Run) -> None:
+    settings = {"space": SPACE, "trials": 8, "concurrent": 2, "search": {"startup": 3}}
+    trials = run(tuning_trials.parabola, {"x": 10, "c": "a"}, **settings)
+    values = [trial.result.value for trial in trials if trial.result and trial.result.value is not None]
+    assert len(values) == 8
+    assert max(values) > values[0] == -7
+    assert run(tuning_trials.parabola, {"x": 10, "c": "a"}, **settings) == trials
+    more = run(tuning_trials.parabola, {"x": 10, "c": "a"}, **{**settings, "trials": 10})
+    assert more[:8] == trials
+    assert len(more) == 10
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
+    trials = run(
+        tuning_trials.slow,
+        {"x": 5},
+        space=LEVELS,
+        trials=6,
+        concurrent=2,
+        asha={"grace": 4, "reduction": 2},
+    )
+    states = {trial.begun.params["x"]: trial.result.state for trial in trials if trial.result}
+    assert states[5] == "complete"
+    assert "stopped" in states.values()
+    for trial in trials:
+        ended = (Path(History(str(tmp_path)).folder(trial.number)) / "came-to-its-end").exists()
+        assert trial.result is not None
+        assert ended == (trial.result.state == "complete")
+        assert trial.result.value == trial.begun.params["x"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_search_that_is_asked_to_stop_goes_on_later(tmp_path: Path) -> None:
+    history = History(str(tmp_path))
+    search = functools.partial(
+        run_search,
+        search_of(space=LEVELS, trials=4),
+        tuning_trials.slow,
+        history,
+        given={"x": 1},
+        same=configs.digest,
+        report=lambda _: None,
+    )
+    with pytest.raises(Stopped):
+        search(stopping=lambda: history.result(0) is not None)
+    trials = history.trials()
+    assert sum(trial.result is not None for trial in trials) < 4
+    search()
+    assert [trial.result.state for trial in history.trials() if trial.result] == ["complete"] * 4
+    assert history.trials()[0] == trials[0]
