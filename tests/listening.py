@@ -7,8 +7,9 @@ from typing import TypeVar
 from ltrscale.progress import log
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.pipeline import PipelineConfig
+from ltrscale.workflows.stack import StackJob
 
-ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig)
+ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob)
 
 
 def stages_run(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:

@@ -15,9 +15,12 @@ from ltrscale.training.objectives import LossConfig
 from ltrscale.training.pretexts import MethodConfig
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.schedules import ScheduleConfig
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.workflows.methods import Method
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = (ROOT / "docs" / "methods.md").read_text()
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
 SIMULATORS = (ROOT / "docs" / "simulators.md").read_text()
 
 UNIONS = {
@@ -28,7 +31,9 @@ UNIONS = {
     "context": (ContextConfig, METHODS),
     "debias": (DebiasConfig, METHODS),
     "schedule": (ScheduleConfig, METHODS),
+    "gbdt": (GBDTConfig, METHODS),
     "step": (Step, SIMULATORS),
+    "pipeline": (Method, GUIDE),
 }
 
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, load
+from ltrscale.bundle import Scorer, load
 from ltrscale.config import Config
 from ltrscale.data.split import Selection, Splits, Texts, check_disjoint, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.committed import committed_scorer
 from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.report import METRICS, EvaluatedData, Evaluation, MethodResult, page, plot
@@ -76,16 +77,25 @@ class EvaluateConfig(EvaluateSettings):
 
     models: dict[str, Texts] = Field(min_length=1)
     """Bundles of each method by its name; several bundles of one method are its trials (seeds)."""
+    scores: dict[str, str] = Field(default_factory=dict)
+    """Methods without a bundle at hand: directory of each that jobs.score made of the test split's data set."""
     splits: Splits
     """Metrics are of the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.baseline is not None and self.baseline not in self.models:
-            raise ValueError(f"baseline {self.baseline!r} is none of the models {', '.join(self.models)}; or set null")
+        if self.baseline is not None and self.baseline not in self.trials:
+            raise ValueError(f"baseline {self.baseline!r} is none of the models {', '.join(self.trials)}; or set null")
+        if both := self.scores.keys() & self.models.keys():
+            raise ValueError(f"models and scores both have a method {min(both)!r}; give them different names")
         if empty := [name for name, urls in self.models.items() if not urls]:
             raise ValueError(f"models.{empty[0]} has no bundle; name one")
         return self
+
+    @property
+    def trials(self) -> dict[str, Texts]:
+        """What is evaluated, in the order of the report: scores or bundles of each method."""
+        return {**{name: (url,) for name, url in self.scores.items()}, **self.models}
 
 
 def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Evaluation:
@@ -101,14 +111,12 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
         report: receives the means of each method.
 
     Raises:
-        InputError: splits overlap, a bundle is missing, was made for other features, or gives scores that are no
-            numbers.
+        InputError: splits overlap, a bundle or a period's scores are missing, a bundle was made for other features or
+            gives scores that are no numbers.
     """
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
-    trials = [_Trial(name, i, url, load(url)) for name, urls in config.models.items() for i, url in enumerate(urls)]
-    for trial in trials:
-        trial.bundle.check_features(test.features)
+    trials = [_trial(name, i, url, test, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
     measured = _measure(test, trials, _fit_detector(config), config)
     evaluation = _summarise(measured, trials, test, config)
     with storage.Commit(out) as commit:
@@ -133,12 +141,25 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
 
 @dataclass(frozen=True)
 class _Trial:
-    """One bundle, the `number`-th of its method."""
+    """One bundle, the `number`-th of its method, or the scores of one."""
 
     method: str
     number: int
     url: str
-    bundle: Bundle
+    kind: str
+    labelled_groups: int | None
+    """Groups on whose labels it was trained, where it tells."""
+    scorer: Scorer
+
+
+def _trial(method: str, number: int, url: str, test: Selection, config: EvaluateConfig) -> _Trial:
+    """Open what is evaluated."""
+    if method in config.scores:
+        return _Trial(method, number, url, "scores", None, committed_scorer(url, config.splits.test))
+    bundle = load(url)
+    bundle.check_features(test.features)
+    labelled = bundle.metrics.get("labelled_groups")
+    return _Trial(method, number, url, bundle.kind, labelled if isinstance(labelled, int) else None, bundle.scorer())
 
 
 @dataclass(frozen=True)
@@ -201,7 +222,7 @@ def _by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str,
 
 def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetector, config: EvaluateConfig) -> _Measured:
     """Score the test groups with every bundle, in one pass over the data."""
-    metrics, scorers = _metrics(config), [trial.bundle.scorer() for trial in trials]
+    metrics = _metrics(config)
     values, gids, documents, outlier = [], [], [], []
     periods: list[str] = []
     with progress("evaluate", test.n_documents) as advance:
@@ -209,8 +230,8 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             values_TMQ = []
-            for trial, scorer in zip(trials, scorers, strict=True):
-                scores_N = scorer(groups)
+            for trial in trials:
+                scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
                     raise InputError(f"{trial.url}: gives scores that are no numbers (period {period}); train it again")
                 of_trial = [metric(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
@@ -237,15 +258,14 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
     everywhere = _scopes(measured.values_QTM, measured.metrics, config)
     outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, config)
     methods = []
-    for k, (name, urls) in enumerate(config.models.items()):
-        bundles = [trial.bundle for trial in trials if trial.method == name]
-        labelled = [bundle.metrics.get("labelled_groups") for bundle in bundles]
+    for k, (name, urls) in enumerate(config.trials.items()):
+        of_method = [trial for trial in trials if trial.method == name]
         methods.append(
             MethodResult(
                 name=name,
                 bundles=urls,
-                kinds=tuple(bundle.kind for bundle in bundles),
-                labelled_groups=tuple(n if isinstance(n, int) else None for n in labelled),
+                kinds=tuple(trial.kind for trial in of_method),
+                labelled_groups=tuple(trial.labelled_groups for trial in of_method),
                 everywhere=everywhere[k],
                 outliers=outliers[k],
             )
@@ -271,8 +291,8 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
 
 def _scopes(values_QTM: Floats, metrics: Sequence[str], config: EvaluateConfig) -> list[Scope]:
     """Summaries and comparisons of each method, over the groups given."""
-    ends = np.cumsum([len(urls) for urls in config.models.values()])[:-1]
-    baseline = None if config.baseline is None else list(config.models).index(config.baseline)
+    ends = np.cumsum([len(urls) for urls in config.trials.values()])[:-1]
+    baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
     values_K = np.split(values_QTM, ends, axis=1)
     return scopes(values_K, metrics, baseline=baseline, samples=config.resamples, seed=config.seed)
 

@@ -97,7 +97,7 @@ def summarise_folds(
     """
     evaluations = {fold: read_evaluation(url) for fold, url in folds.items()}
     _check_alike(evaluations)
-    found = _summarise(evaluations, {fold: _read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
+    found = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
     with storage.Commit(out) as commit:
         with commit.file(_PICTURE) as path:
             plot(found, path)
@@ -147,8 +147,8 @@ def _settings(evaluation: Evaluation) -> tuple[object, ...]:
     return methods, evaluation.baseline, evaluation.primary, evaluation.relevant_from, evaluation.resamples
 
 
-def _read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
-    """Every metric of every group and trial, [Q, t, M], for each method; NaN where undefined."""
+def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
+    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
     manifest = storage.read_manifest(url)
     assert manifest is not None
     table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))

@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ltrscale.batch import Chunk, at_least_float32, group_index, length_chunks, sum_by_group, to_offsets
+from ltrscale.batch import (
+    Chunk,
+    at_least_float32,
+    group_index,
+    length_chunks,
+    standardise_by_group,
+    sum_by_group,
+    to_offsets,
+)
 from ltrscale.ranking.pairwise import Lists, has_pairs, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
@@ -57,6 +65,42 @@ def sigmoid_cross_entropy(
     """
     scores_N = at_least_float32(scores_N)
     loss_N = -F.logsigmoid(-scores_N) - scores_N * (labels_N / highest_label)
+    return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
+
+
+def squared_error(
+    scores_N: Tensor,
+    labels_N: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    standardise: bool = False,
+    weights_N: Tensor | None = None,
+) -> Tensor:
+    """Squared error of every document on its own, shape [Q]: the pointwise regression of a student on its teacher.
+
+    `sum over documents of w_i (s_i - t_i)^2` with targets `t = y`, or `t = (y - mean of y) / deviation of y` over the
+    group where they are standardised. A listwise teacher's scores have no common zero or scale: softmax losses let it
+    move a list as a whole.
+
+    Args:
+        scores_N: finite scores. Half precision is computed, and returned, in float32.
+        labels_N: finite numbers, also below 0, such as a teacher's scores.
+        offsets_Q1: offsets of the groups. An empty group has loss 0.
+        standardise: whether targets are standardised; those of a group of equal labels are 0.
+        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+
+    Example:
+        >>> labels, offsets = torch.tensor([-3.0, -1.0, 7.0]), torch.tensor([0, 2, 3])
+        >>> squared_error(torch.zeros(3), labels, offsets)
+        tensor([10., 49.])
+        >>> squared_error(torch.zeros(3), labels, offsets, standardise=True)  # targets -1 and 1; 0
+        tensor([2., 0.])
+    """
+    scores_N = at_least_float32(scores_N)
+    targets_N = labels_N.double()
+    if standardise:
+        targets_N = standardise_by_group(targets_N, offsets_Q1)
+    loss_N = (scores_N - targets_N.to(scores_N.dtype)).square()
     return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
 
 

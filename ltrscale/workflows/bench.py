@@ -20,6 +20,7 @@ from ltrscale.workflows.benches.metrics import bench_metrics
 from ltrscale.workflows.benches.prepare import bench_prepare_memory
 from ltrscale.workflows.benches.row import Row
 from ltrscale.workflows.benches.stream import bench_stream
+from ltrscale.workflows.benches.trees import bench_trees
 from ltrscale.workflows.runs import environment
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {
@@ -30,6 +31,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "losses": bench_losses,
     "metrics": bench_metrics,
     "prepare": bench_prepare_memory,
+    "trees": bench_trees,
 }
 
 

@@ -5,8 +5,7 @@ methods of a seed see the same labelled groups. Stages that are up to date are s
 or whose config changed in one place does only the rest.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -15,8 +14,6 @@ from ltrscale.data.manifest import open_dataset
 from ltrscale.data.prepare import PrepareConfig
 from ltrscale.data.rewrite import column_names
 from ltrscale.data.split import LabelColumn, Split, Splits, check_disjoint, select
-from ltrscale.data.stream import StreamConfig
-from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.launch.workers import ONE, Workers, cluster_for
@@ -24,83 +21,17 @@ from ltrscale.progress import log
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
-from ltrscale.training.combine import CombineConfig
-from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretexts import VimeConfig
-from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.workflows.methods import Method, MethodName, check_methods
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import (
-    CombineJob,
     EvaluateJob,
-    FinetuneJob,
-    GBDTJob,
     PrepareJob,
-    PretrainJob,
     RelabelJob,
-    combine_stage,
     evaluate_stage,
-    finetune_stage,
-    gbdt_stage,
     prepare_stage,
-    pretrain_stage,
     relabel_stage,
 )
-
-
-class GBDTMethod(Config):
-    """Gradient boosted trees on the labelled groups."""
-
-    kind: Literal["gbdt"] = "gbdt"
-    gbdt: GBDTConfig = LightGBMConfig()
-
-
-class NeuralMethod(Config):
-    """A network finetuned on the labelled groups, after pretraining or from random weights."""
-
-    kind: Literal["neural"] = "neural"
-    pretrain: PretrainConfig | None = None
-    """Empty for the baseline without pretraining."""
-    pretrained_as: str | None = None
-    """Start from the pretrained encoder of this other method, which is then pretrained once for both."""
-    finetune: FinetuneConfig = FinetuneConfig()
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Self:
-        if self.pretrain is not None and self.pretrained_as is not None:
-            raise ValueError("pretrain and pretrained_as exclude each other; leave one of them out")
-        return self
-
-    def projector_layers(self) -> int | None:
-        """Hidden layers of the projector that it pretrains; None where it does not pretrain."""
-        if self.pretrain is None:
-            return None
-        method = self.pretrain.method
-        return 0 if isinstance(method, VimeConfig) else method.projector.layers
-
-
-class CombinedMethod(Config):
-    """One ranker of several neural methods' rankers of the same seed."""
-
-    kind: Literal["combined"] = "combined"
-    parts: tuple[str, ...] = Field(min_length=2)
-    """Names of neural methods."""
-    combine: CombineConfig = CombineConfig(how="concat")
-
-
-class EnsembleMethod(Config):
-    """The mean score of several runs of one neural method, each with weights and order of its own."""
-
-    kind: Literal["ensemble"] = "ensemble"
-    of: str
-    """Name of a neural method, whose own run is the first."""
-    runs: int = Field(3, ge=2)
-    """Runs in all; DASALC-ens takes 3 to 5."""
-
-
-MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
-"""Also a directory's name."""
-Method = Annotated[GBDTMethod | NeuralMethod | CombinedMethod | EnsembleMethod, Field(discriminator="kind")]
+from ltrscale.workflows.trial import Trial
 
 
 class PipelineConfig(Config):
@@ -146,43 +77,8 @@ class PipelineConfig(Config):
             raise ValueError("seeds must be different numbers, at least one")
         if len(set(self.evaluate_on)) < len(self.evaluate_on):
             raise ValueError("evaluate_on names a column twice")
-        for name, method in self.methods.items():
-            self._check_names(name, method)
-            for stream in _streams(method):
-                if stream.streams < self.workers.most:
-                    raise ValueError(
-                        f"methods.{name} has {stream.streams} streams for {self.workers.most} workers; "
-                        f"set stream.streams of its stages to a multiple of {self.workers.most}"
-                    )
+        check_methods(self.methods, self.workers)
         return self
-
-    def _check_names(self, name: str, method: Method) -> None:
-        """Check that the methods a method builds on are there and of the right kind."""
-        match method:
-            case NeuralMethod(pretrained_as=other):
-                start = method if other is None else self.methods.get(other)
-                if not isinstance(start, NeuralMethod) or (other is not None and start.pretrain is None):
-                    raise ValueError(f"methods.{name}.pretrained_as {other!r} is no method that pretrains")
-                try:
-                    method.finetune.check_start(start.projector_layers())
-                except ValueError as error:
-                    raise ValueError(f"methods.{name}.{error}") from error
-            case CombinedMethod(parts=parts):
-                if wrong := [part for part in parts if not isinstance(self.methods.get(part), NeuralMethod)]:
-                    raise ValueError(f"methods.{name}.parts: {wrong[0]!r} is no neural method")
-            case EnsembleMethod(of=of):
-                if not isinstance(self.methods.get(of), NeuralMethod):
-                    raise ValueError(f"methods.{name}.of: {of!r} is no neural method")
-
-
-def _streams(method: Method) -> list[StreamConfig]:
-    """The streams of data that a method's stages read."""
-    match method:
-        case NeuralMethod(pretrain=pretrain, finetune=finetune):
-            return [finetune.stream, *([pretrain.stream] if pretrain else [])]
-        case CombinedMethod(combine=combine) if combine.how == "concat":
-            return [combine.stream]
-    return []
 
 
 def run_pipeline(config: PipelineConfig) -> None:
@@ -206,7 +102,8 @@ def _run(config: PipelineConfig) -> None:
     _check(_splits(config.splits, data, 0), config.evaluate_on)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     for seed in config.seeds:
-        trial = _Trial(config, _splits(config.splits, data, seed), seed)
+        folder = join(config.out, f"seed-{seed}")
+        trial = Trial(config.methods, _splits(config.splits, data, seed), seed, config.workers, folder)
         for name in config.methods:
             log.info("seed %d: %s", seed, name)
             models[name].append(trial.model(name))
@@ -242,67 +139,3 @@ def _splits(splits: Splits, data: str, seed: int) -> Splits:
 
     train = {**on_data(splits.train), "labelled_seed": splits.train.labelled_seed + seed}
     return splits.replace(train=train, validation=on_data(splits.validation), test=on_data(splits.test))
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """All methods trained with one seed; what a method builds on is trained first, and nothing twice."""
-
-    config: PipelineConfig
-    splits: Splits
-    seed: int
-
-    def model(self, name: str) -> str:
-        """Train a method; returns its bundle's directory."""
-        method, out = self.config.methods[name], self._folder(name, "model")
-        match method:
-            case GBDTMethod():
-                gbdt_stage(GBDTJob(out=out, splits=self.splits, gbdt=method.gbdt.replace(seed=self.seed)))
-            case NeuralMethod():
-                self._finetune(method, self._pretrained(name), out, self.seed)
-            case CombinedMethod():
-                self._combine([self.model(part) for part in method.parts], method.combine, out)
-            case EnsembleMethod():
-                self._combine(self._runs(method, name), CombineConfig(how="mean"), out)
-        return out
-
-    def _folder(self, *names: str) -> str:
-        return join(self.config.out, f"seed-{self.seed}", *names)
-
-    def _pretrained(self, name: str) -> str | None:
-        """The pretrained encoder that a method starts from."""
-        method = self.config.methods[name]
-        assert isinstance(method, NeuralMethod)
-        if method.pretrained_as is not None:
-            return self._pretrained(method.pretrained_as)
-        if method.pretrain is None:
-            return None
-        out, settings = self._folder(name, "pretrained"), method.pretrain.replace(seed=self.seed)
-        pretrain_stage(PretrainJob(out=out, train=self.splits.train, pretrain=settings, workers=self.config.workers))
-        return out
-
-    def _finetune(self, method: NeuralMethod, pretrained: str | None, out: str, seed: int) -> None:
-        settings = method.finetune.replace(seed=seed)
-        finetune_stage(
-            FinetuneJob(
-                out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.config.workers
-            )
-        )
-
-    def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
-        """The runs of an ensemble: the method's own, and others from the same pretrained encoder."""
-        method = self.config.methods[ensemble.of]
-        assert isinstance(method, NeuralMethod)
-        runs = [self.model(ensemble.of)]
-        for run in range(1, ensemble.runs):
-            runs.append(self._folder(name, f"run-{run}"))
-            self._finetune(method, self._pretrained(ensemble.of), runs[-1], mix("run", self.seed, run) % 2**31)
-        return runs
-
-    def _combine(self, bundles: list[str], settings: CombineConfig, out: str) -> None:
-        settings = settings.replace(seed=self.seed)
-        combine_stage(
-            CombineJob(
-                out=out, bundles=tuple(bundles), splits=self.splits, combine=settings, workers=self.config.workers
-            )
-        )

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from ltrscale.training import resumption
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS = "log.txt", "metrics.jsonl"
 _COPY_S = 60.0
+_listener: ContextVar[Report | None] = ContextVar("listener", default=None)
 
 
 def environment() -> dict[str, object]:
@@ -124,11 +126,14 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
         handler = logging.FileHandler(folder / _LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
+        listener = _listener.get()
         try:
             with (folder / _METRICS).open("a") as metrics:
 
                 def report(record: Mapping[str, object]) -> None:
                     print(json.dumps({"time": round(time.time(), 3), **record}), file=metrics, flush=True)
+                    if listener is not None:
+                        listener(record)
 
                 yield report
         except BaseException as error:
@@ -138,6 +143,16 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
         finally:
             log.removeHandler(handler)
             handler.close()
+
+
+@contextmanager
+def heard_by(listener: Report | None) -> Iterator[None]:
+    """While the block runs, stages that begin in this thread tell this listener what they report, too; None: nobody."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 @contextmanager

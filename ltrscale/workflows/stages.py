@@ -4,26 +4,30 @@ A stage whose output is committed already with the same config and the same inpu
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Self
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, made_by, validate
 from ltrscale.data.manifest import open_dataset
 from ltrscale.data.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
-from ltrscale.data.split import Split, Splits, check_disjoint
+from ltrscale.data.scores import read_period
+from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
+from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.runs import run_stage
 
@@ -104,8 +108,23 @@ class GBDTJob(Config):
     splits: Splits
     """Training and validation; the test split is not read."""
     gbdt: GBDTConfig = LightGBMConfig()
+    ensemble: EnsembleConfig | None = None
+    """Train several models, below `out/candidates`, and take the mean of some; empty for one model."""
     workers: Workers = ONE
     """Workers that each hold a share of the training groups; for data beyond one machine."""
+
+    @model_validator(mode="after")
+    def _has_different_candidates(self) -> Self:
+        if self.ensemble is not None:
+            check_draws(self.gbdt)
+        return self
+
+
+class ScoreJob(ScoreConfig):
+    """Score periods of a data set with a bundle."""
+
+    out: str
+    """Directory of the scores."""
 
 
 class EvaluateJob(Config):
@@ -178,7 +197,7 @@ def pretrain_stage(job: PretrainJob) -> None:
     _train_stage(
         "pretrain",
         job,
-        _Identity(config=config.identity(), splits=(train,)),
+        Identity(config=config.identity(), splits=(train,)),
         dataset_hashes([train]),
         lambda origin, report: pretrain(config, train, job.out, origin=origin, report=report, workers=job.workers),
     )
@@ -194,7 +213,7 @@ def finetune_stage(job: FinetuneJob) -> None:
     _train_stage(
         "finetune",
         job,
-        _Identity(config=job.finetune.identity(), splits=(train, validation)),
+        Identity(config=job.finetune.identity(), splits=(train, validation)),
         inputs,
         lambda origin, report: finetune(
             job.finetune,
@@ -216,7 +235,7 @@ def combine_stage(job: CombineJob) -> None:
     _train_stage(
         "combine",
         job,
-        _Identity(config=job.combine.identity(), splits=(train, validation)),
+        Identity(config=job.combine.identity(), splits=(train, validation)),
         dataset_hashes([train, validation]) | bundle_hashes(job.bundles),
         lambda origin, report: combine(
             job.combine,
@@ -234,7 +253,7 @@ def combine_stage(job: CombineJob) -> None:
 def _train_stage(
     stage: str,
     job: PretrainJob | FinetuneJob | CombineJob,
-    identity: "_Identity",
+    identity: "Identity",
     inputs: Mapping[str, str],
     body: Callable[[Mapping[str, object], Report], object],
 ) -> None:
@@ -243,40 +262,68 @@ def _train_stage(
 
 
 def gbdt_stage(job: GBDTJob) -> None:
-    """Train trees and commit their bundle."""
+    """Train trees, or an ensemble of them, and commit their bundle."""
     check_disjoint(job.splits)
     splits = job.splits
+    settings = job.gbdt if job.ensemble is None else _Ensemble(gbdt=job.gbdt, ensemble=job.ensemble)
     run_stage(
         "train_gbdt",
         job,
         job.out,
-        _Identity(config=job.gbdt, splits=(splits.train, splits.validation)),
+        Identity(config=settings, splits=(splits.train, splits.validation)),
         dataset_hashes([splits.train, splits.validation]),
-        lambda origin, report: train_gbdt(
-            job.gbdt, splits, job.out, made_by=origin, report=report, workers=job.workers
-        ),
+        lambda origin, report: _train_trees(job, origin, report),
     )
 
 
-def evaluate_stage(job: EvaluateJob) -> None:
-    """Evaluate bundles, commit the report, and print its table."""
+def _train_trees(job: GBDTJob, origin: Mapping[str, object], report: Report) -> None:
+    """Train trees; of an ensemble each candidate, where that is not done yet, and then choose."""
+    if job.ensemble is None:
+        train_gbdt(job.gbdt, job.splits, job.out, made_by=origin, report=report, workers=job.workers)
+        return
+    candidates = []
+    for seed in range(job.gbdt.seed, job.gbdt.seed + job.ensemble.candidates):
+        out = storage.join(job.out, "candidates", f"seed-{seed}")
+        gbdt_stage(GBDTJob(out=out, splits=job.splits, gbdt=job.gbdt.replace(seed=seed), workers=job.workers))
+        candidates.append(out)
+    choose(job.gbdt, job.ensemble, candidates, job.splits.validation, job.out, made_by=origin)
+
+
+class _Ensemble(Config):
+    """What an ensemble depends on besides the data."""
+
+    gbdt: GBDTConfig
+    ensemble: EnsembleConfig
+
+
+def score_stage(job: ScoreJob) -> None:
+    """Score the periods that are not up to date, and commit each."""
+    if is_scored(job, job.out):
+        return
+    run_stage("score", job, job.out, job, {}, lambda _, report: score(job, job.out, report=report))
+
+
+def evaluate_stage(job: EvaluateJob, *, show: bool = True) -> None:
+    """Evaluate bundles, commit the report, and print its table if it is to be shown."""
     config = job.evaluate
     check_disjoint(config.splits)
     bundles = [url for urls in config.models.values() for url in urls]
-    for url in bundles:
+    scored = [config.splits.test.replace(scores=url, labels="labels") for url in config.scores.values()]
+    for url in [*bundles, *(url for split in scored for url in scored_by(split))]:
         check_unseen(url, config.splits.test)
     run_stage(
         "evaluate",
         job,
         job.out,
         config,
-        dataset_hashes([config.splits.validation, config.splits.test]) | bundle_hashes(bundles),
+        dataset_hashes([config.splits.validation, config.splits.test, *scored]) | bundle_hashes(bundles),
         lambda origin, report: evaluate(config, job.out, made_by=origin, report=report),
     )
-    print_table(job.out)
+    if show:
+        print_table(job.out)
 
 
-class _Identity(Config):
+class Identity(Config):
     """What a stage's output depends on besides the content of its inputs."""
 
     config: SerializeAsAny[Config]
@@ -284,14 +331,21 @@ class _Identity(Config):
 
 
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
-    """Content hash of every data set that the splits read."""
-    return {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
+    """Content hash of every data set that the splits read, and of the scores that serve as labels."""
+    splits = list(splits)
+    hashes = {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
+    for split in splits:
+        if split.scores:
+            parts = [hashes[split.scores]] if split.scores in hashes else []
+            hashes[split.scores] = ",".join([*parts, select(split, labelled=True).hash])
+    return hashes
 
 
 def check_unseen(url: str, test: Split) -> None:
-    """Check that neither a bundle nor one that it was made from was trained or selected on a period of the test split.
+    """Check that no period of the test split was seen by a bundle, by one that it was made from, or by its teacher.
 
-    It can be told where a job made the bundle, and what it was made from is still where it was.
+    Seen is what a bundle was trained or selected on. It can be told where a job made the bundle, and what it was made
+    from is still where it was.
 
     Raises:
         InputError: it was; names the period.
@@ -306,6 +360,16 @@ def check_unseen(url: str, test: Split) -> None:
         check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
+    for teacher in {teacher for split in seen if split.scores for teacher in scored_by(split)}:
+        check_unseen(teacher, test)
+
+
+def scored_by(split: Split) -> list[str]:
+    """The bundles that gave the scores which serve as labels of a split."""
+    assert split.scores is not None
+    periods = sorted({file.period for _, files in chosen_files(split) for file in files})
+    found = [read_period(split.scores, period) for period in periods]
+    return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
 
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:

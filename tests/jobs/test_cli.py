@@ -9,8 +9,12 @@ import pytest
 
 from ltrscale import config as configs
 from ltrscale.workflows.crossval import CrossvalConfig
-from ltrscale.workflows.pipeline import GBDTMethod, PipelineConfig
-from ltrscale.workflows.stages import PrepareJob, PretrainJob, RelabelJob
+from ltrscale.workflows.distill import DistillJob
+from ltrscale.workflows.methods import GBDTMethod
+from ltrscale.workflows.pipeline import PipelineConfig
+from ltrscale.workflows.stack import StackJob
+from ltrscale.workflows.stages import FinetuneJob, GBDTJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = (
@@ -20,10 +24,16 @@ JOBS = (
     "finetune",
     "combine",
     "train_gbdt",
+    "train_semi",
+    "stack",
+    "score",
     "evaluate",
     "pipeline",
     "crossval",
+    "distill",
+    "export",
     "bench",
+    "tune",
 )
 LAID_OVER = {"crossval-ohsumed": "crossval-letor"}
 """Configs of a few keys, and what they are laid over."""
@@ -96,8 +106,14 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "crossval": CrossvalConfig,
+        "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
+        "teacher": FinetuneJob,
+        "tune": TuneJob,
+        "gbdt": GBDTJob,
+        "score": ScoreJob,
+        "stack": StackJob,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 

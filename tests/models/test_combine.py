@@ -9,6 +9,7 @@ from torch import nn
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.manifest import Feature
+from ltrscale.errors import InputError
 from ltrscale.models.combine import ConcatRanker, MeanRanker
 from ltrscale.models.encoders import MLPConfig, ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
@@ -68,5 +69,5 @@ def test_a_bundle_holds_all_parts(how: str, tmp_path: Path) -> None:
     opened = bundle.load(str(tmp_path / "out"))
     assert opened.architecture == model.architecture
     assert torch.equal(opened.scorer()(groups), model(groups).detach())
-    with pytest.raises(bundle.InputError, match="holds several rankers, which have no encoder"):
+    with pytest.raises(InputError, match="holds several rankers, which have no encoder"):
         opened.encoder()

@@ -20,6 +20,7 @@ from ltrscale.ranking.losses import (
     ordinal,
     sigmoid_cross_entropy,
     softmax,
+    squared_error,
 )
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.sorting import gumbel_neural_sort_ndcg
@@ -52,6 +53,14 @@ CASES = {
         (),
         shifts=False,
     ),
+    "squared error": weighted(squared_error, reference.squared_error, (), shifts=False, steep=True),
+    "squared error, standardised": weighted(
+        partial(squared_error, standardise=True),
+        partial(reference.squared_error, standardise=True),
+        (),
+        shifts=False,
+        steep=True,
+    ),
     "softmax": weighted(softmax, reference.softmax, ZERO, tolerance=1e-8),
     "attention allocation": weighted(attention_allocation, reference.attention_allocation, EQUAL, tolerance=1e-8),
     "list_mle": Case(
@@ -77,9 +86,17 @@ def test_groups_with_relevance() -> None:
     assert has_relevance(torch.zeros(0), torch.tensor([0, 0])).tolist() == [False]
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "softmax", "attention allocation"])
+WITH_WEIGHTS = {
+    "sigmoid": sigmoid_cross_entropy,
+    "squared error": squared_error,
+    "softmax": softmax,
+    "attention allocation": attention_allocation,
+}
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
 def test_no_weights_are_weights_of_one(name: str) -> None:
-    loss = {"sigmoid": sigmoid_cross_entropy, "softmax": softmax, "attention allocation": attention_allocation}[name]
+    loss = WITH_WEIGHTS[name]
     scores_N, labels_N, offsets_Q1, weights_N = random_lists(0, [20, 3])
     plain = value_and_gradient(lambda s, y, offsets, _: loss(s, y, offsets), scores_N, labels_N, offsets_Q1, weights_N)
     ones_N = torch.ones_like(weights_N)
@@ -91,6 +108,17 @@ def test_the_best_score_of_the_sigmoid_loss_is_the_logit_of_the_share_of_the_hig
     scores_N = shares_N.logit().requires_grad_()
     loss_Q = sigmoid_cross_entropy(scores_N, 4 * shares_N, torch.tensor([0, 3]), highest_label=4.0)
     assert torch.autograd.grad(loss_Q.sum(), scores_N)[0].abs().max() < 1e-15
+
+
+def test_standardised_targets_have_no_zero_and_no_scale() -> None:
+    """A teacher's scores of a list teach the same when moved and stretched; equal ones are 0, whatever they are."""
+    scores_N, labels_N, offsets_Q1, _ = random_lists(1, [30, 7, 1, 4])
+    labels_N[-4:] = 0.1  # a mean of these is not 0.1 exactly
+    group_N = torch.arange(4).repeat_interleave(offsets_Q1.diff())
+    other_N = labels_N * torch.tensor([0.01, 3, 5, 7])[group_N] - torch.tensor([5.0, 0, 1, 2])[group_N]
+    both = [squared_error(scores_N, y_N, offsets_Q1, standardise=True) for y_N in (labels_N, other_N)]
+    torch.testing.assert_close(*both)
+    torch.testing.assert_close(both[0][2:], torch.stack([scores_N[37] ** 2, scores_N[38:].square().sum()]))
 
 
 def test_attention_allocation_gives_none_to_irrelevant_documents() -> None:

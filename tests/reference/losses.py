@@ -1,6 +1,7 @@
 """Ranking losses of one list, with loops."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -87,6 +88,16 @@ def sigmoid_cross_entropy(scores_L: Tensor, labels: Labels, weights: Sequence[fl
     total = scores_L.sum() * 0
     for score, label, weight in zip(scores_L, labels, weights, strict=True):
         total = total + weight * (-label / highest * score + logistic(-score))
+    return total
+
+
+def squared_error(scores_L: Tensor, labels: Labels, weights: Sequence[float], *, standardise: bool = False) -> Tensor:
+    if standardise and labels:
+        mean, deviation = statistics.fmean(labels), statistics.pstdev(labels)
+        labels = [(label - mean) / deviation if deviation else 0.0 for label in labels]
+    total = scores_L.sum() * 0
+    for score, label, weight in zip(scores_L, labels, weights, strict=True):
+        total = total + weight * (score - label) ** 2
     return total
 
 

@@ -33,6 +33,7 @@ def noise() -> torch.Generator:
 
 CASES: dict[str, tuple[dict[str, object], Loss, list[int]]] = {
     "sigmoid": ({"highest_label": 4}, lambda *d: losses.sigmoid_cross_entropy(*d, highest_label=4), ALL),
+    "squared_error": ({"standardise": True}, lambda *d: losses.squared_error(*d, standardise=True), ALL),
     "ranknet": ({"sigma": 2}, lambda *d: pairwise.ranknet(*d, sigma=2), PAIRS),
     "hinge": ({}, pairwise.hinge, PAIRS),
     "lambdarank": (

@@ -3,6 +3,7 @@
 import os
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -10,6 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+
+_LOOK_S = 0.003
 
 
 def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
@@ -37,6 +40,35 @@ def peak_bytes(work: Callable[[int], object], warm_up: int, sizes: Sequence[int]
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             peaks.append(pool.submit(_growth, work, warm_up, size).result())
     return peaks
+
+
+def peak_own_bytes(work: Callable[[str], object], warm_up: str, argument: str) -> int:
+    """Growth of the peak of a process's own memory through `work(argument)`, in a process of its own (on Linux).
+
+    Pages of files that are mapped into memory do not count, for the system takes them back when it needs them; the
+    peak is looked for every few milliseconds. The work is done with `warm_up` before.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_own_growth, work, warm_up, argument).result()
+
+
+def _own_growth(work: Callable[[str], object], warm_up: str, argument: str) -> int:
+    torch.set_num_threads(1)
+    work(warm_up)
+    before = peak = _status_bytes("RssAnon")
+    over = threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not over.wait(_LOOK_S):
+            peak = max(peak, _status_bytes("RssAnon"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    work(argument)
+    over.set()
+    looking.join()
+    return peak - before
 
 
 def _seconds(work: Callable[[], object]) -> float:

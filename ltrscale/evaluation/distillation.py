@@ -1,0 +1,243 @@
+"""What a distillation found: teacher, students and directly trained trees side by side, and how it is shown.
+
+Shapes: Q groups, t trials of a method, M metrics.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from matplotlib.figure import Figure
+
+from ltrscale.config import Config
+from ltrscale.evaluation.agreement import TAU, read_agreement
+from ltrscale.evaluation.folds import read_groups
+from ltrscale.evaluation.report import EvaluatedData, read_evaluation
+from ltrscale.evaluation.summarise import Comparison, Scope, Summary, scopes
+from ltrscale.evaluation.tables import against, definitions, markdown, metric_label, number
+
+TEACHER = "teacher"
+"""Name of the teacher among the methods."""
+
+
+class Cost(Config):
+    """What it took to train a method, and takes to use it."""
+
+    kind: Literal["neural", "trees"]
+    bytes: int
+    """Of weights or trees as they lie in the bundle."""
+    documents_per_second: float
+    """Scored on one thread, by processor time."""
+    trained_on: int | None
+    """Query groups that it was trained on, with labels or a teacher's scores, where its bundle tells."""
+
+
+class DistilledMethod(Config):
+    """One method: how well it ranks, how well it agrees with the teacher, what it costs."""
+
+    name: str
+    everywhere: Scope
+    outliers: Scope
+    against_teacher: Comparison | None
+    """The primary metric, on the groups that define it; None for the teacher itself, and without such groups."""
+    agreement: dict[str, Summary]
+    """With the teacher, by `tau` or `overlap@K`; empty for the teacher itself."""
+    cost: Cost | None
+    """None where there is no bundle."""
+
+
+class Distillation(Config):
+    """`metrics.json` of a distillation."""
+
+    methods: tuple[DistilledMethod, ...]
+    baseline: str
+    primary: str
+    relevant_from: float
+    resamples: int
+    test: EvaluatedData
+    agreement_groups: int
+    """Test groups, with and without labels, on which agreement was measured."""
+
+
+def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *, seed: int) -> Distillation:
+    """Put together what was committed of the same methods, and compare each of them with the teacher.
+
+    Args:
+        evaluation_url: of the teacher and all other methods.
+        agreement_url: of all but the teacher, with the teacher.
+        costs: by method, of those that have a bundle.
+        seed: of the resampling.
+
+    Raises:
+        InputError: evaluation or agreement are not committed there.
+    """
+    evaluation, agreement = read_evaluation(evaluation_url), read_agreement(agreement_url)
+    assert evaluation.baseline is not None
+    primary, names = evaluation.primary, [method.name for method in evaluation.methods]
+    column = list(evaluation.methods[0].everywhere.summaries).index(primary)
+    values_K = [values_QtM[:, :, [column]] for values_QtM in read_groups(evaluation_url, evaluation)]
+    with_teacher = scopes(values_K, [primary], baseline=names.index(TEACHER), samples=evaluation.resamples, seed=seed)
+    methods = tuple(
+        DistilledMethod(
+            name=method.name,
+            everywhere=method.everywhere,
+            outliers=method.outliers,
+            against_teacher=scope.comparisons.get(primary),
+            agreement=agreement.models.get(method.name, {}),
+            cost=costs.get(method.name),
+        )
+        for method, scope in zip(evaluation.methods, with_teacher, strict=True)
+    )
+    return Distillation(
+        methods=methods,
+        baseline=evaluation.baseline,
+        primary=primary,
+        relevant_from=evaluation.relevant_from,
+        resamples=evaluation.resamples,
+        test=evaluation.test,
+        agreement_groups=agreement.groups,
+    )
+
+
+def table(found: Distillation) -> str:
+    """One row per method: NDCG, difference from the baseline, outlier groups, agreement, size and speed."""
+    primary = found.primary
+    cutoffs = [name for name in found.methods[0].everywhere.summaries if name.startswith("ndcg@")]
+    measures = next(list(method.agreement) for method in found.methods if method.agreement)
+    header = [
+        "method", *map(metric_label, cutoffs), f"{metric_label(primary)} - {found.baseline} [95%]", "p",
+        f"Outlier-{metric_label(primary)}", *measures, "groups", "MB", "docs/s",
+    ]  # fmt: skip
+    rows = []
+    for method in found.methods:
+        rows.append(
+            [
+                method.name,
+                *(number(method.everywhere.summaries[name].mean) for name in cutoffs),
+                *against(method.everywhere.comparisons.get(primary)),
+                number(method.outliers.summaries[primary].mean),
+                *(_mean(method.agreement.get(name)) for name in measures),
+                *_cost(method.cost),
+            ]
+        )
+    return markdown(header, rows)
+
+
+def _mean(summary: Summary | None) -> str:
+    return "-" if summary is None or summary.mean is None else f"{summary.mean:.3f}"
+
+
+def _cost(cost: Cost | None) -> tuple[str, str, str]:
+    if cost is None:
+        return "-", "-", "-"
+    groups = "-" if cost.trained_on is None else f"{cost.trained_on:,}"
+    return groups, f"{cost.bytes / 1e6:.2f}", f"{cost.documents_per_second:,.0f}"
+
+
+def findings(found: Distillation) -> Iterator[str]:
+    """One sentence per finding; a difference is claimed only where its interval leaves 0 out."""
+    primary = metric_label(found.primary)
+    teacher = next(method for method in found.methods if method.name == TEACHER)
+    for method in found.methods:
+        if method.name != found.baseline:
+            yield _difference(method.name, found.baseline, primary, method.everywhere.comparisons.get(found.primary))
+            if found.test.outlier_groups:
+                comparison = method.outliers.comparisons.get(found.primary)
+                yield f"On outlier groups: {_difference(method.name, found.baseline, primary, comparison)}"
+        if method.name != TEACHER:
+            if found.baseline != TEACHER and method.name != found.baseline:
+                yield _difference(method.name, TEACHER, primary, method.against_teacher)
+            yield from _agreement(method)
+            yield from _cost_against(method, teacher)
+
+
+def _cost_against(method: DistilledMethod, teacher: DistilledMethod) -> Iterator[str]:
+    if method.cost and teacher.cost:
+        size = method.cost.bytes / teacher.cost.bytes
+        speed = method.cost.documents_per_second / teacher.cost.documents_per_second
+        yield (
+            f"{method.name} has {size:.2f} times the bytes of the teacher and scores {speed:.2f} times as many "
+            "documents a second on one thread."
+        )
+
+
+def _difference(name: str, other: str, metric: str, comparison: Comparison | None) -> str:
+    if comparison is None:
+        return f"{name} cannot be compared with {other}: no group defines {metric}."
+    figures = against(comparison)[0]
+    if comparison.low > 0 or comparison.high < 0:
+        return f"{name} ranks {'better' if comparison.low > 0 else 'worse'} than {other}: {metric} {figures}."
+    return f"No difference between {name} and {other} is shown: {metric} {figures} has 0 in its interval."
+
+
+def _agreement(method: DistilledMethod) -> Iterator[str]:
+    tau = method.agreement.get(TAU)
+    if tau is None or tau.mean is None or tau.low is None or tau.high is None:
+        return
+    shares = [
+        f"{summary.mean:.1%} of the first {name.partition('@')[2]}"
+        for name, summary in method.agreement.items()
+        if name != TAU and summary.mean is not None
+    ]
+    in_common = f"; in common they have {', '.join(shares)}" if shares else ""
+    yield f"{method.name} agrees with the teacher to tau = {tau.mean:.3f} [{tau.low:.3f}, {tau.high:.3f}]{in_common}."
+
+
+def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
+    """The whole report in Markdown; `links` are the reports and files to go on to, by what they are."""
+    test = found.test
+    primary = metric_label(found.primary)
+    lines = [
+        *definitions(found.methods[0].everywhere.summaries, found.relevant_from),
+        f"Differences, intervals and p (adjusted by Holm) are paired, over {found.resamples:,} bootstrap resamples and "
+        "sign flips of query groups. They speak of these models, not of others that the same training might give.",
+        f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "
+        f"the mean over those of the {found.agreement_groups:,} test groups, with and without labels, that define it: "
+        "with an order to compare, or with more than K documents. An overlap is expected over the orders of ties.",
+        "groups are the query groups that a method was trained on: students with the teacher's scores, others with "
+        "labels.",
+        "MB is weights or trees in the bundle, docs/s what one thread scores in a second of processor time; all "
+        "methods took turns in one process on the same documents.",
+    ]
+    parts = [
+        "# Distillation",
+        f"Test data: {', '.join(f'`{url}`' for url in test.data)}; {test.groups:,} labelled query groups, "
+        f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups.",
+        table(found),
+        "## Findings",
+        "\n".join(f"- {line}" for line in findings(found)),
+        f"![{primary}, agreement with the teacher and scoring speed of each method]({picture})",
+        "## How to read the table",
+        "\n".join(f"- {line}" for line in lines),
+        "## More",
+        "\n".join(f"- {what}: `{where}`" for what, where in links.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plot(found: Distillation, path: Path) -> None:
+    """Draw a row per method as PNG: the primary metric and tau with their 95% intervals, and the scoring speed."""
+    figure = Figure(figsize=(9, 1.6 + 0.36 * len(found.methods)), layout="constrained")
+    quality, agreement, speed = figure.subplots(1, 3, sharey=True)
+    quality.set_title(metric_label(found.primary), fontsize=10)
+    agreement.set_title("tau with the teacher", fontsize=10)
+    speed.set_title("documents a second on one thread", fontsize=10)
+    for row, method in enumerate(found.methods):
+        colour = {TEACHER: "tab:orange", found.baseline: "tab:gray"}.get(method.name, "tab:blue")
+        for axes, summary in (
+            (quality, method.everywhere.summaries[found.primary]),
+            (agreement, method.agreement.get(TAU)),
+        ):
+            if summary is not None and summary.mean is not None:
+                axes.plot([summary.low, summary.high], [row, row], color=colour, linewidth=2)
+                axes.plot(summary.mean, row, "o", color=colour)
+        if method.cost is not None:
+            speed.plot(method.cost.documents_per_second, row, "o", color=colour)
+    speed.set_xscale("log")
+    quality.set_yticks(range(len(found.methods)), [method.name for method in found.methods])
+    quality.set_ylim(len(found.methods) - 0.5, -0.5)
+    for axes in (quality, agreement, speed):
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("dots are means, lines their 95% bootstrap intervals over query groups", fontsize=9)
+    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})

@@ -1,0 +1,317 @@
+"""Distillation: a teacher scores all groups, students learn its scores, and all are compared (BUYL23, section 7).
+
+    out/scores/period=P        the teacher's scores, unless they are committed elsewhere
+    out/students/NAME          a bundle each, trained on all groups of the training periods
+    out/direct                 trees trained on the labels of the training split
+    out/evaluation             teacher, students and direct trees on the test split
+    out/agreement              of students and direct trees with the teacher
+    out/export/NAME            trees as LightGBM's own text, after a parity check
+    out/report.md              all of it in one table, with metrics.json and a picture
+
+Every step is committed, and skipped where it is up to date.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from ltrscale import storage
+from ltrscale.bundle import load
+from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.split import Split, Splits, check_disjoint, select
+from ltrscale.data.stream import iterate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.agreement import AgreementConfig, agree
+from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
+from ltrscale.evaluation.evaluate import GROUPS, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.report import METRICS
+from ltrscale.launch.workers import ONE, Workers, cluster_for
+from ltrscale.progress import log
+from ltrscale.storage import join
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.export import ParityConfig
+from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
+from ltrscale.workflows.benches.measure import cpu_seconds
+from ltrscale.workflows.export import ExportJob, export_stage
+from ltrscale.workflows.methods import MethodName
+from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
+from ltrscale.workflows.stages import (
+    EvaluateJob,
+    FinetuneJob,
+    GBDTJob,
+    ScoreJob,
+    bundle_hashes,
+    check_unseen,
+    dataset_hashes,
+    evaluate_stage,
+    finetune_stage,
+    gbdt_stage,
+    score_stage,
+    scored_by,
+)
+from ltrscale.workflows.students import MLPStudent, StudentConfig
+
+DIRECT = "direct"
+"""Name of the directly trained trees among the methods."""
+_PICTURE = "methods.png"
+
+
+class SpeedConfig(Config):
+    """How scoring speed is measured: on one thread, by processor time, all methods taking turns."""
+
+    documents: int = Field(10_000, ge=1)
+    """Of the test split; scored at once."""
+    repeats: int = Field(3, ge=1)
+    """Turns of each method, of which the median counts."""
+
+
+class DistillJob(Config):
+    """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
+
+    out: str
+    """Directory for everything; `out/report.md` is what to read first."""
+    data: str
+    """Data set directory; splits that name none read this one."""
+    teacher: str | None = None
+    """Bundle of the teacher, of any kind that scores."""
+    scores: str | None = None
+    """Directory of the teacher's committed scores (jobs.score) in place of the teacher, which is then not opened."""
+    splits: Splits
+    """Students learn from all groups of the training periods; direct trees from the labelled ones that it says."""
+    student_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the groups of the training periods that students learn from, a random sample."""
+    students: dict[MethodName, StudentConfig] = Field(min_length=1)
+    """By the name that they have in the table."""
+    direct: GBDTConfig | None = LightGBMConfig()
+    """Trees trained on the labels, which students are compared with; null leaves them out."""
+    evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
+    """Metrics and outliers."""
+    overlap_at: tuple[Annotated[int, Field(ge=1)], ...] = (1, 5, 10)
+    """Numbers of first documents whose overlap with the teacher's is told."""
+    parity: ParityConfig = ParityConfig()
+    """The check of exported trees, on documents of the test split."""
+    speed: SpeedConfig = SpeedConfig()
+    """How scoring speed is measured."""
+    docs_per_batch: int = Field(65_536, ge=1)
+    """Documents that the teacher scores at once."""
+    ray: bool = False
+    """Let the teacher score on a Ray cluster."""
+    workers: Workers = ONE
+    """Data-parallel workers of students and direct trees."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.teacher is None) == (self.scores is None):
+            raise ValueError("name a teacher, or the scores that jobs.score made with it; not both")
+        if self.evaluate.baseline is not None:
+            raise ValueError("evaluate.baseline: leave it out; students are compared with direct, or with the teacher")
+        if taken := {TEACHER, DIRECT} & self.students.keys():
+            raise ValueError(f"students.{min(taken)}: the report has that name for another method; choose another")
+        if self.splits.train.data not in ((), (self.data,)) or self.splits.test.data not in ((), (self.data,)):
+            raise ValueError("splits: train and test are of the data set that data names; leave their data out")
+        if self.splits.train.scores or self.splits.test.scores:
+            raise ValueError("splits: leave scores out; name them at the top, as scores")
+        return self
+
+    def resolved(self) -> Splits:
+        """The splits with the data set in place."""
+        names = ("train", "validation", "test")
+        splits: dict[str, Split] = {name: getattr(self.splits, name) for name in names}
+        return self.splits.replace(
+            **{name: {**split.model_dump(), "data": split.data or (self.data,)} for name, split in splits.items()}
+        )
+
+
+def run_distill(job: DistillJob) -> None:
+    """Score, train students and direct trees, evaluate, compare, export, report; skips what is up to date.
+
+    Raises:
+        InputError: the teacher was trained or selected on test periods; as the stages.
+    """
+    with recorded(job.out, job), cluster_for(job.workers):
+        steps = _Steps(job, job.resolved())
+        steps.check()
+        steps.score()
+        models = {name: steps.student(name) for name in job.students}
+        if job.direct is not None:
+            models[DIRECT] = steps.direct(job.direct)
+        steps.evaluate(models)
+        steps.agree(models)
+        for name, student in job.students.items():
+            if not isinstance(student, MLPStudent):
+                steps.export(name, models[name])
+        found = steps.report(models)
+    sys.stdout.write(f"{table(found)}\n\n{join(job.out, 'report.md')}\n")
+
+
+class _Steps:
+    """The steps of a distillation; each commits below `out`, or finds what it would make."""
+
+    def __init__(self, job: DistillJob, splits: Splits) -> None:
+        self.job, self.splits = job, splits
+        self.scores = job.scores or join(job.out, "scores")
+        self.baseline = TEACHER if job.direct is None else DIRECT
+
+    def check(self) -> None:
+        """Check what can be told before anything is computed: splits, labels, and what the teacher has seen."""
+        check_replaceable(self.job.out, "distill")
+        check_disjoint(self.splits)
+        for split in (self.splits.validation, self.splits.test, *([self.splits.train] if self.job.direct else [])):
+            select(split, labelled=True)
+        if self.job.teacher is not None:
+            teachers = [self.job.teacher]
+        else:
+            for split in (self.scored(self.splits.train), self.scored(self.splits.test)):
+                select(split, labelled=True)
+            teachers = scored_by(self.scored(self.splits.test))
+        if len(teachers) > 1:
+            raise InputError(f"{self.scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
+        for url in teachers:
+            check_unseen(url, self.splits.test)
+
+    def scored(self, split: Split) -> Split:
+        """All groups of a split's periods, with the teacher's scores as labels."""
+        return Split(data=split.data, periods=split.periods, scores=self.scores)
+
+    def score(self) -> None:
+        """Let the teacher score the training and test periods."""
+        if self.job.teacher is None:
+            return
+        periods = [
+            file.period
+            for split in (self.splits.train, self.splits.test)
+            for file in select(split, labelled=False).row_groups
+        ]
+        score_stage(
+            ScoreJob(
+                out=self.scores,
+                bundle=self.job.teacher,
+                data=self.job.data,
+                periods=tuple(sorted(set(periods))),
+                docs_per_batch=self.job.docs_per_batch,
+                ray=self.job.ray,
+            )
+        )
+
+    def student(self, name: str) -> str:
+        """Train a student; returns its bundle."""
+        out = join(self.job.out, "students", name)
+        train = self.scored(self.splits.train).replace(labelled_fraction=self.job.student_fraction)
+        splits, workers = self.splits.replace(train=train.model_dump()), self.job.workers
+        match self.job.students[name]:
+            case MLPStudent(finetune=settings):
+                finetune_stage(FinetuneJob(out=out, splits=splits, finetune=settings, workers=workers))
+            case RegressionStudent() | LambdaRankStudent() | SoftmaxStudent() as student:
+                gbdt_stage(GBDTJob(out=out, splits=splits, gbdt=student.trees, workers=workers))
+        return out
+
+    def direct(self, config: GBDTConfig) -> str:
+        """Train trees on the labels; returns their bundle."""
+        out = join(self.job.out, DIRECT)
+        gbdt_stage(GBDTJob(out=out, splits=self.splits, gbdt=config, workers=self.job.workers))
+        return out
+
+    def evaluate(self, models: Mapping[str, str]) -> None:
+        """Evaluate all methods on the labelled groups of the test split; the teacher by its scores."""
+        settings: dict[str, Any] = {**self.job.evaluate.model_dump(), "baseline": self.baseline}
+        config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self.scores}, splits=self.splits)
+        evaluate_stage(EvaluateJob(out=self._place("evaluation"), evaluate=config), show=False)
+
+    def agree(self, models: Mapping[str, str]) -> None:
+        """Compare the rankings of all methods with the teacher's on all groups of the test split."""
+        config = AgreementConfig(
+            models=dict(models),
+            scores=self.scores,
+            test=self.scored(self.splits.test),
+            overlap_at=self.job.overlap_at,
+            resamples=self.job.evaluate.resamples,
+            seed=self.job.evaluate.seed,
+            docs_per_batch=self.job.evaluate.docs_per_batch,
+        )
+        out = self._place("agreement")
+        run_stage(
+            "agreement",
+            config,
+            out,
+            config,
+            dataset_hashes([config.test]) | bundle_hashes(models.values()),
+            lambda origin, report: agree(config, out, made_by=origin, report=report),
+        )
+
+    def export(self, name: str, bundle: str) -> None:
+        """Publish a student's trees as LightGBM's own text."""
+        parity, test = self.job.parity, self.splits.test
+        out = join(self._place("export"), name)
+        job = ExportJob(out=out, bundle=bundle, data=self.job.data, periods=test.periods, **parity.model_dump())
+        export_stage(job)
+
+    def report(self, models: Mapping[str, str]) -> Distillation:
+        """Commit the report, or read the one that is there."""
+        out, identity = self.job.out, _ReportIdentity(speed=self.job.speed, seed=self.job.evaluate.seed)
+        bundles = ([self.job.teacher] if self.job.teacher else []) + list(models.values())
+        of_figures = {name: _content(self._place(name)) for name in ("evaluation", "agreement")}
+        origin = made_by("distill", identity, bundle_hashes(bundles) | of_figures)
+        if is_current(out, origin):
+            log.info("distill: %s is up to date", out)
+            return Distillation.model_validate_json(storage.read_bytes(join(out, METRICS)))
+        every = {**({TEACHER: self.job.teacher} if self.job.teacher else {}), **models}
+        costs = measure_costs(every, self.splits.test, self.job.speed)
+        found = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.job.evaluate.seed)
+        links = {
+            "the evaluation, with all metrics": join(self._place("evaluation"), "report.md"),
+            "the agreement of every group": join(self._place("agreement"), GROUPS),
+            "the trees of students for LightGBM alone": self._place("export"),
+        }
+        with storage.Commit(out) as commit:
+            with commit.file(_PICTURE) as path:
+                plot(found, path)
+            for name, text in (
+                (METRICS, found.model_dump_json(indent=1) + "\n"),
+                ("report.md", page(found, picture=_PICTURE, links=links)),
+            ):
+                with commit.file(name) as path:
+                    path.write_text(text, encoding="utf-8")
+            commit.finish({"made_by": origin})
+        return found
+
+    def _place(self, name: str) -> str:
+        return join(self.job.out, name)
+
+
+class _ReportIdentity(Config):
+    """What a report depends on besides its inputs."""
+
+    speed: SpeedConfig
+    seed: int
+
+
+def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -> dict[str, Cost]:
+    """Size and speed of bundles, by method: all score the same documents, in turns, on one thread.
+
+    Raises:
+        InputError: a bundle is missing, or has other features than the data.
+    """
+    selection = select(test, labelled=False)
+    groups = next(iterate(selection, docs_per_batch=config.documents))
+    bundles = {name: load(url) for name, url in models.items()}
+    scorers = [bundle.scorer(threads=1) for bundle in bundles.values()]
+    log.info("distill: measuring the speed of %d methods on %d documents", len(models), groups.n_documents)
+    seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)
+    return {
+        name: Cost(
+            kind="trees" if bundle.kind == "trees" else "neural",
+            bytes=sum(map(len, bundle.contents.values())),
+            documents_per_second=groups.n_documents / time,
+            trained_on=trained_on if isinstance(trained_on := bundle.metrics.get("labelled_groups"), int) else None,
+        )
+        for (name, bundle), time in zip(bundles.items(), seconds, strict=True)
+    }
+
+
+def _content(url: str) -> str:
+    """Content hashes of a committed directory's files."""
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    return ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest["files"]))

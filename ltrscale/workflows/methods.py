@@ -1,0 +1,156 @@
+"""Methods that are trained and compared, by kind."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.data.stream import StreamConfig
+from ltrscale.launch.workers import WorkersConfig
+from ltrscale.training.combine import CombineConfig
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.pretexts import VimeConfig
+from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.ensemble import EnsembleConfig, check_draws
+from ltrscale.trees.semi import SemiConfig
+from ltrscale.trees.stacking import StackConfig
+
+
+class GBDTMethod(Config):
+    """Gradient boosted trees on the labelled groups."""
+
+    kind: Literal["gbdt"] = "gbdt"
+    gbdt: GBDTConfig = LightGBMConfig()
+    ensemble: EnsembleConfig | None = None
+    """Take the mean of several models that validation chooses; empty for one model."""
+
+    @model_validator(mode="after")
+    def _has_different_candidates(self) -> Self:
+        if self.ensemble is not None:
+            check_draws(self.gbdt)
+        return self
+
+
+class SemiMethod(Config):
+    """Gradient boosted trees on the labelled groups with the help of the others."""
+
+    kind: Literal["semi_gbdt"] = "semi_gbdt"
+    semi: SemiConfig
+
+
+class NeuralMethod(Config):
+    """A network finetuned on the labelled groups, after pretraining or from random weights."""
+
+    kind: Literal["neural"] = "neural"
+    pretrain: PretrainConfig | None = None
+    """Empty for the baseline without pretraining."""
+    pretrained_as: str | None = None
+    """Start from the pretrained encoder of this other method, which is then pretrained once for both."""
+    finetune: FinetuneConfig = FinetuneConfig()
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.pretrain is not None and self.pretrained_as is not None:
+            raise ValueError("pretrain and pretrained_as exclude each other; leave one of them out")
+        return self
+
+    def projector_layers(self) -> int | None:
+        """Hidden layers of the projector that it pretrains; None where it does not pretrain."""
+        if self.pretrain is None:
+            return None
+        method = self.pretrain.method
+        return 0 if isinstance(method, VimeConfig) else method.projector.layers
+
+
+class CombinedMethod(Config):
+    """One ranker of several neural methods' rankers of the same seed."""
+
+    kind: Literal["combined"] = "combined"
+    parts: tuple[str, ...] = Field(min_length=2)
+    """Names of neural methods."""
+    combine: CombineConfig = CombineConfig(how="concat")
+
+
+class EnsembleMethod(Config):
+    """The mean score of several runs of one neural method, each with weights and order of its own."""
+
+    kind: Literal["ensemble"] = "ensemble"
+    of: str
+    """Name of a neural method, whose own run is the first."""
+    runs: int = Field(3, ge=2)
+    """Runs in all; DASALC-ens takes 3 to 5."""
+
+
+class StackMethod(Config):
+    """Trees over the scores of other methods of the same seed and over raw features."""
+
+    kind: Literal["stack"] = "stack"
+    members: tuple[str, ...] = Field(min_length=1)
+    """Names of methods other than stacks; each is trained once more for every fold."""
+    stack: StackConfig = StackConfig()
+
+
+MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+"""Also a directory's name."""
+BaseMethod = Annotated[
+    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod, Field(discriminator="kind")
+]
+"""What a stack may be made of."""
+Method = Annotated[
+    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | StackMethod, Field(discriminator="kind")
+]
+
+
+def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, where: str = "methods") -> None:
+    """Check that the methods a method builds on are there and of the right kind, and that its workers have streams.
+
+    Args:
+        methods: by name.
+        workers: of their neural stages.
+        where: the config's key, for errors.
+
+    Raises:
+        ValueError: they are not; names the method.
+    """
+    for name, method in methods.items():
+        _check_names(name, method, methods, where)
+        for stream in _streams(method):
+            if stream.streams < workers.most:
+                raise ValueError(
+                    f"{where}.{name} has {stream.streams} streams for {workers.most} workers; "
+                    f"set stream.streams of its stages to a multiple of {workers.most}"
+                )
+
+
+def _check_names(name: str, method: Method, methods: Mapping[str, Method], where: str) -> None:
+    """Check that the methods a method builds on are there and of the right kind."""
+    match method:
+        case NeuralMethod(pretrained_as=other):
+            start = method if other is None else methods.get(other)
+            if not isinstance(start, NeuralMethod) or (other is not None and start.pretrain is None):
+                raise ValueError(f"{where}.{name}.pretrained_as {other!r} is no method that pretrains")
+            try:
+                method.finetune.check_start(start.projector_layers())
+            except ValueError as error:
+                raise ValueError(f"{where}.{name}.{error}") from error
+        case CombinedMethod(parts=parts):
+            if wrong := [part for part in parts if not isinstance(methods.get(part), NeuralMethod)]:
+                raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is no neural method")
+        case EnsembleMethod(of=of):
+            if not isinstance(methods.get(of), NeuralMethod):
+                raise ValueError(f"{where}.{name}.of: {of!r} is no neural method")
+        case StackMethod(members=members):
+            if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | None)]:
+                raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is no method other than a stack")
+
+
+def _streams(method: Method) -> list[StreamConfig]:
+    """The streams of data that a method's stages read."""
+    match method:
+        case NeuralMethod(pretrain=pretrain, finetune=finetune):
+            return [finetune.stream, *([pretrain.stream] if pretrain else [])]
+        case CombinedMethod(combine=combine) if combine.how == "concat":
+            return [combine.stream]
+    return []

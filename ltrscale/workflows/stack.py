@@ -1,0 +1,60 @@
+"""Stacking as a job of its own: members are trained out of fold, then trees over their scores (SUN23, section 3.4)."""
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.data.split import Splits, check_disjoint
+from ltrscale.launch.workers import ONE, Workers, cluster_for
+from ltrscale.storage import join
+from ltrscale.trees.stacking import StackConfig
+from ltrscale.workflows.methods import BaseMethod, MethodName, check_methods
+from ltrscale.workflows.tree_stages import check_ready
+from ltrscale.workflows.trial import Trial
+
+TRAINING = "training"
+"""Folder, below the job's own, of the members as they are trained."""
+
+
+class StackJob(Config):
+    """Train members, each once for every fold and once for all, and trees over their scores."""
+
+    out: str
+    """Directory of the bundle, which has all that it needs; members are trained in `out/training`, which may go."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    members: dict[MethodName, BaseMethod] = Field(default_factory=dict)
+    """Methods whose scores the trees see."""
+    bundles: dict[MethodName, str] = Field(default_factory=dict)
+    """Bundles whose scores they see too; such as have seen no label of the training split."""
+    stack: StackConfig = StackConfig()
+    seed: int = 0
+    """Stands for the seeds of members, folds and trees."""
+    workers: Workers = ONE
+    """Data-parallel workers of the neural members."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.members and not self.bundles:
+            raise ValueError("members and bundles are both empty; name at least one")
+        if both := self.members.keys() & self.bundles.keys():
+            raise ValueError(f"bundles.{min(both)} has the name of a member; choose another")
+        if self.splits.train.fold is not None:
+            raise ValueError("splits.train.fold: leave it out; a stack deals the training groups to folds itself")
+        check_methods(self.members, self.workers, where="members")
+        return self
+
+
+def run_stack(job: StackJob) -> None:
+    """Train members and stack, and commit the stack's bundle; skips what is up to date.
+
+    Raises:
+        InputError: as the stages; a ready bundle may have seen labels of the training split.
+    """
+    check_disjoint(job.splits)
+    for name, url in job.bundles.items():
+        check_ready(name, url, job.splits)
+    trial = Trial(job.members, job.splits, job.seed, job.workers, join(job.out, TRAINING))
+    with cluster_for(job.workers):  # one cluster for all stages
+        trial.stack(tuple(job.members), job.bundles, job.stack, job.out)

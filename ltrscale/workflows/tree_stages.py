@@ -1,0 +1,91 @@
+"""Stages that make trees of more than labelled groups: semi-supervised trees, and trees over other models."""
+
+from collections.abc import Mapping
+
+from ltrscale.config import Config
+from ltrscale.data.split import Splits, check_disjoint
+from ltrscale.errors import InputError
+from ltrscale.trees.semi import SemiConfig, train_semi
+from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
+from ltrscale.workflows.runs import run_stage
+from ltrscale.workflows.stages import Identity, bundle_hashes, check_unseen, dataset_hashes
+
+
+class SemiJob(Config):
+    """Train trees on labelled groups with the help of the training split's other groups."""
+
+    out: str
+    """Directory of the bundle."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    semi: SemiConfig
+
+
+def semi_stage(job: SemiJob) -> None:
+    """Train semi-supervised trees and commit their bundle."""
+    check_disjoint(job.splits)
+    splits = job.splits
+    run_stage(
+        "train_semi",
+        job,
+        job.out,
+        Identity(config=job.semi, splits=(splits.train, splits.validation)),
+        dataset_hashes([splits.train, splits.validation]),
+        lambda origin, report: train_semi(job.semi, splits, job.out, made_by=origin, report=report),
+    )
+
+
+class StackedJob(Config):
+    """Train trees over the scores of models that are trained already."""
+
+    out: str
+    """Directory of the bundle."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+    stack: StackConfig
+    members: dict[str, StackMember]
+
+
+def stacked_stage(job: StackedJob) -> None:
+    """Train trees over models and commit the bundle that holds all of them.
+
+    Raises:
+        InputError: a ready bundle may have seen labels of the training split.
+    """
+    check_disjoint(job.splits)
+    splits = job.splits
+    for name, member in job.members.items():
+        if not member.folds:
+            check_ready(name, member.bundle, splits)
+    run_stage(
+        "stack",
+        job,
+        job.out,
+        Identity(
+            config=_Stacked(stack=job.stack, members=tuple(job.members)), splits=(splits.train, splits.validation)
+        ),
+        dataset_hashes([splits.train, splits.validation]) | _hashes(job.members),
+        lambda origin, report: train_stack(job.stack, job.members, splits, job.out, made_by=origin, report=report),
+    )
+
+
+class _Stacked(Config):
+    """What a stack depends on besides the data and the content of its bundles."""
+
+    stack: StackConfig
+    members: tuple[str, ...]
+
+
+def _hashes(members: Mapping[str, StackMember]) -> dict[str, str]:
+    return bundle_hashes(url for member in members.values() for url in (member.bundle, *member.folds))
+
+
+def check_ready(name: str, url: str, splits: Splits) -> None:
+    """Check that a bundle has not seen the labels that the trees are to learn from."""
+    try:
+        check_unseen(url, splits.train)
+    except InputError as error:
+        raise InputError(
+            f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "
+            f"score too well; list its method under members, or train the stack on other periods ({error})"
+        ) from error

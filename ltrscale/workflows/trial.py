@@ -1,0 +1,138 @@
+"""A trial: methods trained with one seed on one sample of labelled groups."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ltrscale.data.sample import Fold
+from ltrscale.data.split import Splits
+from ltrscale.draws import mix
+from ltrscale.launch.workers import WorkersConfig
+from ltrscale.storage import join
+from ltrscale.training.combine import CombineConfig
+from ltrscale.trees.stacking import StackConfig, StackMember
+from ltrscale.workflows.methods import (
+    CombinedMethod,
+    EnsembleMethod,
+    GBDTMethod,
+    Method,
+    NeuralMethod,
+    SemiMethod,
+    StackMethod,
+)
+from ltrscale.workflows.stages import (
+    CombineJob,
+    FinetuneJob,
+    GBDTJob,
+    PretrainJob,
+    combine_stage,
+    finetune_stage,
+    gbdt_stage,
+    pretrain_stage,
+)
+from ltrscale.workflows.tree_stages import SemiJob, StackedJob, semi_stage, stacked_stage
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All methods trained with one seed; what a method builds on is trained first, and nothing twice.
+
+    Args:
+        methods: by name.
+        splits: with the trial's own sample of labelled groups.
+        seed: stands for the seeds of the stages.
+        workers: data-parallel workers of the neural stages.
+        out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `folds/K-of-N/METHOD/model`.
+        whole: the trial of all folds that this one, of all but one, belongs to; pretraining, without labels, is its.
+    """
+
+    methods: Mapping[str, Method]
+    splits: Splits
+    seed: int
+    workers: WorkersConfig
+    out: str
+    whole: "Trial | None" = None
+
+    def model(self, name: str) -> str:
+        """Train a method; returns its bundle's directory."""
+        method, out = self.methods[name], self._folder(name, "model")
+        match method:
+            case GBDTMethod():
+                candidates = method.ensemble.candidates if method.ensemble else 1
+                trees = method.gbdt.replace(seed=self.seed * candidates)  # trials share no candidate
+                gbdt_stage(GBDTJob(out=out, splits=self.splits, gbdt=trees, ensemble=method.ensemble))
+            case SemiMethod():
+                semi_stage(SemiJob(out=out, splits=self.splits, semi=method.semi.with_seed(self.seed)))
+            case NeuralMethod():
+                self._finetune(method, self._pretrained(name), out, self.seed)
+            case CombinedMethod():
+                self._combine([self.model(part) for part in method.parts], method.combine, out)
+            case EnsembleMethod():
+                self._combine(self._runs(method, name), CombineConfig(how="mean"), out)
+            case StackMethod():
+                self.stack(method.members, {}, method.stack, out)
+        return out
+
+    def stack(self, members: Sequence[str], ready: Mapping[str, str], settings: StackConfig, out: str) -> None:
+        """Train members on all folds and on all but each, in `folds/K-of-N/METHOD`, then trees over their scores.
+
+        Stacks of the same number of folds share what was trained.
+
+        Args:
+            members: names of methods.
+            ready: bundles of other origin that have seen no label of the training split, by name.
+            settings: of the stack.
+            out: directory of the bundle.
+        """
+        settings = settings.replace(seed=self.seed, gbdt={**settings.gbdt.model_dump(), "seed": self.seed})
+        trials = [self._without(settings.fold(k, held_out=False)) for k in range(settings.folds)]
+        of_members = {
+            name: StackMember(bundle=self.model(name), folds=tuple(trial.model(name) for trial in trials))
+            for name in members
+        }
+        of_ready = {name: StackMember(bundle=url) for name, url in ready.items()}
+        stacked_stage(StackedJob(out=out, splits=self.splits, stack=settings, members=of_members | of_ready))
+
+    def _without(self, fold: Fold) -> "Trial":
+        """The trial of all labelled groups but those of a fold."""
+        out = self._folder("folds", f"{fold.number}-of-{fold.of}")
+        train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
+        return replace(self, splits=self.splits.replace(train=train), out=out, whole=self)
+
+    def _folder(self, *names: str) -> str:
+        return join(self.out, *names)
+
+    def _pretrained(self, name: str) -> str | None:
+        """The pretrained encoder that a method starts from."""
+        if self.whole is not None:
+            return self.whole._pretrained(name)
+        method = self.methods[name]
+        assert isinstance(method, NeuralMethod)
+        if method.pretrained_as is not None:
+            return self._pretrained(method.pretrained_as)
+        if method.pretrain is None:
+            return None
+        out, settings = self._folder(name, "pretrained"), method.pretrain.replace(seed=self.seed)
+        pretrain_stage(PretrainJob(out=out, train=self.splits.train, pretrain=settings, workers=self.workers))
+        return out
+
+    def _finetune(self, method: NeuralMethod, pretrained: str | None, out: str, seed: int) -> None:
+        settings = method.finetune.replace(seed=seed)
+        finetune_stage(
+            FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers)
+        )
+
+    def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
+        """The runs of an ensemble: the method's own, and others from the same pretrained encoder."""
+        method = self.methods[ensemble.of]
+        assert isinstance(method, NeuralMethod)
+        runs = [self.model(ensemble.of)]
+        for run in range(1, ensemble.runs):
+            runs.append(self._folder(name, f"run-{run}"))
+            self._finetune(method, self._pretrained(ensemble.of), runs[-1], mix("run", self.seed, run) % 2**31)
+        return runs
+
+    def _combine(self, bundles: list[str], settings: CombineConfig, out: str) -> None:
+        settings = settings.replace(seed=self.seed)
+        combine_stage(
+            CombineJob(out=out, bundles=tuple(bundles), splits=self.splits, combine=settings, workers=self.workers)
+        )
