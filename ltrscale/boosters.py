@@ -1,6 +1,6 @@
 """Scoring with gradient boosted trees, and the codes of categorical features as trees see them.
 
-Shapes: N documents, F features.
+Shapes: N documents, F raw features, G columns of the view that trees see.
 """
 
 import json
@@ -20,7 +20,7 @@ Library = Literal["lightgbm", "xgboost", "catboost"]
 ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
 """Of the files that hold a model in the library's own format."""
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float64]]
-"""Scores [N] of raw features [N, F]."""
+"""Scores [N] of columns [N, G] with the data's own codes."""
 
 
 def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -51,6 +51,9 @@ def scorer(library: Library, models: Sequence[bytes], view: View, *, threads: in
         models: content of the model files.
         view: what the models see of documents.
         threads: 0 takes all cores.
+
+    Raises:
+        InputError: the models are CatBoost's, which is not installed.
     """
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     predicts = [_predict(library, model, categorical, threads) for model in models]
@@ -81,8 +84,8 @@ def _predict_lightgbm(model: bytes, categorical: Sequence[int], threads: int) ->
     codes = [np.array(codes, np.float32) for codes in booster.pandas_categorical or []]  # LightGBM's own place for them
     vocabularies = dict(zip(categorical, codes, strict=True))
 
-    def predict(features_NF: NDArray[np.float32]) -> NDArray[np.float64]:
-        scores_N = booster.predict(renumber(features_NF, vocabularies), num_threads=threads, raw_score=True)
+    def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        scores_N = booster.predict(renumber(columns_NG, vocabularies), num_threads=threads, raw_score=True)
         return np.asarray(scores_N, np.float64)
 
     return predict
@@ -94,8 +97,8 @@ def _predict_xgboost(model: bytes, categorical: Sequence[int], threads: int) -> 
     booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
     vocabularies = _vocabularies(categorical, booster.attr("codes"))
 
-    def predict(features_NF: NDArray[np.float32]) -> NDArray[np.float64]:
-        scores_N = booster.inplace_predict(renumber(features_NF, vocabularies), predict_type="margin")
+    def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        scores_N = booster.inplace_predict(renumber(columns_NG, vocabularies), predict_type="margin")
         return np.asarray(scores_N, np.float64)
 
     return predict
@@ -108,8 +111,8 @@ def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) ->
     vocabularies = _vocabularies(categorical, booster.get_metadata()["codes"])
     table = CatBoostTable(vocabularies)
 
-    def predict(features_NF: NDArray[np.float32]) -> NDArray[np.float64]:
-        rows = table(renumber(features_NF, vocabularies))
+    def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        rows = table(renumber(columns_NG, vocabularies))
         return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)
 
     return predict

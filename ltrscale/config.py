@@ -269,6 +269,8 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
         given = problem["input"]
         shown = f" (given {given!r})" if isinstance(given, str | int | float | bool) else ""
         message = str(problem["msg"]).removeprefix("Value error, ")
+        if problem["type"] == "missing":
+            message = "missing, and has no default; set it (--help lists the keys)"
         return f"{where}: {message}{shown}" if where else message
     level = {cls}
     for part in problem["loc"][:-1]:  # indices and union tags are not fields and are passed over

@@ -47,7 +47,7 @@ def _count(value: float) -> str:
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.1f} {suffix}"
-    return f"{value:.0f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 @contextmanager

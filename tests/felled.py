@@ -15,11 +15,15 @@ from ltrscale.trees.gbdt import gbdt_worker
 
 @dataclass(frozen=True)
 class Felled:
-    """The training function of trees; the first time that a rank comes to a tree, it dies."""
+    """The training function of trees; the first time that a rank comes to a tree, it dies.
+
+    `then`: other arguments with which the same workers grow trees once more.
+    """
 
     folder: str
     rank: int
     tree: int
+    then: Mapping[str, Any]
 
     def __call__(self, arguments: Mapping[str, Any], context: Context) -> None:
         trees = 0
@@ -32,6 +36,7 @@ class Felled:
             return context.stopping()
 
         gbdt_worker(arguments, replace(context, stopping=stopping))
+        gbdt_worker({**arguments, **self.then}, context)
 
     def _once(self) -> bool:
         try:

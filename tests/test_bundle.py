@@ -146,6 +146,12 @@ def test_trees_score_as_lightgbm_does(tmp_path: Path) -> None:
         opened.encoder()
 
 
+def test_the_first_bundles_of_trees_did_not_name_their_library() -> None:
+    first = bundle.BundleConfig(kind="trees", features=FEATURES, dataset_hash="abc")
+    assert first.trees == bundle.TreesArchitecture(library="lightgbm")
+    assert first.model_files() == ("model.txt",)
+
+
 def test_features_must_be_the_bundles(neural: str) -> None:
     opened = bundle.load(neural)
     opened.check_features(list(FEATURES))

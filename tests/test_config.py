@@ -121,7 +121,7 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         (Job, ["name"], "--set name: write it as key=value"),
         (Job, ["=1"], "--set =1: write it as key=value"),
         (Job, ["name=[1"], "--set name=[1: not YAML: line 1, column 3"),
-        (Strict, [], "command line: out: Field required"),
+        (Strict, [], "command line: out: missing, and has no default; set it"),
     ],
 )
 def test_what_is_wrong_is_one_line(cls: type[Config], overrides: list[str], message: str) -> None:

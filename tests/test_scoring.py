@@ -17,7 +17,7 @@ import pytest
 import scoring_actors
 import torch
 
-from ltrscale import bundle, scoring, storage
+from ltrscale import bundle, storage
 from ltrscale.data.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.scores import period_url, read_period
 from ltrscale.data.split import Split, Splits, select
@@ -28,10 +28,11 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ActorsConfig, ScoreConfig, score
+from ltrscale.scoring import ActorsConfig, ScoreConfig, files, score, under_ray
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.stages import ScoreJob, dataset_hashes, score_stage
+from ltrscale.workflows.origins import dataset_hashes
+from ltrscale.workflows.stages import ScoreJob, score_stage
 
 FEATURES = tuple(Feature(name=name) for name in "abc")
 PERIODS = ("p1", "p2", "p3", "p4")
@@ -251,7 +252,7 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
         if point == "before a commit":
             patch.setattr(storage.Commit, "finish", before_finish)
         if point == "in a period":
-            patch.setattr(scoring, "write_file", _stopping(scoring.write_file, stop_after(3 * n)))
+            patch.setattr(files, "write_file", _stopping(files.write_file, stop_after(3 * n)))
         with pytest.raises(Killed):
             score(settings, str(tmp_path), report=report)
     done = [period for period in PERIODS if read_period(str(tmp_path), period)]
@@ -351,10 +352,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", actors={"number": 1})
-    monkeypatch.setattr(scoring, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(under_ray, "_RETRIES", 1)
+    monkeypatch.setattr(under_ray, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(scoring, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(under_ray, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale import boosters, storage
 from ltrscale.config import Config
@@ -57,9 +57,17 @@ class BundleConfig(Config):
     versions: dict[str, str] = Field(default_factory=dict)
     """Of Python and the libraries."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_lightgbm(cls, values: Any) -> Any:
+        """The first bundles of trees did not say what they are made of, for there was LightGBM alone."""
+        if isinstance(values, dict) and values.get("kind") == "trees" and values.get("trees") is None:
+            return {**values, "trees": TreesArchitecture()}
+        return values
+
     def model_files(self) -> tuple[str, ...]:
         """Names of the files that hold weights or trees."""
-        return (self.trees or TreesArchitecture()).files() if self.kind == "trees" else (WEIGHTS,)
+        return (WEIGHTS,) if self.trees is None else self.trees.files()
 
 
 def member_folder(name: str) -> str:

@@ -149,12 +149,11 @@ class Bundle:
             threads: of a tree model; 0 takes all cores.
 
         Raises:
-            InputError: the bundle holds an encoder without a head.
+            InputError: the bundle holds an encoder without a head, or CatBoost's trees and CatBoost is not installed.
         """
-        if self.kind == "trees":
-            library = (self.trees or TreesArchitecture()).library
-            view = self._view(device=device, threads=threads)
-            return boosters.scorer(library, list(self.contents.values()), view, threads=threads)
+        if self.trees is not None:
+            view = self._view(self.trees, device=device, threads=threads)
+            return boosters.scorer(self.trees.library, list(self.contents.values()), view, threads=threads)
         ranker = self.ranker().to(device)
 
         def score(groups: QueryGroups) -> Tensor:
@@ -164,9 +163,8 @@ class Bundle:
 
         return score
 
-    def _view(self, *, device: torch.device | str, threads: int) -> views.View:
+    def _view(self, trees: TreesArchitecture, *, device: torch.device | str, threads: int) -> views.View:
         """What the trees see of a batch."""
-        trees = self.trees or TreesArchitecture()
         view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
         if self.projection is not None:
             view = views.projected(view, views.Projection.from_bytes(self.projection))
@@ -197,7 +195,7 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         return storage.read_verified(url, folder + name, manifest)
 
     config = validate(BundleConfig, json.loads(read(CONFIG)), storage.join(url, folder + CONFIG))
-    trees = config.trees or TreesArchitecture()
+    trees = config.trees
     return Bundle(
         url,
         config.kind,
@@ -207,10 +205,10 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         config.dataset_hash,
         config.metrics,
         manifest.get("made_by", {}),
-        config.trees,
+        trees,
         {name: read(name) for name in config.model_files()},
-        read(PROJECTION) if trees.projection else None,
-        {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in trees.members},
+        read(PROJECTION) if trees and trees.projection else None,
+        {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in (trees.members if trees else ())},
     )
 
 

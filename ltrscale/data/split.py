@@ -30,8 +30,6 @@ def _texts(value: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
-
-
 LabelColumn = Literal["labels", "relevance"]
 
 
@@ -70,6 +68,15 @@ class Splits(Config):
     test: Split
     gap: int = Field(default=0, ge=0)
     """Whole periods that must lie between a training period and any validation or test period."""
+
+    @property
+    def by_name(self) -> dict[str, Split]:
+        """The splits by their names."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def on(self, url: str) -> Self:
+        """The same, where those that name no data set read this one."""
+        return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
 
 
 @dataclass(frozen=True)
@@ -209,11 +216,7 @@ def check_disjoint(splits: Splits) -> None:
     Raises:
         InputError: names the two splits, the period and the remedy.
     """
-    parts = {
-        "train": _resolve(splits.train),
-        "validation": _resolve(splits.validation),
-        "test": _resolve(splits.test),
-    }
+    parts = {name: _resolve(split) for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
     for name in parts:
         for part in parts[name]:

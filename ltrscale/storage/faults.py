@@ -97,7 +97,9 @@ def _explanation(error: Exception, url: str, doing: str) -> str:
     if isinstance(error, denied) or _DENIED.search(text):
         keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if s3 else "your credentials"
         return f"no permission to {doing} ({text}); {'check its mode' if is_local(url) else f'check {keys}'}"
-    if isinstance(error, (IsADirectoryError, NotADirectoryError)):
+    if isinstance(error, NotADirectoryError):
+        return f"cannot {doing}: a part of this path is a file; choose another path"
+    if isinstance(error, IsADirectoryError):
         return f"cannot {doing}: {error.strerror}; name a file where a file is wanted"
     if is_local(url):
         return f"cannot {doing}: {text}; check the disk"

@@ -77,8 +77,10 @@ class XGBoostConfig(TreesConfig):
     """Leaves of a tree at most, split best first."""
     max_depth: int = Field(0, ge=0)
     """0 = no limit."""
-    min_child_weight: float = Field(0.1, ge=0)
-    """Second derivatives of a leaf at least."""
+    min_child_weight: float = Field(10.0, ge=0)
+    """Second derivatives of a leaf at least; codes with less are not ordered for splits by sets of codes. Documents of
+    ranking objectives have about 0.1 each, so this is near the 100 that LightGBM wants of a code; with less, rare codes
+    fit noise."""
     colsample_bytree: float = Field(1.0, gt=0, le=1)
     """Share of the features that each tree may use, drawn at random."""
     subsample: float = Field(1.0, gt=0, le=1)

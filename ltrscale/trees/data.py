@@ -149,5 +149,5 @@ def _check_lengths(groups: QueryGroups, split: str) -> None:
         gid, length = int(groups.ids_Q[groups.lengths_Q.argmax()]), int(groups.lengths_Q.max())
         raise InputError(
             f"{split}: group {gid} has {length:,} documents, trees take {LONGEST:,}; "
-            "lower the longest group that prepare lets pass"
+            f"prepare again with max_group at most {LONGEST}"
         )

@@ -78,9 +78,12 @@ def columns_of(bundle: Bundle) -> ExportedFeatures:
     import lightgbm
 
     trees = bundle.trees
-    if bundle.kind != "trees" or trees is None or trees.library != "lightgbm":
+    if trees is None or trees.library != "lightgbm":
         what = bundle.kind if trees is None else trees.library
-        raise InputError(f"{bundle.url}: a bundle of kind {what}; only LightGBM's trees are exported as its text")
+        raise InputError(
+            f"{bundle.url}: a bundle of kind {what}; only LightGBM's trees are exported as its text, such as those of "
+            "a student that jobs.distill trains from it"
+        )
     if len(trees.models) > 1 or trees.projection or trees.members:
         raise InputError(
             f"{bundle.url}: several models, or trees on components or on other models' scores, which LightGBM alone "
@@ -168,7 +171,7 @@ def publish(files: Mapping[str, bytes], parity: Parity, out: str, *, made_by: Ma
                 path.write_bytes(content)
         commit.finish({"made_by": made_by})
     log.info(
-        "export: %s gives the bundle's scores on %s documents, to %.2g", out, f"{parity.documents:,}",
+        "export: %s: the scores of %s documents are at most %.2g from the bundle's", out, f"{parity.documents:,}",
         parity.largest_difference,
     )  # fmt: skip
 

@@ -185,14 +185,20 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
     highest = highest_label(config)
     if highest is None:
         return
-    fits_N = (targets_N == targets_N.round()) & (targets_N >= 0) & (targets_N <= highest)
-    if not fits_N.all():
-        row = int(np.flatnonzero(~fits_N)[0])
+    if misfit := _first_misfit(groups, targets_N, highest):
         raise InputError(
-            f"{groups.split}: group {groups.group_of(row)} has label {targets_N[row]:g}, and gains are for integers "
-            f"from 0 to {highest}; map the labels to grades in prepare, lengthen label_gain, or set targets.kind to "
-            "quantised"
+            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, lengthen "
+            "label_gain, or set targets.kind to quantised"
         )
+
+
+def _first_misfit(groups: Labelled, labels_N: Floats, highest: int) -> str | None:
+    """Names the first document whose label is no integer from 0 to the highest."""
+    rows = np.flatnonzero((labels_N != labels_N.round()) | (labels_N < 0) | (labels_N > highest))
+    if not len(rows):
+        return None
+    row = int(rows[0])
+    return f"{groups.split}: group {groups.group_of(row)} has label {labels_N[row]:g}"
 
 
 def highest_label(config: GBDTConfig) -> int | None:
@@ -214,16 +220,12 @@ def check_validation(validation: Labelled) -> None:
     Raises:
         InputError: none has a relevant document, or a label is no grade.
     """
-    labels_N = validation.labels_N
-    fits_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N <= HIGHEST_EXPONENTIAL)
-    if not fits_N.all():
-        row = int(np.flatnonzero(~fits_N)[0])
+    if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
         raise InputError(
-            f"{validation.split}: group {validation.group_of(row)} has label {labels_N[row]:g}, and NDCG is of "
-            f"integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation split, or map its labels "
-            "to grades in prepare"
+            f"{misfit}, and NDCG is of integers from 0 to {HIGHEST_EXPONENTIAL}; leave scores out of the validation "
+            "split, or map its labels to grades in prepare"
         )
-    if not labels_N.any():
+    if not validation.labels_N.any():
         raise InputError(
             f"{validation.split}: none of its labelled groups has a relevant document, so NDCG is undefined; "
             "choose other validation periods"

@@ -46,33 +46,29 @@ def fit_projection(selection: Selection, components: int, *, run: Run = run_here
     products_CC = np.zeros((len(numeric_C), len(numeric_C)))
     for products_of_part_CC in _over(selection, partial(_products, numeric_C, moments.mean_F), "feature products", run):
         products_CC += products_of_part_CC
-    scale_C, components_KC = principal(products_CC, selection.n_documents, components)
+    imputed = Moments(np.full(len(numeric_C), selection.n_documents), moments.mean_F, products_CC.diagonal())
+    scale_C = imputed.scale_F()
+    components_KC = principal(products_CC / selection.n_documents / np.outer(scale_C, scale_C), components)
     return Projection(numeric_C, moments.mean_F, scale_C, components_KC)
 
 
-def principal(
-    products_CC: NDArray[np.float64], documents: int, components: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Scales [C] and unit eigenvectors [K, C] of the correlation matrix, largest eigenvalue first.
+def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[np.float64]:
+    """Unit eigenvectors [K, C] of a correlation matrix, largest eigenvalue first; their largest entries are positive.
 
     Args:
-        products_CC: sums over the documents of the products of two features' deviations from their means.
-        documents: how many these are.
+        correlation_CC: symmetric; a feature with one value has zeros.
         components: K.
 
     Example:
-        >>> scale_C, components_KC = principal(np.array([[8.0, -8.0], [-8.0, 8.0]]), 2, 1)
-        >>> scale_C.tolist(), (components_KC * np.sqrt(2)).round(9).tolist()
-        ([2.0, 2.0], [[1.0, -1.0]])
+        >>> (principal(np.array([[1.0, -1.0], [-1.0, 1.0]]), 1) * np.sqrt(2)).round(9).tolist()
+        [[1.0, -1.0]]
     """
-    std_C = np.sqrt(products_CC.diagonal() / documents)
-    scale_C = np.where(std_C > 0, std_C, 1.0)
-    _, vectors_CC = np.linalg.eigh(products_CC / documents / np.outer(scale_C, scale_C))
+    _, vectors_CC = np.linalg.eigh(correlation_CC)
     components_KC = vectors_CC.T[::-1][:components]
     # among entries equal up to rounding the first one decides
     sizes_KC = np.abs(components_KC).round(9)
     largest_K = components_KC[np.arange(components), sizes_KC.argmax(axis=1)]
-    return scale_C, components_KC * np.sign(largest_K)[:, None]
+    return np.asarray(components_KC * np.sign(largest_K)[:, None])
 
 
 def _over(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:

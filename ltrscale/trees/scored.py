@@ -1,6 +1,6 @@
 """Scores of all documents of a selection, in memory: eight bytes a document.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M groups of a batch, M1 = M + 1 offsets.
 """
 
 from collections.abc import Callable, Sequence

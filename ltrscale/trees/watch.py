@@ -15,6 +15,7 @@ from ltrscale.launch.workers import Context
 from ltrscale.progress import Advance, progress
 from ltrscale.trees.configs import TreesConfig
 from ltrscale.trees.data import Labelled
+from ltrscale.trees.shares import gather
 
 
 class Watch:
@@ -46,7 +47,8 @@ class Watch:
         if self._context.stopping():
             raise Stopped(f"asked to stop after {self.trees} trees, which are not kept; the same command starts anew")
         self.trees += 1
-        self.last_value = self._validation.mean_ndcg(scores_N, self._config.stop_on)
+        # rank 0's: where workers' processors round differently, none is to stop while the others wait for it
+        self.last_value = gather(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
         beside = {} if theirs is None else {self._theirs: theirs}
         self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
         if self.last_value > self.best_value:

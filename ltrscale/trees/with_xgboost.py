@@ -45,7 +45,7 @@ def boost(
         train_set = xgb.QuantileDMatrix(_Rows(train, targets_N, vocabularies, by_group=by_group), **options)
         validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
         validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
-        booster = xgb.Booster(_parameters(config), [train_set, validation_set])
+        booster = xgb.Booster(parameters_of(config), [train_set, validation_set])
         enough = False
         while not enough:
             booster.update(train_set, watch.trees)
@@ -128,7 +128,7 @@ def _collective() -> Iterator[None]:
         tracker.wait_for()
 
 
-def _parameters(config: XGBoostConfig) -> dict[str, Any]:
+def parameters_of(config: XGBoostConfig) -> dict[str, Any]:
     """XGBoost's own names; those that the objective does not have are left out."""
     ranking = {
         "lambdarank_pair_method": "topk",

@@ -74,10 +74,7 @@ class History:
         """
         url = join(self.url, _SEARCH)
         wanted = json.loads(json.dumps(identity))
-        if not storage.exists(url):
-            storage.write_bytes(url, _lines(wanted))
-            return
-        if (there := _read(url)) != wanted:
+        if not storage.create_exclusively(url, _lines(wanted)) and (there := _read(url)) != wanted:
             raise InputError(
                 f"{self.url}: the history of another search is there, which differs in "
                 f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
@@ -88,8 +85,14 @@ class History:
         return join(self.url, _TRIALS, f"{number:05d}")
 
     def begin(self, begun: Begun) -> None:
-        """Record that a trial begins."""
-        storage.write_bytes(join(self.folder(begun.number), _BEGUN), _lines(begun.model_dump(mode="json")))
+        """Record that a trial begins, or begins again.
+
+        Raises:
+            InputError: the trial has begun with other parameters: another process runs the same search.
+        """
+        url = join(self.folder(begun.number), _BEGUN)
+        if not storage.create_exclusively(url, _lines(begun.model_dump(mode="json"))):
+            raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
         """Record how a trial has ended, unless that is recorded; returns what is recorded."""

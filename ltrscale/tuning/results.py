@@ -41,13 +41,13 @@ class Outcome:
         """Each key with the shortest ending that tells it from the others."""
         return {key: _ending(key, self.space) for key in self.space}
 
-    def shown(self, trial: Trial, key: str) -> str:
-        """A trial's value of a key; empty where its config has none or it is as given."""
+    def shown(self, trial: Trial, key: str, *, exactly: bool = False) -> str:
+        """A trial's value of a key, in four digits or exactly; empty where its config has none or it is as given."""
         params = trial.begun.params
         if key not in params or not self.used(trial, key):
             return ""
         value = params[key]
-        return f"{value:.4g}" if isinstance(value, float) else label(value)
+        return f"{value:.4g}" if isinstance(value, float) and not exactly else label(value)
 
 
 def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ def _table(outcome: Outcome) -> str:
         result = trial.result
         assert result is not None
         value = "" if result.value is None else repr(result.value)
-        params = [outcome.shown(trial, key) for key in outcome.space]
+        params = [outcome.shown(trial, key, exactly=True) for key in outcome.space]
         rows.writerow([trial.number, result.state, value, result.seconds, *params, result.reason or ""])
     return text.getvalue()
 

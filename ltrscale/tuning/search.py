@@ -9,6 +9,7 @@ that was interrupted ends as if it had not been.
 import logging
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -132,17 +133,11 @@ def _run(
     report: Report,
     stopping: Callable[[], bool],
 ) -> None:
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its older output can be silenced
-    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial may end without having reported
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    os.environ["TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S"] = "0"
+    _set_up_tune()
     from ray import tune  # here, for the many processes that never search
 
     from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
 
-    for name in ("ray.tune", "ray.train", "ray.air"):  # trials are logged by the scribe
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     past = history.trials()
     left = config.trials - len(ended(past))
     proposals = Proposals(config, history, past, given=given, same=same)
@@ -164,13 +159,24 @@ def _run(
                 storage_path=scratch,
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=config.max_failures),
-                callbacks=[Scribe(history, config, report=report, advance=advance, stopping=stopping)],
+                callbacks=[Scribe(history, config, past, report=report, advance=advance, stopping=stopping)],
                 stop=EndsOnRequest(stopping),
             ),
         )
         tuner.fit()
     if proposals.exhausted:
         log.info("every setting of the space was tried; the search ends before its %d trials", config.trials)
+
+
+def _set_up_tune() -> None:
+    """Let Ray Tune, which is still to be imported, leave output, log, files and Ctrl-C to us."""
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its older output can be silenced
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial may end without having reported
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    os.environ["TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S"] = "0"
+    for name in ("ray.tune", "ray.train", "ray.air"):  # trials are logged by the scribe
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> Callable[[dict[str, Any]], None]:
@@ -180,7 +186,11 @@ def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> 
         number = proposal["number"]
         if history.result(number) is None:
             log.setLevel(logging.INFO)
-            history.end(number, attempt(trial, proposal["params"], history.folder(number), config.asha))
+            try:
+                result = attempt(trial, proposal["params"], history.folder(number), config.asha)
+            except Stopped:
+                sys.exit()  # as Ray Tune wants it; its scribe records the result
+            history.end(number, result)
 
     return run
 
@@ -233,4 +243,7 @@ class _Curve:
         assert self._asha is not None
         while self._rung <= step:
             self._rung *= self._asha.reduction
-        tune.report({STEP: step, VALUE: value})
+        try:
+            tune.report({STEP: step, VALUE: value})
+        except SystemExit as error:  # how Ray Tune ends a trial
+            raise Stopped("other trials are better at this step") from error

@@ -180,6 +180,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self,
         history: History,
         config: SearchConfig,
+        past: Sequence[Trial],
         *,
         report: Report,
         advance: Advance,
@@ -189,7 +190,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._report, self._advance, self._stopping = report, advance, stopping
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
-        self._trials = {trial.number: trial for trial in ended(history.trials())}
+        self._trials = {trial.number: trial for trial in ended(past)}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
         """A trial starts, or starts again."""

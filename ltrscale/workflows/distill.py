@@ -13,7 +13,7 @@ Every step is committed, and skipped where it is up to date.
 
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
-from ltrscale.evaluation.evaluate import GROUPS, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.report import METRICS
 from ltrscale.launch.workers import ONE, Workers, cluster_for
 from ltrscale.progress import log
@@ -36,20 +36,17 @@ from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, Softma
 from ltrscale.workflows.benches.measure import cpu_seconds
 from ltrscale.workflows.export import ExportJob, export_stage
 from ltrscale.workflows.methods import MethodName
+from ltrscale.workflows.origins import bundle_hashes, check_unseen, dataset_hashes, scored_by
 from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
 from ltrscale.workflows.stages import (
     EvaluateJob,
     FinetuneJob,
     GBDTJob,
     ScoreJob,
-    bundle_hashes,
-    check_unseen,
-    dataset_hashes,
     evaluate_stage,
     finetune_stage,
     gbdt_stage,
     score_stage,
-    scored_by,
 )
 from ltrscale.workflows.students import MLPStudent, StudentConfig
 
@@ -88,7 +85,7 @@ class DistillJob(Config):
     """Trees trained on the labels, which students are compared with; null leaves them out."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
     """Metrics and outliers."""
-    overlap_at: tuple[Annotated[int, Field(ge=1)], ...] = (1, 5, 10)
+    overlap_at: tuple[CutOff, ...] = (1, 5, 10)
     """Numbers of first documents whose overlap with the teacher's is told."""
     parity: ParityConfig = ParityConfig()
     """The check of exported trees, on documents of the test split."""
@@ -115,14 +112,6 @@ class DistillJob(Config):
             raise ValueError("splits: leave scores out; name them at the top, as scores")
         return self
 
-    def resolved(self) -> Splits:
-        """The splits with the data set in place."""
-        names = ("train", "validation", "test")
-        splits: dict[str, Split] = {name: getattr(self.splits, name) for name in names}
-        return self.splits.replace(
-            **{name: {**split.model_dump(), "data": split.data or (self.data,)} for name, split in splits.items()}
-        )
-
 
 def run_distill(job: DistillJob) -> None:
     """Score, train students and direct trees, evaluate, compare, export, report; skips what is up to date.
@@ -131,7 +120,7 @@ def run_distill(job: DistillJob) -> None:
         InputError: the teacher was trained or selected on test periods; as the stages.
     """
     with recorded(job.out, job), cluster_for(job.workers):
-        steps = _Steps(job, job.resolved())
+        steps = _Steps(job)
         steps.check()
         steps.score()
         models = {name: steps.student(name) for name in job.students}
@@ -149,8 +138,8 @@ def run_distill(job: DistillJob) -> None:
 class _Steps:
     """The steps of a distillation; each commits below `out`, or finds what it would make."""
 
-    def __init__(self, job: DistillJob, splits: Splits) -> None:
-        self.job, self.splits = job, splits
+    def __init__(self, job: DistillJob) -> None:
+        self.job, self.splits = job, job.splits.on(job.data)
         self.scores = job.scores or join(job.out, "scores")
         self.baseline = TEACHER if job.direct is None else DIRECT
 

@@ -5,8 +5,8 @@ from ltrscale.config import is_current, made_by
 from ltrscale.data.split import Split, Texts
 from ltrscale.progress import log
 from ltrscale.trees.export import ParityConfig, check_parity, publish
+from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import check_replaceable, run_stage
-from ltrscale.workflows.stages import bundle_hashes, dataset_hashes
 
 
 class ExportJob(ParityConfig):

@@ -99,7 +99,7 @@ def _run(config: PipelineConfig) -> None:
         relabelled = join(config.out, "relabelled")
         relabel_stage(RelabelJob(data=data, out=relabelled, relabel=config.relabel))
         data = relabelled
-    _check(_splits(config.splits, data, 0), config.evaluate_on)
+    _check_splits(_splits(config.splits, data, 0), config.evaluate_on)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     for seed in config.seeds:
         folder = join(config.out, f"seed-{seed}")
@@ -119,7 +119,7 @@ def evaluation_on(column: LabelColumn) -> str:
     return "evaluation" if column == "labels" else f"evaluation-{column}"
 
 
-def _check(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
+def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
     """Check that the splits are disjoint, and that all have labelled groups and the labels to test on."""
     check_disjoint(splits)
     for split in (splits.train, splits.validation, splits.test):
@@ -127,7 +127,7 @@ def _check(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
     for url in splits.test.data:
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
             raise InputError(
-                f"evaluate_on: {url} has no {missing.pop()!r}, which relabelled data sets have; leave it out"
+                f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
             )
 
 

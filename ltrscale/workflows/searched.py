@@ -22,17 +22,9 @@ from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.tuning.search import ReportValue
 from ltrscale.tuning.space import Params, Space, assign, find, label
+from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import heard_by
-from ltrscale.workflows.stages import (
-    FinetuneJob,
-    GBDTJob,
-    PretrainJob,
-    bundle_hashes,
-    dataset_hashes,
-    finetune_stage,
-    gbdt_stage,
-    pretrain_stage,
-)
+from ltrscale.workflows.stages import FinetuneJob, GBDTJob, PretrainJob, finetune_stage, gbdt_stage, pretrain_stage
 
 
 class GBDTSearch(Config):

@@ -7,8 +7,8 @@ from ltrscale.data.split import Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
+from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes
 from ltrscale.workflows.runs import run_stage
-from ltrscale.workflows.stages import Identity, bundle_hashes, check_unseen, dataset_hashes
 
 
 class SemiJob(Config):

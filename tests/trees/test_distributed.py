@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, load
 from ltrscale.data.manifest import Feature
 from ltrscale.data.split import RowGroup, Selection, Splits, select
 from ltrscale.data.stream import iterate
@@ -28,6 +29,7 @@ from ltrscale.trees.targets import QuantisedConfig
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
+Kind = Literal["numeric", "categorical"]
 TWO = WorkersConfig(number=2, max_failures=1)
 PERIODS = 5
 GRADES = QuantisedConfig(grades=5, bins="equal_frequency")
@@ -65,8 +67,8 @@ def groups_of(rng: np.random.Generator, count: int, *, codes: Sequence[int], shi
     return found
 
 
-@pytest.fixture(scope="module", params=["categorical"])
-def splits(write_dataset: WriteDataset, request: pytest.FixtureRequest) -> Splits:
+@pytest.fixture(scope="module")
+def splits_of(write_dataset: WriteDataset) -> Callable[[Kind], Splits]:
     """Training periods, a row group each, that have different scores and codes; these are categories or numbers."""
     rng = np.random.default_rng(0)
     codes = [100_000 + i for i in range(11)]  # some are in the share of one worker alone
@@ -75,22 +77,35 @@ def splits(write_dataset: WriteDataset, request: pytest.FixtureRequest) -> Split
         for i in range(PERIODS)
     }
     data |= {name: groups_of(rng, 80, codes=codes, shift=0, grades=True) for name in ("validation", "test")}
-    url = write_dataset(data, [Feature(name="c", kind=request.param), *(Feature(name=name) for name in "xyz")])
-    return Splits.model_validate(
-        {
-            "train": {"data": url, "periods": f"train-0..train-{PERIODS - 1}"},
-            "validation": {"data": url, "periods": "validation"},
-            "test": {"data": url, "periods": "test"},
-        }
-    )
+
+    def splits(kind: Kind) -> Splits:
+        url = write_dataset(data, [Feature(name="c", kind=kind), *(Feature(name=name) for name in "xyz")])
+        periods = {"train": f"train-0..train-{PERIODS - 1}", "validation": "validation", "test": "test"}
+        return Splits.model_validate({name: {"data": url, "periods": periods[name]} for name in periods})
+
+    return splits
 
 
-def train(config: GBDTConfig, splits: Splits, out: Path, workers: WorkersConfig) -> tuple[Bundle, list[float]]:
+@pytest.fixture(scope="module")
+def splits(splits_of: Callable[[Kind], Splits]) -> Splits:
+    return splits_of("numeric")
+
+
+def train(
+    config: GBDTConfig, splits: Splits, out: Path, workers: WorkersConfig
+) -> tuple[Bundle, list[Mapping[str, object]]]:
     records: list[Mapping[str, object]] = []
     bundle = train_gbdt(config, splits, str(out), made_by={}, report=records.append, workers=workers)
-    last = records[-config.num_trees :]  # before them there are those of a start that came to nothing
-    assert [r["tree"] for r in last] == list(range(1, config.num_trees + 1)), "rank 0 alone reports"
-    return bundle, [float(r[f"validation_ndcg@5_{config.kind}"]) for r in last]  # type: ignore[arg-type]
+    return bundle, records
+
+
+def theirs(config: GBDTConfig, records: Sequence[Mapping[str, object]]) -> list[float]:
+    """The library's own NDCG after each tree."""
+    name = f"validation_ndcg@5_{config.kind}"
+    # before the last trees there are those of a start that came to nothing
+    of_library = [record for record in records if name in record][-config.num_trees :]
+    assert [record["tree"] for record in of_library] == list(range(1, config.num_trees + 1)), "rank 0 alone reports"
+    return [float(record[name]) for record in of_library]  # type: ignore[arg-type]
 
 
 def test_more_workers_than_row_groups_are_refused_before_any_starts(splits: Splits, tmp_path: Path) -> None:
@@ -116,29 +131,37 @@ def cluster() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(
-    ("splits", "config", "kills"),
-    [("numeric", LIGHTGBM, True), ("categorical", XGBOOST, False)],
-    indirect=["splits"],
-    ids=["lightgbm", "xgboost"],
-)
 def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
     splits: Splits,
+    splits_of: Callable[[Kind], Splits],
     tmp_path: Path,
-    config: GBDTConfig,
-    kills: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    one, theirs_of_one = train(config, splits, tmp_path / "one", ONE)
-    if kills:
-        monkeypatch.setattr(gbdt, "gbdt_worker", Felled(str(tmp_path), rank=1, tree=3))
+    """LightGBM on numbers and then XGBoost on categories, by the same workers: starting these is what takes time."""
+    with_categories = splits_of("categorical")
+    then = {
+        "config": XGBOOST.model_dump(mode="json"),
+        "train": with_categories.train.model_dump(mode="json"),
+        "validation": with_categories.validation.model_dump(mode="json"),
+        "out": str(tmp_path / "xgboost"),
+    }
+    monkeypatch.setattr(gbdt, "gbdt_worker", Felled(str(tmp_path), rank=1, tree=3, then=then))
     with caplog.at_level(logging.WARNING, "ltrscale"):
-        two, theirs_of_two = train(config, splits, tmp_path / "two", TWO)
-    assert ("rank 1: ActorDiedError" in caplog.text) == kills
-    assert one.metrics["labelled_groups"] == two.metrics["labelled_groups"] == 350
-    assert theirs_of_two == pytest.approx(theirs_of_one, abs=1e-5)
+        by_two, records = train(LIGHTGBM, splits, tmp_path / "lightgbm", TWO)
+    assert "rank 1: ActorDiedError" in caplog.text
+    monkeypatch.undo()
+    check_like_one(LIGHTGBM, splits, by_two, records, tmp_path)
+    check_like_one(XGBOOST, with_categories, load(str(tmp_path / "xgboost")), records, tmp_path)
+
+
+def check_like_one(
+    config: GBDTConfig, splits: Splits, by_two: Bundle, records: Sequence[Mapping[str, object]], folder: Path
+) -> None:
+    by_one, records_of_one = train(config, splits, folder / f"{config.kind}-by-one", ONE)
+    assert by_one.metrics["labelled_groups"] == by_two.metrics["labelled_groups"] == 350
+    assert theirs(config, records) == pytest.approx(theirs(config, records_of_one), abs=1e-5)
     test = QueryGroups.concat(list(iterate(select(splits.test, labelled=True), docs_per_batch=64)))
-    expected_N = one.scorer()(test).numpy()
+    expected_N = by_one.scorer()(test).numpy()
     assert len(np.unique(expected_N)) > 20
-    np.testing.assert_allclose(two.scorer()(test).numpy(), expected_N, atol=1e-5)
+    np.testing.assert_allclose(by_two.scorer()(test).numpy(), expected_N, atol=1e-5)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -66,6 +66,7 @@ def slow_choice(scores_CN: NDArray[np.float64], truth_N: NDArray[np.float64], mo
     return max(way[1:], key=value)
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10_000), st.integers(2, 6))
 def test_forward_selection_is_greedy_and_keeps_the_best_on_the_way(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)

@@ -161,10 +161,14 @@ def test_gains_of_your_own(splits: Splits, tmp_path: Path) -> None:
 
 
 def test_quantised_targets_are_what_trees_are_grown_on(splits: Splits, tmp_path: Path) -> None:
-    """Labels 0 to 4 in two grades are labels 0 and 1."""
-    config = CONFIG.replace(targets=QuantisedConfig(grades=2))
-    text = train(splits, tmp_path / "two", config).content.decode()
-    assert "[label_gain: 0,1,3,7,15]" in text, "the validation labels stay what they are"
+    """Labels 0 to 4 in two grades are 0 and 1, the upper one for labels from 2; validation labels stay as they are."""
+    bundle = train(splits, tmp_path / "two", CONFIG.replace(targets=QuantisedConfig(grades=2)))
+    train_groups, codes = read(select(splits.train, labelled=True), "train")
+    validation, _ = read(select(splits.validation, labelled=True), "validation")
+    with watching(CONFIG, validation, "lightgbm", Context()) as watch:
+        expected = boost(CONFIG, train_groups, (train_groups.labels_N >= 2) * 1.0, validation, codes, watch)
+    assert bundle.content == expected
+    assert "[label_gain: 0,1,3,7,15]" in expected.decode()
 
 
 def test_without_early_stopping_all_trees_are_kept(splits: Splits, tmp_path: Path) -> None:

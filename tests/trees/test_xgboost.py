@@ -20,7 +20,7 @@ from ltrscale.trees.configs import XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import check_labels
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_xgboost import _parameters, boost
+from ltrscale.trees.with_xgboost import boost, parameters_of
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -73,7 +73,7 @@ def directly(config: XGBoostConfig, splits: Read, weights: NDArray[np.float64] |
         max_bin=config.max_bin,
         **by_group,
     )
-    return xgb.train(_parameters(config), data, config.num_trees)
+    return xgb.train(parameters_of(config), data, config.num_trees)
 
 
 def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
@@ -122,6 +122,26 @@ def test_the_model_file_carries_the_codes(splits: Read) -> None:
     score = boosters.scorer("xgboost", [model, model], train.view, threads=1)
     (groups,) = iterate(train.selection, docs_per_batch=1 << 20)
     np.testing.assert_array_equal(score(groups).numpy(), scores_of(model, splits))
+
+
+def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: WriteDataset) -> None:
+    """Labels follow x alone; the category has 300 codes of five documents each, by which chance can be learnt."""
+    rng = np.random.default_rng(0)
+
+    def group() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        x_LF = np.column_stack([rng.integers(0, 300, 10), rng.normal(size=(10, 2))]).astype(np.float32)
+        return x_LF, (x_LF[:, 1] + rng.normal(size=10) > 1).astype(np.float32)
+
+    url = write_dataset({"train": [group() for _ in range(150)]}, FEATURES)
+    train, codes = read(select(Split(data=(url,), periods=("train",)), labelled=True), "train")
+
+    def splits_by_category(config: XGBoostConfig) -> int:
+        model = json.loads(model_of(config, (train, codes, train)))
+        trees = model["learner"]["gradient_booster"]["model"]["trees"]
+        return sum(len(tree["categories_nodes"]) for tree in trees)
+
+    plain = XGBoostConfig(num_trees=3, num_threads=1)
+    assert splits_by_category(plain) < splits_by_category(plain.replace(min_child_weight=0.1)) / 3
 
 
 def test_linear_gains_take_labels_beyond_the_exponential_ones(splits: Read) -> None:

@@ -36,6 +36,14 @@ def test_a_result_never_changes(history: History) -> None:
     assert history.result(0) == GOOD
 
 
+def test_two_searches_at_a_time_are_told(history: History) -> None:
+    history.begin(Begun(number=3, params={"x": 0.1 + 0.2}))
+    history.begin(Begun(number=3, params={"x": 0.1 + 0.2}))  # begins again
+    with pytest.raises(InputError, match=r"00003/trial\.json: another process has begun this trial meanwhile"):
+        history.begin(Begun(number=3, params={"x": 0.3}))
+    assert history.trials()[0].begun.params == {"x": 0.1 + 0.2}
+
+
 def test_another_search_is_told_apart(history: History) -> None:
     identity = {"job": {"gbdt": {"num_leaves": 31}}, "space": {"x": (1, 2)}}
     history.open(identity)

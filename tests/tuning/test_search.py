@@ -1,6 +1,5 @@
 """Searches: what a cut-off one loses and repeats, which is nothing, trials that come to harm, ASHA."""
 
-import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -227,9 +226,6 @@ def test_a_search_finds_better_settings_and_a_finished_one_is_not_run_again(run:
     assert len(values) == 8
     assert max(values) > values[0] == -7
     assert run(tuning_trials.parabola, {"x": 10, "c": "a"}, **settings) == trials
-    more = run(tuning_trials.parabola, {"x": 10, "c": "a"}, **{**settings, "trials": 10})
-    assert more[:8] == trials
-    assert len(more) == 10
 
 
 @pytest.mark.ray
@@ -256,21 +252,14 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_search_that_is_asked_to_stop_goes_on_later(tmp_path: Path) -> None:
+def test_a_search_that_is_asked_to_stop_goes_on_later_with_more_trials_if_so_wanted(tmp_path: Path) -> None:
     history = History(str(tmp_path))
-    search = functools.partial(
-        run_search,
-        search_of(space=LEVELS, trials=4),
-        tuning_trials.slow,
-        history,
-        given={"x": 1},
-        same=configs.digest,
-        report=lambda _: None,
-    )
+    settings = {"given": {"x": 1}, "same": configs.digest, "report": lambda _: None}
+    short, longer = (search_of(space=LEVELS, trials=trials) for trials in (4, 5))
     with pytest.raises(Stopped):
-        search(stopping=lambda: history.result(0) is not None)
+        run_search(short, tuning_trials.slow, history, **settings, stopping=lambda: history.result(0) is not None)
     trials = history.trials()
     assert sum(trial.result is not None for trial in trials) < 4
-    search()
-    assert [trial.result.state for trial in history.trials() if trial.result] == ["complete"] * 4
+    run_search(longer, tuning_trials.slow, history, **settings)
+    assert [trial.result.state for trial in history.trials() if trial.result] == ["complete"] * 5
     assert history.trials()[0] == trials[0]

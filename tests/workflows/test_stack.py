@@ -11,9 +11,10 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.data.split import Split, Splits
 from ltrscale.errors import InputError
+from ltrscale.workflows.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stack import StackJob, run_stack
-from ltrscale.workflows.stages import EvaluateJob, GBDTJob, check_unseen, evaluate_stage, gbdt_stage
+from ltrscale.workflows.stages import EvaluateJob, GBDTJob, evaluate_stage, gbdt_stage
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}
 TREES = {"kind": "lightgbm", "num_trees": 10, "num_threads": 1, "min_data_in_leaf": 5}

@@ -10,13 +10,13 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.workflows.origins import bundle_hashes
 from ltrscale.workflows.stages import (
     CombineJob,
     EvaluateJob,
     FinetuneJob,
     GBDTJob,
     PrepareJob,
-    bundle_hashes,
     combine_stage,
     evaluate_stage,
     finetune_stage,

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ltrscale.workflows.stages import (
     gbdt_stage,
     pretrain_stage,
 )
-from ltrscale.workflows.tune import TuneJob, _write, run_tune
+from ltrscale.workflows.tune import TuneJob, _identity, _write, run_tune
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
@@ -214,14 +214,14 @@ def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a
 def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
     """A search all of whose trials have ended, made by hand."""
     config = search(
-        {**LEAVES, "gbdt.learning_rate": {"choices": [0.1, 0.3]}},
+        {**LEAVES, "gbdt.learning_rate": {"low": 0.1, "high": 0.5}},
         data=synthetic_dataset,
         out=str(tmp_path / "out"),
         trials=5,
     )
     history = History(config.out)
     for number, (leaves, value) in enumerate([(31, 0.3), (4, 0.5), (9, None), (30, 0.4), (12, 0.45)]):
-        history.begin(Begun(number=number, params={"gbdt.num_leaves": leaves, "gbdt.learning_rate": 0.1}))
+        history.begin(Begun(number=number, params={"gbdt.num_leaves": leaves, "gbdt.learning_rate": 1 / 3}))
         state = "failed" if value is None else "stopped" if number == 4 else "complete"
         history.end(number, Result(state=state, value=value, reason="too many | leaves" if value is None else None))
     return config
@@ -239,6 +239,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3", "4"]
     assert rows[1]["validation_ndcg@5"] == "0.5"
     assert rows[1]["gbdt.num_leaves"] == "4"
+    assert float(rows[1]["gbdt.learning_rate"]) == 1 / 3
     for name in ("history.png", "parallel.png", "importances.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
         assert name in report
@@ -277,13 +278,13 @@ def records(out: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset: str, tmp_path: Path) -> None:
     out, path = tmp_path / "out", tmp_path / "tune.yaml"
-    config = search(LEAVES, data=synthetic_dataset, out=str(out), trials=7, concurrent=2)
+    config = search(LEAVES, data=synthetic_dataset, out=str(out), trials=5, concurrent=2)
     path.write_text(configs.dump(config))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = tmp_path / "said"
     with said.open("w") as file, subprocess.Popen(command(path), cwd=ROOT, env=environment, stderr=file) as driver:
         until = time.monotonic() + LIMIT_S
-        while len(records(out)) < 3:
+        while len(records(out)) < 2:
             assert driver.poll() is None, said.read_text()
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -295,19 +296,16 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     )
     assert done.returncode == 0, done.stderr
     after = records(out)
-    assert len(after) == 7
+    assert len(after) == 5
     assert {name: after[name] for name in before} == before
     trials = History(str(out)).trials()
-    assert [trial.number for trial in trials] == list(range(7))
+    assert [trial.number for trial in trials] == list(range(5))
     assert {number: trials[number].begun for number in begun} == begun
-    assert len({json.dumps(trial.begun.params) for trial in trials}) == 7
+    assert len({json.dumps(trial.begun.params) for trial in trials}) == 5
     for name in before:  # the stage of an ended trial ran once
         log = (out / Path(name).parent / "model" / "run" / "log.txt").read_text()
         assert log.count("train_gbdt: writing") == 1
-    again = subprocess.run(
-        command(path), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert again.returncode == 0, again.stderr
+    run_tune(config)  # nothing is left to do
     assert records(out) == after
     best = configs.load(GBDTJob, str(out / "best.yaml"))
     gbdt_stage(best)
@@ -315,16 +313,39 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     assert bundle.load(best.out).metrics["validation_ndcg@5"] == max(values)
 
 
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """A cluster with room for one trial of two workers, and what they read with."""
+    import ray
+
+    ray.init(address="local", num_cpus=4, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.usefixtures("little_room")
 def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset: str, tmp_path: Path) -> None:
+    """The first one is stopped; the second finds room only if the workers of the first have ended."""
     finetune = {"network": SMALL_NETWORK, "epochs": 2, "stream": {"docs_per_batch": 500, "streams": 2}}
     space = {"finetune.optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
     job = {"kind": "finetune", "finetune": finetune, "workers": 2}
-    config = search(space, data=synthetic_dataset, out=str(tmp_path / "nested"), trials=1, job=job)
+    settings = {"trials": 3, "asha": {"grace": 1, "reduction": 2}, "job": job}
+    config = search(space, data=synthetic_dataset, out=str(tmp_path / "nested"), **settings)
+    history = History(config.out)
+    history.open(_identity(config))
+    for number, rate in enumerate((1e-3, 1e-7, 3e-3)):
+        history.begin(Begun(number=number, params={"finetune.optimizer.learning_rate": rate}))
+    history.end(0, Result(state="complete", value=0.4, curve=((1, 0.4),)))
     run_tune(config)
-    (nested,) = History(config.out).trials()
-    assert nested.result is not None
-    assert nested.result.state == "complete", nested.result
-    plain = search(space, data=synthetic_dataset, job={**job, "workers": 1}).job
-    assert nested.result.value == pytest.approx(plain.run(str(tmp_path / "plain"), lambda *_: None), abs=1e-6)
+    _, slow, nested = (trial.result for trial in history.trials())
+    assert slow is not None
+    assert (slow.state, [step for step, _ in slow.curve]) == ("stopped", [1])
+    log = Path(history.folder(1), "model", "run", "log.txt").read_text()
+    assert "other trials are better at this step" in log
+    assert "Traceback" not in log
+    assert nested is not None
+    assert nested.state == "complete", nested
+    one, _ = with_params(config.job.replace(workers=1), config.space, history.trials()[2].begun.params)
+    assert nested.value == pytest.approx(one.run(str(tmp_path / "one"), lambda *_: None), abs=1e-6)

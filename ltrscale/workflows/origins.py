@@ -1,0 +1,68 @@
+"""What a stage's output was made from: what is recorded of it, and what may be told from that later."""
+
+from collections.abc import Iterable
+
+from pydantic import SerializeAsAny
+
+from ltrscale import storage
+from ltrscale.bundle import read_manifest
+from ltrscale.config import Config, validate
+from ltrscale.data.manifest import open_dataset
+from ltrscale.data.scores import read_period
+from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select
+from ltrscale.errors import InputError
+
+
+class Identity(Config):
+    """What a stage's output depends on besides the content of its inputs."""
+
+    config: SerializeAsAny[Config]
+    splits: tuple[Split, ...]
+
+
+def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
+    """Content hash of every data set that the splits read, and of the scores that serve as labels."""
+    splits = list(splits)
+    hashes = {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
+    for split in splits:
+        if split.scores:
+            parts = [hashes[split.scores]] if split.scores in hashes else []
+            hashes[split.scores] = ",".join([*parts, select(split, labelled=True).hash])
+    return hashes
+
+
+def check_unseen(url: str, test: Split) -> None:
+    """Check that no period of the test split was seen by a bundle, by one that it was made from, or by its teacher.
+
+    Seen is what a bundle was trained or selected on. It can be told where a job made the bundle, and what it was made
+    from is still where it was.
+
+    Raises:
+        InputError: it was; names the period.
+    """
+    origin = (storage.read_manifest(url) or {}).get("made_by", {})
+    seen = [validate(Split, split, url) for split in origin.get("config", {}).get("splits", [])]
+    for made_from in origin["inputs"] if seen else ():
+        check_unseen(made_from, test)
+    if len(seen) != 2 or not all(storage.exists(storage.join(data, storage.MANIFEST)) for s in seen for data in s.data):
+        return
+    try:
+        check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
+    except InputError as error:
+        raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
+    for teacher in {teacher for split in seen if split.scores for teacher in scored_by(split)}:
+        check_unseen(teacher, test)
+
+
+def scored_by(split: Split) -> list[str]:
+    """The bundles that gave the scores which serve as labels of a split."""
+    assert split.scores is not None
+    periods = sorted({file.period for _, files in chosen_files(split) for file in files})
+    found = [read_period(split.scores, period) for period in periods]
+    return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
+
+
+def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
+    """Content hash of every bundle's files."""
+    files = {url: read_manifest(url).get("files", []) for url in urls}
+    return {url: ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in files[url])) for url in files}
