@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from ltrscale.config import Config
 from ltrscale.evaluation.agreement import TAU, read_agreement
@@ -234,6 +235,9 @@ def plot(found: Distillation, path: Path) -> None:
         if method.cost is not None:
             speed.plot(method.cost.documents_per_second, row, "o", color=colour)
     speed.set_xscale("log")
+    speed.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    speed.xaxis.set_major_formatter(EngFormatter(sep=""))
+    speed.xaxis.set_minor_formatter(NullFormatter())
     quality.set_yticks(range(len(found.methods)), [method.name for method in found.methods])
     quality.set_ylim(len(found.methods) - 0.5, -0.5)
     for axes in (quality, agreement, speed):
