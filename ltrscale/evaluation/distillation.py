@@ -203,7 +203,8 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     parts = [
         "# Distillation",
         f"Test data: {', '.join(f'`{url}`' for url in test.data)}; {test.groups:,} labelled query groups, "
-        f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups.",
+        f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups. {primary} is defined in "
+        f"{found.methods[0].everywhere.summaries[found.primary].groups:,} of the groups.",
         table(found),
         "## Findings",
         "\n".join(f"- {line}" for line in findings(found)),
