@@ -60,7 +60,7 @@ class Job:
     def begin(self) -> subprocess.Popen[str]:
         """Begin it in a session of its own, as from another terminal."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict([self.mark.split("=")])}
-        with self.said.open("a") as said:
+        with self.said.open("a") as said, heeding_ctrl_c():
             return subprocess.Popen(
                 self.command,
                 cwd=ROOT,
@@ -69,7 +69,6 @@ class Job:
                 stderr=said,
                 text=True,
                 start_new_session=True,
-                preexec_fn=_heed_ctrl_c,
             )
 
     def finish(self) -> str:
@@ -108,9 +107,14 @@ class Job:
         assert weights(str(self.out)) == expected
 
 
-def _heed_ctrl_c() -> None:
-    """A shell that runs the tests in the background has them, and all that they start, ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@contextlib.contextmanager
+def heeding_ctrl_c() -> Iterator[None]:
+    """What is started in the block heeds Ctrl-C, also where the tests do not: a shell runs them in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
