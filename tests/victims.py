@@ -25,13 +25,14 @@ import torch.distributed as dist
 from ltrscale.batch import QueryGroups
 from ltrscale.data.split import Split
 from ltrscale.errors import InputError
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, TrainFunction, WorkersConfig
 from ltrscale.progress import Report
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig, pretrain, pretrain_worker
-from ltrscale.training.reduce import from_rank_0, rank_and_world
+from ltrscale.training.reduce import from_rank_0
 
 _COMMIT_WITHIN_S = 60.0
 _RESTARTS = 40

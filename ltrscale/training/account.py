@@ -18,7 +18,8 @@ from ltrscale.data.readers import Reader
 from ltrscale.data.split import Selection
 from ltrscale.data.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64
-from ltrscale.training.reduce import rank_and_world, sum_over_workers
+from ltrscale.launch.ranks import rank_and_world
+from ltrscale.training.reduce import sum_over_workers
 
 
 class Account(NamedTuple):

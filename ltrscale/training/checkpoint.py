@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from ltrscale import storage
 from ltrscale.config import is_current
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.progress import log
 from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.reduce import from_rank_0, rank_and_world
+from ltrscale.training.reduce import from_rank_0
 from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2

@@ -8,10 +8,11 @@ from contextlib import closing
 
 import torch
 
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.progress import Advance, Report, log
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.loop import State, Trainer
-from ltrscale.training.reduce import gather_over_workers, rank_and_world
+from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.snapshot import Progress
 
 Record = dict[str, object]

@@ -22,9 +22,10 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.plan import step_seed
 from ltrscale.data.stream import GroupStream, Position, Step
 from ltrscale.errors import InputError
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.training.account import Account, checksum
 from ltrscale.training.feed import read_ahead
-from ltrscale.training.reduce import rank_and_world, reduce_gradients, sum_over_workers, update_running_statistics
+from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
 from ltrscale.training.schedules import OptimizerConfig, build_optimizer, learning_rate
 from ltrscale.training.settings import Precision
 

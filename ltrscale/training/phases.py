@@ -14,6 +14,7 @@ from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, iterate
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import Context
 from ltrscale.models.combine import AnyRanker
 from ltrscale.progress import log, progress
@@ -24,7 +25,7 @@ from ltrscale.training.epochs import EpochLog, run_epoch
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig, RankingObjective
-from ltrscale.training.reduce import rank_and_world, sum_over_workers
+from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import checkpoints_of, finish
 from ltrscale.training.snapshot import Progress, Snapshot, restore
 

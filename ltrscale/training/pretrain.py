@@ -15,6 +15,7 @@ from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.draws import mix
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
 from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
@@ -33,7 +34,6 @@ from ltrscale.training.pretexts import (
     SimCLRSampleConfig,
     draws_from_marginals,
 )
-from ltrscale.training.reduce import rank_and_world
 from ltrscale.training.resumption import EPOCHS, PREFLIGHT, TRANSFORM, checkpoints_of, finish
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import TrainingConfig, set_up

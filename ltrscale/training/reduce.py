@@ -12,14 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.models.layers import MicroBatchNorm
 
 T = TypeVar("T")
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This worker's rank and the number of workers; (0, 1) without a process group."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def sum_over_workers(values: Tensor) -> Tensor:

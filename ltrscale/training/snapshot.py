@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ltrscale.data.stream import Position
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.training.account import Account
 from ltrscale.training.loop import State, Trainer
-from ltrscale.training.reduce import rank_and_world, sum_over_workers
+from ltrscale.training.reduce import sum_over_workers
 
 Tensors = Mapping[str, Tensor]
 

@@ -13,11 +13,12 @@ from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.split import Split, Splits, check_disjoint, select
 from ltrscale.errors import InputError
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.shares import check_complete, deal, merged, rank_and_world, shared_targets, together
+from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
 from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch, watching
 

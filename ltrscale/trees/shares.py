@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ltrscale.data import plan
 from ltrscale.data.split import Selection
 from ltrscale.errors import InputError
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import Context
 from ltrscale.trees.data import Codes, Labelled
 from ltrscale.trees.targets import Floats, TargetsConfig, make_targets
@@ -23,11 +24,6 @@ from ltrscale.trees.targets import Floats, TargetsConfig, make_targets
 T = TypeVar("T")
 _ELSEWHERE = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737): no packet is sent there, but the system says which interface would."""
-
-
-def rank_and_world() -> tuple[int, int]:
-    """This worker's rank and the number of workers; (0, 1) without a process group."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def gather(value: T) -> list[T]:

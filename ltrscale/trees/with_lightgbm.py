@@ -10,10 +10,11 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.progress import log
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import SAMPLE, Codes, Labelled
-from ltrscale.trees.shares import meeting_points, rank_and_world
+from ltrscale.trees.shares import meeting_points
 from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch
 

@@ -36,7 +36,7 @@ from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, Softma
 from ltrscale.workflows.benches.measure import cpu_seconds
 from ltrscale.workflows.export import ExportJob, export_stage
 from ltrscale.workflows.methods import MethodName
-from ltrscale.workflows.origins import bundle_hashes, check_unseen, dataset_hashes, scored_by
+from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
 from ltrscale.workflows.stages import (
     EvaluateJob,
@@ -303,4 +303,4 @@ def _content(url: str) -> str:
     """Content hashes of a committed directory's files."""
     manifest = storage.read_manifest(url)
     assert manifest is not None
-    return ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest["files"]))
+    return content_of(manifest)

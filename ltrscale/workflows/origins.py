@@ -1,6 +1,7 @@
 """What a stage's output was made from: what is recorded of it, and what may be told from that later."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic import SerializeAsAny
 
@@ -64,5 +65,9 @@ def scored_by(split: Split) -> list[str]:
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
     """Content hash of every bundle's files."""
-    files = {url: read_manifest(url).get("files", []) for url in urls}
-    return {url: ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in files[url])) for url in files}
+    return {url: content_of(read_manifest(url)) for url in urls}
+
+
+def content_of(manifest: Mapping[str, Any]) -> str:
+    """Content hashes of the files that a committed directory's manifest lists."""
+    return ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest.get("files", [])))

@@ -13,7 +13,7 @@ from ltrscale.config import Config
 from ltrscale.data.manifest import open_dataset
 from ltrscale.data.prepare import PrepareConfig
 from ltrscale.data.rewrite import column_names
-from ltrscale.data.split import LabelColumn, Split, Splits, check_disjoint, select
+from ltrscale.data.split import LabelColumn, Splits, check_disjoint, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.launch.workers import ONE, Workers, cluster_for
@@ -133,9 +133,5 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
 
 def _splits(splits: Splits, data: str, seed: int) -> Splits:
     """The splits of a trial: on the prepared data set, with the trial's own sample of labelled groups."""
-
-    def on_data(split: Split) -> dict[str, object]:
-        return {**split.model_dump(), "data": split.data or (data,)}
-
-    train = {**on_data(splits.train), "labelled_seed": splits.train.labelled_seed + seed}
-    return splits.replace(train=train, validation=on_data(splits.validation), test=on_data(splits.test))
+    of_data = splits.on(data)
+    return of_data.replace(train=of_data.train.replace(labelled_seed=splits.train.labelled_seed + seed))

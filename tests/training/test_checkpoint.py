@@ -14,10 +14,10 @@ from trainers import make_trainer, run
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.ranks import rank_and_world
 from ltrscale.training import checkpoint
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
 from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.reduce import rank_and_world
 from ltrscale.training.snapshot import Progress, restore
 
 METHODS = ("simclr_rank", "simsiam")
