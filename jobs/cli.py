@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import TypeVar
 from rich.logging import RichHandler
 
 from ltrscale import config as configs
+from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch import under_torchrun
@@ -40,6 +42,13 @@ def parser(cls: type[Config], module: str, description: str) -> argparse.Argumen
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, for example --set out=runs/a"
     )
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
+    if "out" in cls.model_fields:
+        options.add_argument(
+            "--if-running",
+            choices=["wait", "end"],
+            help="when another job is writing the same output: wait for it (the default), or end and say who it is; "
+            f"the environment variable {storage.WHEN_BUSY} says the same",
+        )
     if "workers" in cls.model_fields:
         options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
     if "fresh" in cls.model_fields:
@@ -55,6 +64,8 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
     An `InputError` and a request to stop become one line, and exit statuses 2 and 143; Ctrl-C ends with 130.
     """
     options = parser(cls, module, description).parse_args()
+    if getattr(options, "if_running", None):
+        os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes are to know it too
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
     overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]

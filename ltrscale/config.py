@@ -140,9 +140,14 @@ def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, 
 
 
 def is_current(url: str, origin: Mapping[str, Any]) -> bool:
-    """Whether the directory was committed by the same stage with the same config and inputs."""
+    """Whether the directory was committed by the same stage with the same config and inputs, and is there whole."""
     manifest = storage.read_manifest(url)
-    return manifest is not None and manifest.get("made_by") == json.loads(json.dumps(origin))
+    return manifest is not None and is_made_by(manifest, origin) and storage.is_whole(url, manifest)
+
+
+def is_made_by(manifest: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
+    """Whether a manifest records this origin."""
+    return bool(manifest.get("made_by") == json.loads(json.dumps(origin)))
 
 
 def describe(

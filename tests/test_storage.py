@@ -1,7 +1,10 @@
 """The same laws on a local disk and on a real S3 server."""
 
+import contextlib
+import itertools
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,8 +57,8 @@ def test_what_is_written_is_read(url: str) -> None:
     with storage.open_input(path) as stream:
         stream.seek(2)
         assert stream.read() == b"wer"
-    storage.remove(url)
-    storage.remove(url)
+    storage.remove(path)
+    storage.remove(path)
     assert not storage.exists(path)
 
 
@@ -100,10 +103,11 @@ def test_a_commit_is_seen_whole_or_not_at_all(url: str) -> None:
     assert manifest is not None
     assert manifest["kind"] == "example"
     (file,) = manifest["files"]
-    assert (file["path"], file["bytes"]) == ("part-2cf24dba.txt", 5)
+    assert re.fullmatch(r"part-2cf24dba-[0-9a-f]{8}\.txt", file["path"])
+    assert file["bytes"] == 5
     assert storage.read_verified(url, file["path"], manifest) == b"hello"
     storage.write_bytes(storage.join(url, file["path"]), b"hallo")
-    with pytest.raises(InputError, match=r"part-2cf24dba\.txt.*hash differs"):
+    with pytest.raises(InputError, match=r"part-2cf24dba-.*\.txt.*hash differs"):
         storage.read_verified(url, file["path"], manifest)
     with pytest.raises(InputError, match=r"other\.txt: the manifest does not list it"):
         storage.read_verified(url, "other.txt", manifest)
@@ -132,10 +136,13 @@ def test_leaving_before_finish_takes_everything_back(url: str, error: bool) -> N
 def test_a_kept_file_stays_without_commit(url: str) -> None:
     with storage.Commit(url) as writer:
         for name in ("kept", "gone"):
-            with writer.file(name) as path:
+            with writer.file(f"{name}-{{hash}}") as path:
                 path.write_text(name)
-        writer.keep(["kept"])
-    assert names(url) == ["kept"]
+        kept = writer.files[0].path
+        writer.keep([kept])
+    assert names(url) == [kept]
+    commit(url, {"other": ""})
+    assert names(url) == [storage.MANIFEST, "other"]
 
 
 @pytest.mark.parametrize("finish", [True, False])
@@ -149,9 +156,11 @@ def test_parts_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> 
                 placed = part.leave()
             assert storage.exists(storage.join(url, placed[0].path))
             whole.adopt(placed)
-        with storage.Commit(url, part=True) as failed, failed.file("failed") as path:
-            path.write_text("")
-        assert not storage.exists(storage.join(url, "failed"))
+        with storage.Commit(url, part=True) as failed:
+            with failed.file("failed-{hash}") as path:
+                path.write_text("")
+            assert storage.exists(storage.join(url, failed.files[0].path))
+        assert not storage.exists(storage.join(url, failed.files[0].path))
         if finish:
             whole.finish({"version": 2})
     assert len(names(url)) == (3 if finish else 2)
@@ -212,11 +221,13 @@ def test_an_overwritten_commit_stays_whole_until_the_end(url: str) -> None:
 
 
 def test_a_file_of_equal_name_and_content_withdraws_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit(url, {"a-{hash}": "one"}, version=1)
-    removed: list[str] = []
-    monkeypatch.setattr(storage.files, "remove", removed.append)
-    commit(url, {"a-{hash}": "one", "b-{hash}": "two"}, version=2)
-    assert removed == []
+    commit(url, {"a": "one"}, version=1)
+    swapped: list[tuple[str, bytes | None]] = []
+    swap = storage.files.swap
+    monkeypatch.setattr(storage.files, "swap", lambda u, old, new: swapped.append((u, new)) or swap(u, old, new))
+    commit(url, {"a": "one", "b": "two"}, version=2)
+    ((_, manifest),) = [(u, new) for u, new in swapped if u.endswith(storage.MANIFEST)]
+    assert manifest is not None
     assert len(names(url)) == 3
 
 
@@ -249,13 +260,14 @@ def test_a_committer_who_lost_leaves_equal_files_to_the_winner(url: str) -> None
 
 def test_of_two_committers_of_the_same_both_have_committed(url: str) -> None:
     with storage.Commit(url) as late:
-        with late.file("part-{hash}") as path:
+        with late.file("part") as path:
             path.write_text("equal")
-        commit(url, {"part-{hash}": "equal"})
+        commit(url, {"part": "equal"})
+        manifest = storage.read_manifest(url)
         late.finish({})
-    manifest = storage.read_manifest(url)
     assert manifest is not None
-    assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == b"equal"
+    assert storage.read_manifest(url) == manifest
+    assert storage.read_verified(url, "part", manifest) == b"equal"
 
 
 def test_children(url: str) -> None:
@@ -349,7 +361,7 @@ def test_wrong_keys_are_told_in_one_line(
 @pytest.mark.parametrize("action", [name for name in ACTIONS if name != "exists"])
 def test_a_missing_bucket_is_told_in_one_line(s3: str, action: str) -> None:
     assert s3
-    with pytest.raises(InputError, match=r"^s3://nowhere/file.*check the path") as error:
+    with pytest.raises(InputError, match=r"^s3://nowhere.*check the path") as error:
         ACTIONS[action]("s3://nowhere/file")
     assert "\n" not in str(error.value)
     assert not storage.exists("s3://nowhere/file")
@@ -379,7 +391,129 @@ def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monke
             monkeypatch.setattr(os, "fsync", flush)
             writer.finish({"version": 3})
 
-    with pytest.raises(InputError, match="another writer replaced it meanwhile"):
+    with pytest.raises(InputError, match="another writer has committed it"):
         ours()
     assert names(url) == [storage.MANIFEST, "theirs"]
     assert (storage.read_manifest(url) or {})["version"] == 2
+
+
+def test_of_writers_that_finish_at_once_one_has_committed(url: str) -> None:
+    """With a manifest to replace and without; with files of their own and with files whose names they share."""
+    refusals: list[str] = []
+    for round_ in range(12):
+        if round_ == 6:
+            commit(url, {"shared": "first", "part-{hash}": "first"})
+        elif round_ < 6:
+            storage.withdraw(url)
+        start, told = threading.Barrier(3), []
+
+        def write(text: str, start: threading.Barrier = start, told: list[str] = told) -> None:
+            with storage.Commit(url) as writer:
+                for name in ("shared", "part-{hash}"):
+                    with writer.file(name) as path:
+                        path.write_text(text)
+                start.wait()
+                try:
+                    writer.finish({"writer": text})
+                    told.append(text)
+                except InputError as error:
+                    refusals.append(str(error))
+
+        writers = [threading.Thread(target=write, args=(f"{round_}-{i}",)) for i in range(3)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        manifest = storage.read_manifest(url)
+        assert manifest is not None
+        assert told == [manifest["writer"]]
+        for file in manifest["files"]:
+            assert storage.read_verified(url, file["path"], manifest) == told[0].encode()
+        assert len(names(url)) == 3
+    assert len(refusals) == 24
+    assert all("another writer has committed it meanwhile" in refusal for refusal in refusals)
+
+
+def test_an_ending_writer_leaves_the_files_of_another_one_alone(url: str) -> None:
+    with storage.Commit(url) as ours:
+        with ours.file("part-{hash}") as path:
+            path.write_text("equal")
+        with storage.Commit(url) as theirs, theirs.file("part-{hash}") as path:
+            path.write_text("equal")
+        ours.finish({})
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert storage.is_whole(url, manifest)
+
+
+@pytest.mark.parametrize("change", ["deleted", "changed", "replaced"])
+def test_a_manifest_is_written_only_when_its_files_are_there(url: str, change: str) -> None:
+    with storage.Commit(url) as writer:
+        with writer.file("part-{hash}") as path:
+            path.write_text("one")
+        path = storage.join(url, writer.files[0].path)
+        if change == "deleted":
+            storage.remove(path)
+        else:
+            storage.write_bytes(path, b"two" if change == "replaced" else b"one more")
+        with pytest.raises(InputError, match="deleted or changed by others before it was committed"):
+            writer.finish({})
+    assert storage.read_manifest(url) is None
+
+
+def test_what_is_withdrawn_loses_its_manifest_first_in_any_order_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = storage.files.remove
+    for files in itertools.permutations(["a", "m", "z/b"]):
+        for allowed in range(5):
+            url, left = str(tmp_path / f"{'-'.join(files).replace('/', '')}-{allowed}"), [allowed]
+            commit(url, dict.fromkeys(files, "x"))
+
+            def some(path: str, left: list[int] = left) -> None:
+                if not left[0]:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                remove(path)
+
+            with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+                patch.setattr(storage.files, "remove", some)
+                storage.withdraw(url)
+            manifest = storage.read_manifest(url)
+            assert manifest is None or storage.is_whole(url, manifest)
+            assert allowed < 4 or not Path(url).exists()
+
+
+def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
+    url = str(tmp_path / "out")
+    commit(url, {"a": "x", "deep/b": "x"})
+    for name in ("out/deep/users-own", "precious/file"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    storage.withdraw(url)
+    assert storage.files.below(str(tmp_path)) == ["out/deep/users-own", "precious/file"]
+
+
+@pytest.mark.s3
+def test_a_store_that_does_not_heed_conditions_is_found_out(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Conditions are taken out of the requests, as by a store that does not know them."""
+    call = s3fs.S3FileSystem._call_s3
+
+    async def deaf(self: object, method: str, *args: object, **kwargs: object) -> object:
+        return await call(
+            self, method, *args, **{k: v for k, v in kwargs.items() if k not in ("IfMatch", "IfNoneMatch")}
+        )
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", deaf)
+    monkeypatch.setattr(storage.conditions, "_probed", {})
+    url = storage.join(s3, tmp_path.name)
+    for text in ("one", "two"):
+        commit(url, {"a": text, "part-{hash}": text})
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert storage.read_verified(url, "a", manifest) == b"two"
+    warnings = [message for message in caplog.messages if "without heeding the condition" in message]
+    assert len(warnings) == 1
+    assert names(url) == ["a", storage.MANIFEST, manifest["files"][1]["path"]]

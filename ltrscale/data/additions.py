@@ -26,9 +26,11 @@ _UNIT = re.compile(r"/part-([0-9]+)-")
 
 
 def holds(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether a data set was made, or added to, by the same command with the same inputs."""
+    """Whether a data set was made, or added to, by the same command with the same inputs, and is there whole."""
     manifest = storage.read_manifest(out)
-    return manifest is not None and json.loads(json.dumps(origin)) in _commands(manifest.get("made_by", {}))
+    if manifest is None or json.loads(json.dumps(origin)) not in _commands(manifest.get("made_by", {})):
+        return False
+    return storage.is_whole(out, manifest)
 
 
 def _commands(origin: Mapping[str, Any]) -> list[dict[str, Any]]:

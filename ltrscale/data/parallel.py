@@ -73,7 +73,9 @@ def write_with_ray(
         if not alone:
             run_tasks(_survey, [(work, unit) for unit in units], names, surveyed)
             plans = list(_plans((surveys.pop(i) for i in range(len(units))), start, ids))
-        run_tasks(_write, [(work, unit, *plan) for unit, plan in zip(units, plans, strict=True)], names, written)
+        leases = storage.held()
+        calls = [(work, unit, *plan, leases) for unit, plan in zip(units, plans, strict=True)]
+        run_tasks(_write, calls, names, written)
     for i in range(len(units)):
         ids.unread.add(parts[i].lost_ids)
     return [parts[i].written for i in range(len(units))]
@@ -97,8 +99,11 @@ def _survey(work: Work, unit: Unit) -> Survey:
         return survey_unit(work, unit, folder=Path(folder))
 
 
-def _write(work: Work, unit: Unit, start: Start, returning: NDArray[np.uint64]) -> _Part:
+def _write(
+    work: Work, unit: Unit, start: Start, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
+) -> _Part:
     """What a task of the second pass does."""
+    storage.join_leases(leases)
     with (
         tempfile.TemporaryDirectory(prefix="ltrscale-") as folder,
         storage.Commit(work.out, part=True) as commit,

@@ -66,7 +66,6 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
     origin = made_by("prepare", config, input_fingerprints(config))
     if is_prepared(out, origin):
         return open_dataset(out)
-    _clear_quarantine(out)
     with storage.Commit(out) as commit, tempfile.TemporaryDirectory(prefix="ltrscale-") as folder:
         before = _before(config, out)
         work = open_work(config, files, out, taken=before.manifest.periods if before else ())
@@ -78,7 +77,6 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         new = _write(work, units, commit, Path(folder), before, origin, ray=ray)
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
-    _clear_quarantine(out)
     _tell(out, new, report, added=before is not None)
     return Dataset(out, manifest)
 
@@ -189,20 +187,6 @@ class _Totals:
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )
-
-
-def _clear_quarantine(out: str) -> None:
-    """Remove what earlier runs left in the quarantine and no manifest lists."""
-    folder = storage.join(out, QUARANTINE)
-    if storage.exists(folder):
-        manifest = storage.read_manifest(out) or {}
-        listed = {name.rpartition("/")[2] for name in manifest.get("quarantine", [])}
-        if not listed:
-            storage.remove(folder)
-            return
-        for url in storage.list_files(folder):
-            if url.rpartition("/")[2] not in listed:
-                storage.remove(url)
 
 
 def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work) -> None:

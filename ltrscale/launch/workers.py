@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.parts import Run, run_here, run_with_ray
 from ltrscale.data.readers import Reader, read_direct
@@ -105,6 +106,18 @@ class Context:
 TrainFunction = Callable[[Mapping[str, Any], Context], None]
 
 
+@dataclass(frozen=True)
+class _Holding:
+    """A training function in a process that acts for who holds these leases, and so may commit below them."""
+
+    function: TrainFunction
+    leases: tuple[storage.Lease, ...]
+
+    def __call__(self, arguments: Mapping[str, Any], context: Context) -> None:
+        storage.join_leases(self.leases)
+        self.function(arguments, context)
+
+
 def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: WorkersConfig, report: Report) -> None:
     """Run `function(arguments, context)` on the workers; with one worker in this very process.
 
@@ -121,6 +134,7 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: Wo
     """
     from ltrscale.launch import under_torchrun  # which needs the types above
 
+    function = _Holding(function, storage.held())
     if under_torchrun.is_running():
         under_torchrun.lead(function, arguments, report)
     elif _needs_ray(workers):

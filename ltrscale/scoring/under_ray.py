@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ltrscale import storage
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance
@@ -24,7 +25,8 @@ class _Actor:
     An error of the user's is returned: Ray Data would wrap it in its own.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
+        storage.join_leases(leases)
         self._plan = plan
 
     @cached_property
@@ -83,7 +85,7 @@ def _dataset(plan: Plan) -> Any:
         warnings.simplefilter("ignore", RayDeprecationWarning)  # of the only way to say max_task_retries
         dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
             _Actor,
-            fn_constructor_args=(plan,),
+            fn_constructor_args=(plan, storage.held()),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors.number, n)),
             num_cpus=actors.cpus,

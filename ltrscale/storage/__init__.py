@@ -1,16 +1,26 @@
 """Files and directories at any fsspec URL; no other module opens URLs.
 
 Stages hand each other directories. A directory is what its `manifest.json` lists: data files are put in place first and
-the manifest last, so a reader sees all of a stage's output or none of it. The first manifest is put conditionally: of
-two writers one wins and the other is told. One that replaces another is put once that is seen to be unchanged, which
-leaves a moment: writers of one directory are to run one at a time. The same rule holds on a local disk and on S3. What
-is committed on a local disk is flushed to it first, so that it survives a crash of the machine.
+the manifest last, so a reader sees all of a stage's output or none of it. A manifest is put on the condition that
+nobody has put another since the writer began: of two writers one wins and the other is told (`commit`). A job holds its
+output directory by a lease, so that the same work is not done twice at once (`lease`). The same rules hold on a local
+disk and on S3. What is committed on a local disk is flushed to it first, so that it survives a crash of the machine.
 
 An S3 endpoint other than Amazon's is named by the environment variable `AWS_ENDPOINT_URL`, as in Amazon's own tools.
 Requests that S3 answers with 503 are repeated for about half a minute.
 """
 
-from ltrscale.storage.commit import MANIFEST, Commit, Placed, read_manifest, read_verified
+from ltrscale.storage.commit import Commit, Placed
+from ltrscale.storage.committed import (
+    MANIFEST,
+    check_lease,
+    is_whole,
+    read_manifest,
+    read_verified,
+    sweep,
+    withdraw,
+    withdraw_below,
+)
 from ltrscale.storage.faults import is_fault, named_errors, patiently
 from ltrscale.storage.files import (
     children,
@@ -23,25 +33,35 @@ from ltrscale.storage.files import (
     remove,
     sha256,
     size,
+    swap,
     write_bytes,
 )
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
+from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
 from ltrscale.storage.urls import absolute, is_local, join, local_path
 
 __all__ = [
     "MANIFEST",
+    "WHEN_BUSY",
     "Commit",
+    "Lease",
+    "LeaseLost",
     "Placed",
     "absolute",
     "arrow_filesystem",
+    "check_lease",
     "children",
     "create_exclusively",
     "exists",
     "filesystem",
     "fingerprint",
+    "held",
+    "hold",
     "is_fault",
     "is_local",
+    "is_whole",
     "join",
+    "join_leases",
     "list_files",
     "local_path",
     "named_errors",
@@ -53,5 +73,9 @@ __all__ = [
     "remove",
     "sha256",
     "size",
+    "swap",
+    "sweep",
+    "withdraw",
+    "withdraw_below",
     "write_bytes",
 ]

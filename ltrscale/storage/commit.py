@@ -1,7 +1,6 @@
-"""Directories that are there whole or not at all: a manifest, put in place last, lists what belongs to one."""
+"""Writing directories that are there whole or not at all: a manifest, put in place last, lists what belongs to one."""
 
 import contextlib
-import hashlib
 import json
 import secrets
 import shutil
@@ -15,40 +14,23 @@ from typing import Any, Self
 
 from ltrscale.errors import InputError
 from ltrscale.storage import files
+from ltrscale.storage import lease as leases
+from ltrscale.storage.committed import (
+    KEPT,
+    MANIFEST,
+    at_once,
+    check_lease,
+    delete_kept,
+    listed_in,
+    names_in,
+    parse_manifest,
+    read_manifest,
+)
+from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.urls import is_local, join, local_path
 
-MANIFEST = "manifest.json"
-
-
-def read_manifest(url: str) -> dict[str, Any] | None:
-    """The manifest of a committed directory, or None where none is committed."""
-    path = join(url, MANIFEST)
-    if not files.exists(path):
-        return None
-    try:
-        manifest = json.loads(files.read_bytes(path))
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
-    if not isinstance(manifest, dict):
-        raise InputError(f"{path}: not a manifest; delete the directory and make it again")
-    return manifest
-
-
-def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
-    """A file of a committed directory, checked against the content hash in its manifest.
-
-    Raises:
-        InputError: the manifest does not list the file, or the file is missing or was changed.
-    """
-    path = join(url, name)
-    listed = _listed(manifest)
-    if name not in listed:
-        raise InputError(f"{path}: the manifest does not list it; make the directory again")
-    data = files.read_bytes(path)
-    if hashlib.sha256(data).hexdigest() != listed[name]:
-        raise InputError(f"{path}: its content is not what was committed (hash differs); make the directory again")
-    return data
+STAGING = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -60,23 +42,23 @@ class Placed:
     sha256: str
 
 
-def _listed(manifest: Mapping[str, Any] | None) -> dict[str, str]:
-    """The content hashes of a manifest's files by name."""
-    return {str(f["path"]): str(f["sha256"]) for f in (manifest or {}).get("files", [])}
-
-
 class Commit:
     """Writes the files of one directory and, last, its manifest.
 
     A context manager: `file` gives a local path to write to and puts the file in place at the end of its block;
     `finish` commits. Leaving without `finish`, by an error or not, takes back what was put in place. A directory
     that is committed already is replaced: the new manifest takes the place of the old one, then files that only the
-    old one lists are deleted. A new file that has an old one's name and other content waits until `finish`, which then
-    withdraws the old manifest first: whatever fails before, a full disk for one, leaves the old commit whole.
+    old one lists are deleted.
+
+    A name with `{hash}` gets the first eight digits of the content's hash and the writer's token: it belongs to this
+    writer alone, and is in place at the end of the block. Every other name is one that several writers may use: its
+    file waits until `finish`, which withdraws the old manifest first if one lists that name. Whatever fails before, a
+    full disk for one, leaves the old commit whole. The manifest is put when all files have been seen in their places,
+    and on the condition that no other writer has put one since this commit began (see `swap`); a writer whose lease
+    another job has taken over (see `lease`) does not get that far.
 
     Other processes can put files in place for it: each through a commit with `part`, which it ends by `leave`; the
-    whole commit takes them over by `adopt`. A part must not use the name of a file that is committed already, but
-    for equal content.
+    whole commit takes them over by `adopt`. A part uses names with `{hash}` only.
 
     Example:
         >>> import tempfile
@@ -84,23 +66,28 @@ class Commit:
         ...     with commit.file("part-{hash}.txt") as path:
         ...         _ = path.write_text("hello")
         ...     commit.finish({"kind": "example"})
-        ...     read_manifest(f"{folder}/out")["files"][0]["path"]
-        'part-2cf24dba.txt'
+        ...     read_manifest(f"{folder}/out")["files"][0]["path"].startswith("part-2cf24dba-")
+        True
     """
 
     def __init__(self, url: str, *, part: bool = False) -> None:
         self.url = url
         self.files: list[Placed] = []
         self.finished = False
+        self._part = part
+        self._token = lease.token if (lease := leases.covering(url)) else secrets.token_hex(4)
         self._kept: set[str] = set()
-        self._waiting: dict[str, Path] = {}
-        self._previous = None if part else read_manifest(url)
-        self._replaced = _listed(self._previous)
+        self._waiting: dict[str, tuple[Placed, Path]] = {}
+        self._before = None if part else files.read_if_there(join(url, MANIFEST))
+        previous = None if self._before is None else parse_manifest(self._before, join(url, MANIFEST))
+        self._replaced, self._stale = listed_in(previous), set(names_in(previous))
+        if not part:
+            delete_kept(url)
         with named_errors(url, "write"):
             if is_local(url):
                 root = local_path(url)
                 self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
-                self._staging = root / f".staging-{secrets.token_hex(4)}"
+                self._staging = root / f"{STAGING}{self._token}-{secrets.token_hex(4)}"
                 self._staging.mkdir(parents=True)
             else:
                 self._staging = Path(tempfile.mkdtemp(prefix="ltrscale-"))
@@ -110,11 +97,11 @@ class Commit:
 
     @contextmanager
     def file(self, name: str, *, size: int = 0) -> Iterator[Path]:
-        """A local path to write; at the end of the block the file is in place under `name`.
+        """A local path to write; at the end of the block, or of the commit, the file is in place under `name`.
 
-        `{hash}` in the name becomes the first eight digits of the content's hash, so that two writers cannot touch
-        each other's files. With `size`, about the bytes that the file will have, a full disk is told before it is
-        written to.
+        Args:
+            name: in the directory; with `{hash}` it is this writer's own, see above.
+            size: about the bytes that the file will have: a full disk is told before it is written to.
 
         Raises:
             InputError: the disk is full, here or, later, where the block writes.
@@ -123,14 +110,12 @@ class Commit:
         with self._room(join(self.url, name), local, size):
             yield local
         digest = files.sha256(local)
-        placed = Placed(name.replace("{hash}", digest[:8]), local.stat().st_size, digest)
-        replaced = self._replaced.get(placed.path)
-        if replaced in (None, digest):
-            if replaced:
-                files.flush(local)  # it takes the place of one that is in use
-            files.put(local, join(self.url, placed.path))
+        placed = Placed(name.replace("{hash}", f"{digest[:8]}-{self._token}"), local.stat().st_size, digest)
+        if placed.path != name:
+            files.put(local, join(self.url, placed.path), digest)
         else:
-            self._waiting[placed.path] = local
+            assert not self._part
+            self._waiting[name] = placed, local
         self.files.append(placed)
 
     def keep(self, names: Iterable[str]) -> None:
@@ -164,37 +149,82 @@ class Commit:
         """Commit: write the manifest, whose `files` are those put in place unless it brings its own list.
 
         Raises:
-            InputError: another writer has committed the directory since this commit began.
+            InputError: another writer has committed the directory since this commit began, or has taken its lease
+                over; or a file that was put in place is not there any more.
         """
         document = {"files": [vars(f) for f in self.files], **manifest}
         data = (json.dumps(document, indent=1) + "\n").encode()
-        url = join(self.url, MANIFEST)
-        self._check_unchanged()
-        if self._waiting:
-            self._replace_waiting(url, data)
+        self._see(placed for placed in self.files if placed.path not in self._waiting)
         self._flush()
-        if self._previous is not None and not self._waiting:
-            self._check_unchanged()  # again, for to flush may take seconds
-            files.write_bytes(url, data)
-        elif not files.create_exclusively(url, data):
-            raise InputError(f"{self.url}: another writer committed it meanwhile; choose another directory")
-        self.finished = True
-        for name in self._replaced.keys() - _listed(document).keys() - {f.path for f in self.files}:
-            files.remove_with_folder(join(self.url, name))
+        with self._alone():
+            check_lease(self.url)
+            there = files.read_if_there(join(self.url, MANIFEST))
+            if there == data:  # a writer of the same was quicker
+                self.finished = True
+                return
+            if there != self._before or not files.swap(join(self.url, MANIFEST), self._place_waiting(data), data):
+                raise self._lost()
+            if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
+                # this process was stopped in this very moment for so long that another has taken the directory over
+                files.swap(join(self.url, MANIFEST), data, None)
+                raise self._lost()
+            self.finished = True
+            for name in self._stale - set(names_in(document)) - {f.path for f in self.files}:
+                files.remove_with_folders(join(self.url, name), self.url)
 
-    def _check_unchanged(self) -> None:
-        if self._previous is not None and read_manifest(self.url) != self._previous:
-            raise InputError(f"{self.url}: another writer replaced it meanwhile; run one writer at a time")
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other writers out while the block runs: by a lock on a local disk, else by a lease."""
+        if is_local(self.url) or leases.covering(self.url) is not None:
+            with files.exclusively(self.url):
+                yield
+        else:
+            with leases.hold(self.url):
+                yield
 
-    def _replace_waiting(self, url: str, manifest: bytes) -> None:
-        """Withdraw the old commit, once there is room for all of the new one, and replace the files that it shares."""
+    def _lost(self) -> InputError:
+        return InputError(f"{self.url}: another writer has committed it meanwhile; run one writer at a time")
+
+    def _place_waiting(self, manifest: bytes) -> bytes | None:
+        """Put the files with shared names in place; returns the manifest that is to be replaced now, None for none.
+
+        An old manifest that lists one of them is withdrawn first, once there is room for all of the new commit.
+        """
+        url, before = join(self.url, MANIFEST), self._before
+        if not self._waiting:
+            return before
+        stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
-        files.remove(url)
-        for name, local in self._waiting.items():
-            files.put(local, join(self.url, name))
+        if before is not None and any(self._replaces(placed) for placed, _ in self._waiting.values()):
+            if not files.swap(url, before, None):
+                raise self._lost()
+            before = None
+        for name, (placed, local) in self._waiting.items():
+            if not files.put_over(local, join(self.url, name), placed.sha256, stamps[name]):
+                raise self._lost()
         reserve.unlink()
+        self._flush_folders()
+        self._see(placed for placed, _ in self._waiting.values())
+        return before
+
+    def _replaces(self, placed: Placed) -> bool:
+        """Whether a file takes the place of other content that is committed."""
+        return self._replaced.get(placed.path) not in (None, placed.sha256)
+
+    def _is_there(self, placed: Placed) -> bool:
+        return files.is_there(join(self.url, placed.path), placed.bytes, placed.sha256)
+
+    def _see(self, placed: Iterable[Placed]) -> None:
+        """Check that files are in their places, with their sizes and hashes."""
+        expected = list(placed)
+        for file, seen in zip(expected, at_once(self._is_there, expected), strict=True):
+            if not seen:
+                raise InputError(
+                    f"{join(self.url, file.path)}: deleted or changed by others before it was committed; "
+                    "run the same command again"
+                )
 
     def _flush(self) -> None:
         """Wait until the files, and the names of the directories down to them, would survive a crash of the machine.
@@ -203,21 +233,35 @@ class Commit:
         """
         if is_local(self.url):
             root = local_path(self.url)
-            placed = [root / file.path for file in self.files]
-            folders = {folder for path in placed for folder in path.parents if folder.is_relative_to(root)}
+            waiting = {name: local for name, (_, local) in self._waiting.items()}
             with named_errors(self.url, "write"):
-                for path in [*placed, *folders, *(folder.parent for folder in self._new_folders)]:
+                for placed in self.files:
+                    files.flush(waiting.get(placed.path, root / placed.path))
+            self._flush_folders()
+
+    def _flush_folders(self) -> None:
+        if is_local(self.url):
+            root = local_path(self.url)
+            parents = {folder for file in self.files for folder in (root / file.path).parents}
+            folders = {folder for folder in parents if folder.is_relative_to(root) and folder.exists()}
+            with named_errors(self.url, "write"):
+                for path in [*folders, *(folder.parent for folder in self._new_folders)]:
                     files.flush(path)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for local in self._staging.iterdir():
+                local.unlink()
+            self._staging.rmdir()
         if self.finished:
             return
         # where storage has failed, what cannot be taken back either is left, and the first error is the one to tell
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
-            # what is committed now may list files of ours too: the commit before, or a writer of equal content who won
-            needed = _listed(read_manifest(self.url)).keys() | self._kept
-            for name in {placed.path for placed in self.files} - needed:
-                files.remove_with_folder(join(self.url, name))
+            own = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
+            committed = names_in(read_manifest(self.url))  # it may be ours: S3 may have taken it and lost the answer
+            for name in own.keys() - self._kept - set(committed):
+                files.remove_with_folders(join(self.url, name), self.url)
+            if kept := [own[name] for name in sorted(own.keys() & self._kept)]:
+                files.write_bytes(join(self.url, KEPT), json.dumps({"files": kept}).encode())

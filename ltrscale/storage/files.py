@@ -2,18 +2,20 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import secrets
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import fsspec
-
 from ltrscale.errors import InputError
+from ltrscale.storage import conditions
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.urls import is_local, join, local_path
@@ -22,6 +24,8 @@ _BLOCK = 1 << 20
 _PART = 8 << 20
 """Bytes of a part of an upload to S3: what is sent again when a request fails."""
 _MOST_PARTS = 10_000
+_LOCK_S, _LOCK_POLL_S = 120.0, 0.005
+_locks = threading.local()
 
 
 def exists(url: str) -> bool:
@@ -59,36 +63,103 @@ def write_bytes(url: str, data: bytes) -> None:
             fs.pipe_file(path, data)
 
 
-def create_exclusively(url: str, data: bytes) -> bool:
-    """Write a file only where there is none, in one atomic step; returns whether its content is there now.
-
-    A file with just this content counts as written: S3 may have taken it and lost the answer, and refuse the retry.
-    """
+def read_if_there(url: str) -> bytes | None:
+    """The whole of a file, or None where there is none."""
     fs, path = filesystem(url)
-    with named_errors(url, "write", need=len(data)):
+    with named_errors(url):
+        try:
+            return bytes(fs.cat_file(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def create_exclusively(url: str, data: bytes) -> bool:
+    """Write a file only where there is none, in one atomic step; returns whether its content is there now."""
+    return swap(url, None, data)
+
+
+def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
+    """Put `new` in the place of `old` in one atomic step; None stands for no file. Returns whether `new` is there now.
+
+    Of several writers that start from the same `old`, one gets through. A file that has just the content `new` counts
+    as written: S3 may have taken it and lost the answer, and refuse the retry.
+    """
+    with exclusively(url.rpartition("/")[0]):
         if is_local(url):
-            with _staged(Path(path), data) as temporary, contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
-                return True
-        elif _put_where_none_is(fs, path, data):
-            return True
-    return read_bytes(url) == data
+            return read_if_there(url) == old and _replace(url, new)
+        return conditions.swap(url, old, new) or read_if_there(url) == new
 
 
-def _put_where_none_is(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> bool:
-    try:
-        fs.pipe_file(path, data, mode="create")
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if "PreconditionFailed" in str(error) or "At least one of the pre-conditions" in str(error):
-            return False
-        raise
+def _replace(url: str, new: bytes | None) -> bool:
+    if new is None:
+        remove(url)
+    else:
+        write_bytes(url, new)
     return True
 
 
-def put(local: Path, url: str) -> None:
-    """Move a local file to a URL; for a local one they must be on the same file system."""
+@contextmanager
+def exclusively(folder: str) -> Iterator[None]:
+    """Keep all other processes on this machine out of a local directory's commits while the block runs.
+
+    The lock is the kernel's, on the directory itself: nothing of it remains when its holder dies. A block inside
+    another one of the same thread and directory takes no second lock. Remote stores have conditions instead.
+
+    Raises:
+        InputError: another process keeps it for minutes.
+    """
+    if not is_local(folder):
+        yield
+        return
+    path = local_path(folder).absolute()
+    locked: set[Path] = _locks.__dict__.setdefault("paths", set())
+    if path in locked:
+        yield
+        return
+    with named_errors(folder, "write"):
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(path)
+    locked.add(path)
+    try:
+        yield
+    finally:
+        locked.discard(path)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """An open descriptor of a directory, with the lock."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+                return descriptor
+            path.mkdir(parents=True, exist_ok=True)  # it was deleted while we waited
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{path}: another process has been committing there for {_LOCK_S:.0f} s; "
+                    "wait for it, or end it where it hangs"
+                ) from None
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
+                raise
+            conditions.warn(str(path.anchor), f"{path}: this file system has no locks")
+            return descriptor
+        os.close(descriptor)
+        time.sleep(_LOCK_POLL_S)
+
+
+def put(local: Path, url: str, digest: str) -> None:
+    """Move a local file to a URL; for a local one they must be on the same file system.
+
+    Args:
+        local: the file.
+        url: its new place.
+        digest: hash of its content; S3 keeps it beside the object, for `is_there`.
+    """
     fs, path = filesystem(url)
     bytes_ = local.stat().st_size
     with named_errors(url, "write", need=bytes_):
@@ -96,9 +167,40 @@ def put(local: Path, url: str) -> None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             local.replace(path)
             return
-        part = {"chunksize": max(_PART, -(-bytes_ // _MOST_PARTS))} if url.startswith("s3://") else {}
-        fs.put_file(str(local), path, **part)
+        if url.startswith("s3://"):
+            chunk = max(_PART, -(-bytes_ // _MOST_PARTS))
+            fs.put_file(str(local), path, chunksize=chunk, Metadata={conditions.DIGEST: digest})
+        else:
+            fs.put_file(str(local), path)
         local.unlink()
+
+
+def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
+    """Move a local file to a URL only where what is there still has this stamp (`conditions.stamp`); None: nothing.
+
+    Returns:
+        Whether it is there now. On a local disk the caller keeps others out by `exclusively`.
+    """
+    if is_local(url) or not url.startswith("s3://"):
+        put(local, url, digest)
+        return True
+    done = conditions.put_file(local, url, digest, stamp)
+    if done:
+        local.unlink()
+    return done
+
+
+def is_there(url: str, bytes_: int, digest: str) -> bool:
+    """Whether a file is there with this size and content hash.
+
+    A local file is read. Of an object on S3 the hash is the one that was put beside it, and S3 has checked what it
+    received; elsewhere the size must do.
+    """
+    if not is_local(url):
+        return conditions.describes(url, bytes_, digest)
+    path = local_path(url)
+    with named_errors(url):
+        return path.is_file() and path.stat().st_size == bytes_ and sha256(path) == digest
 
 
 @contextmanager
@@ -162,6 +264,17 @@ def children(url: str) -> list[str]:
     return sorted(join(url, name) for name in names if name[:1] not in "._")
 
 
+def below(url: str) -> list[str]:
+    """The names of all files below a directory, hidden ones too, sorted; links are not followed."""
+    fs, path = filesystem(url)
+    with named_errors(url):
+        if is_local(url):
+            found = [str(Path(folder, name)) for folder, _, names in os.walk(path) for name in names]
+        else:
+            found = fs.find(path)
+    return sorted(name.removeprefix(path).lstrip("/") for name in found)
+
+
 def size(url: str) -> int:
     """Bytes of a file."""
     fs, path = filesystem(url)
@@ -188,16 +301,25 @@ def sha256(path: Path) -> str:
 
 
 def remove(url: str) -> None:
-    """Delete a file or a directory with all in it; nothing happens where nothing is."""
+    """Delete a file; nothing happens where none is. Directories are never deleted with what is in them."""
     fs, path = filesystem(url)
     with named_errors(url, "delete"):
-        if fs.exists(path):
-            fs.rm(path, recursive=True)
+        if is_local(url):
+            Path(path).unlink(missing_ok=True)
+        elif fs.exists(path):
+            fs.rm_file(path)
 
 
-def remove_with_folder(url: str) -> None:
-    """Delete a file, and its folder where that leaves it empty."""
+def remove_with_folders(url: str, root: str) -> None:
+    """Delete a file, and the folders below `root` that this leaves empty."""
     remove(url)
     if is_local(url):
-        with contextlib.suppress(OSError):
-            local_path(url).parent.rmdir()
+        remove_empty(local_path(url).parent, local_path(root))
+
+
+def remove_empty(folder: Path, root: Path) -> None:
+    """Delete a local folder and those above it, below `root`, as far as they are empty."""
+    with contextlib.suppress(OSError):
+        while folder != root and folder.is_relative_to(root):
+            folder.rmdir()
+            folder = folder.parent

@@ -5,6 +5,7 @@ cut short is not committed and not seen; one whose content is damaged is passed 
 next is committed.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from ltrscale import storage
-from ltrscale.config import is_current
+from ltrscale.config import is_made_by
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.progress import log
@@ -25,6 +26,7 @@ from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
 _KEPT = 2
+_FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
 
 
 def write(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str) -> None:
@@ -79,6 +81,11 @@ def read(checkpoint: str) -> Snapshot:
         except SafetensorError as error:
             raise InputError(f"{storage.join(checkpoint, name)}: damaged ({error})") from error
     return Snapshot(manifest["state"], tensors, manifest["progress"], manifest["steps_before"])
+
+
+def withdraw(checkpoint: str) -> None:
+    """Delete a checkpoint, its manifest first, or what is left of one."""
+    storage.withdraw(checkpoint, _FILES)
 
 
 def list_checkpoints(url: str) -> list[str]:
@@ -156,8 +163,8 @@ class Checkpoints:
             try:
                 manifest = storage.read_manifest(checkpoint)
                 if manifest is None:
-                    storage.remove(checkpoint)
-                elif not self._is_ours(checkpoint, manifest):
+                    withdraw(checkpoint)
+                elif not self._is_ours(manifest):
                     foreign = True
                 elif self._good:
                     self._stale.add(checkpoint)
@@ -178,8 +185,8 @@ class Checkpoints:
         log.info("resumed from %s", self._good[0])
         return snapshot
 
-    def _is_ours(self, checkpoint: str, manifest: Mapping[str, Any]) -> bool:
-        return is_current(checkpoint, self.origin) and manifest.get("data") == self.data
+    def _is_ours(self, manifest: Mapping[str, Any]) -> bool:
+        return is_made_by(manifest, self.origin) and manifest.get("data") == self.data
 
     def due(self) -> bool:
         """Whether this worker says that it is time for a checkpoint; only rank 0 looks at its clock."""
@@ -245,7 +252,8 @@ class Checkpoints:
         try:
             write(target, snapshot, origin=self.origin, data=self.data)
         except (InputError, OSError, SafetensorError) as error:
-            self._failed.append(str(error))
+            lost = isinstance(error, storage.LeaseLost)  # for good
+            self._failed += [str(error)] * (self.failures if lost else 1)
             self._stale.add(target)
             log.warning(
                 "checkpoint of %s not written, %d in a row: %s; training goes on", name, len(self._failed), error
@@ -265,7 +273,7 @@ class Checkpoints:
         self._stale.difference_update(self._good)
         try:
             for checkpoint in sorted(self._stale):
-                storage.remove(checkpoint)
+                withdraw(checkpoint)
                 self._stale.remove(checkpoint)
         except InputError as error:
             log.warning("%s; old checkpoints are left there", error)

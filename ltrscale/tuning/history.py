@@ -5,7 +5,7 @@ its result only where there is none, so a result never changes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,12 +90,14 @@ class History:
         Raises:
             InputError: the trial has begun with other parameters: another process runs the same search.
         """
+        storage.check_lease(self.url)
         url = join(self.folder(begun.number), _BEGUN)
         if not storage.create_exclusively(url, _lines(begun.model_dump(mode="json"))):
             raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
         """Record how a trial has ended, unless that is recorded; returns what is recorded."""
+        storage.check_lease(self.url)
         url = join(self.folder(number), _ENDED)
         if storage.create_exclusively(url, _lines(result.model_dump(mode="json"))):
             return result
@@ -116,10 +118,10 @@ class History:
                 found.append(Trial(begun, self.result(begun.number)))
         return sorted(found, key=lambda trial: trial.number)
 
-    def remove(self) -> None:
-        """Forget everything, with what the trials made."""
-        for name in (_TRIALS, _SEARCH):
-            storage.remove(join(self.url, name))
+    def remove(self, loose: Collection[str] = ()) -> None:
+        """Forget everything, with what the trials committed and the files with these names below them."""
+        storage.withdraw_below(join(self.url, _TRIALS), [_BEGUN, _ENDED, *loose])
+        storage.remove(join(self.url, _SEARCH))
 
 
 def ended(trials: Sequence[Trial]) -> list[Trial]:

@@ -29,7 +29,9 @@ from ltrscale.progress import Report, log
 from ltrscale.training import resumption
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
-_LOG, _METRICS = "log.txt", "metrics.jsonl"
+_LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
+RUN_FILES = tuple(f"run/{name}" for name in (_LOG, _METRICS, _CONFIG, _ENVIRONMENT))
+"""What `recorded` writes below a directory."""
 _COPY_S = 60.0
 _listener: ContextVar[Report | None] = ContextVar("listener", default=None)
 
@@ -86,18 +88,28 @@ def run_stage(
     """
     origin = configs.made_by(stage, identity, inputs)
     fresh = fresh and not under_torchrun.is_restarted()
-    if not fresh and configs.is_current(out, origin) and not resumption.is_unfinished(out, origin):
-        log.info("%s: %s is up to date", stage, out)
+    if not fresh and _is_done(stage, out, origin):
         return False
     check_replaceable(out, stage)
-    start = time.monotonic()
-    with recorded(out, job) as report:
-        log.info("%s: writing %s", stage, out)
-        if fresh:
-            resumption.start_anew(out)
-        body(origin, report)
-        log.info("%s: done in %.1f s", stage, time.monotonic() - start)
+    with held(out):
+        if not fresh and _is_done(stage, out, origin):
+            return False
+        start = time.monotonic()
+        with recorded(out, job) as report:
+            log.info("%s: writing %s", stage, out)
+            if fresh:
+                resumption.start_anew(out)
+            body(origin, report)
+            log.info("%s: done in %.1f s", stage, time.monotonic() - start)
     return True
+
+
+def _is_done(stage: str, out: str, origin: Mapping[str, object]) -> bool:
+    """Whether the output of this stage is committed there, all of it; says so."""
+    done = configs.is_current(out, origin) and not resumption.is_unfinished(out, origin)
+    if done:
+        log.info("%s: %s is up to date", stage, out)
+    return done
 
 
 def check_replaceable(out: str, stage: str) -> None:
@@ -115,14 +127,27 @@ def check_replaceable(out: str, stage: str) -> None:
 
 
 @contextmanager
+def held(out: str) -> Iterator[None]:
+    """Hold an output directory while the block runs, without what a holder before has left there; see `storage.hold`.
+
+    Raises:
+        InputError: another job runs there, and this one is not to wait.
+    """
+    with storage.hold(out) as before:
+        if before:
+            storage.sweep(out, before)
+        yield
+
+
+@contextmanager
 def recorded(out: str, config: Config) -> Iterator[Report]:
     """Keep config, environment, log and metrics of the block below `out`; yields the function that records metrics.
 
     Log and metrics of an earlier run there, such as one that is resumed, go on.
     """
-    with _folder(storage.join(out, "run")) as folder:
-        (folder / "config.yaml").write_text(configs.dump(config))
-        (folder / "environment.json").write_text(json.dumps(environment(), indent=1) + "\n")
+    with held(out), _folder(storage.join(out, "run")) as folder:
+        (folder / _CONFIG).write_text(configs.dump(config))
+        (folder / _ENVIRONMENT).write_text(json.dumps(environment(), indent=1) + "\n")
         handler = logging.FileHandler(folder / _LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)

@@ -21,7 +21,7 @@ from ltrscale.tuning.history import History, Trial, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
 from ltrscale.tuning.search import SearchConfig, run_search
 from ltrscale.tuning.space import Params
-from ltrscale.workflows.runs import check_replaceable, recorded
+from ltrscale.workflows.runs import RUN_FILES, check_replaceable, recorded
 from ltrscale.workflows.searched import (
     FinetuneSearch,
     GBDTSearch,
@@ -65,12 +65,12 @@ def run_tune(config: TuneJob) -> None:
     check_disjoint(config.job.splits)
     check_replaceable(config.out, "tune")
     history = History(config.out)
-    if config.fresh:
-        history.remove()
-        for name in (*_WRITTEN, *_BEST):
-            storage.remove(join(config.out, name))
-    history.open(_identity(config))
     with recorded(config.out, config.replace(fresh=False)) as report, stop_on_sigterm() as stopping:
+        if config.fresh:
+            history.remove(RUN_FILES)
+            for name in (*_WRITTEN, *_BEST):
+                storage.remove(join(config.out, name))
+        history.open(_identity(config))
         run_search(
             _resources(config),
             functools.partial(run_trial, config.job, config.space),
@@ -119,6 +119,7 @@ def _cluster_cpus(config: TuneJob) -> int:
 
 def _write(config: TuneJob, history: History) -> None:
     """Write table, report, pictures and the best settings."""
+    storage.check_lease(config.out)
     trials = history.trials()
     commands = []
     if (leader := best(trials)) is not None:

@@ -1,6 +1,8 @@
 """What a run leaves behind, and when a stage is skipped."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,3 +110,79 @@ def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_
     assert records() == [1.0, 0.5]
     text = storage.read_bytes(storage.join(out, "run", "log.txt")).decode()
     assert text.index("failed: interrupted") < text.index("working")
+
+
+TWICE = """
+import logging, sys
+from pathlib import Path
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.workflows.runs import run_stage
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+out = sys.argv[1]
+
+def body(origin, report):
+    with Path(out, "worked").open("a") as file:
+        print("once more", file=file)
+    with storage.Commit(out) as made:
+        with made.file("part-{hash}.txt") as path:
+            path.write_text("the same")
+        print("working", flush=True)
+        sys.stdin.readline()
+        made.finish({"made_by": origin})
+
+run_stage("example", Config(), out, Config(), {}, body)
+"""
+
+
+def stage_process(out: str) -> subprocess.Popen[str]:
+    """A process that runs the stage, and commits when it is given a line."""
+    return subprocess.Popen(
+        [sys.executable, "-c", TWICE, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def await_line(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    assert any(text in line for line in process.stdout), f"it never said {text!r}"
+
+
+def test_the_same_stage_twice_at_once_works_once(tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+    with stage_process(out) as first:
+        await_line(first, "working")
+        with stage_process(out) as second:
+            await_line(second, f"process {first.pid} on ")
+            first.communicate("\n")
+            await_line(second, f"example: {out} is up to date")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert (tmp_path / "stage" / "worked").read_text() == "once more\n"
+
+
+def test_a_stage_that_was_killed_runs_again_at_once_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+    with stage_process(out) as first:
+        await_line(first, "working")
+        first.kill()
+    assert len(list((tmp_path / "stage").glob("part-*"))) == 1
+    with stage_process(out) as second:
+        said, _ = second.communicate("\n")
+    assert second.returncode == 0
+    assert "is running there" not in said
+    manifest = storage.read_manifest(out)
+    assert manifest is not None
+    there = {name for name in storage.files.below(out) if not name.startswith("run/")}
+    assert there == {"worked", storage.MANIFEST, manifest["files"][0]["path"]}
+
+
+def test_a_committed_stage_whose_file_is_gone_runs_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = str(tmp_path / "stage")
+    for damage in (Path.unlink, lambda path: path.write_text("m")):
+        assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
+        assert not run_stage("example", Settings(), out, Settings(), {}, commit(out))
+        damage(tmp_path / "stage" / "data.txt")
+        assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
+        assert "1 of 1 files are missing or cut short, the first is data.txt" in caplog.text
+        caplog.clear()
+        (tmp_path / "stage" / "manifest.json").unlink()

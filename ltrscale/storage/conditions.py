@@ -1,0 +1,135 @@
+"""Conditional puts on S3: what tells two writers apart where there is no lock.
+
+S3 puts an object only where none is (If-None-Match) or where it has a given ETag (If-Match), and answers 412 otherwise.
+A store that accepts any put in spite of a condition is found out by a probe, once a process and bucket, and a warning
+says so. Stores other than S3 have no conditions here, and a warning says that, too.
+"""
+
+import functools
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+
+from ltrscale.storage.faults import named_errors
+from ltrscale.storage.filesystems import filesystem
+from ltrscale.storage.urls import join
+
+DIGEST = "sha256"
+"""The user metadata of an object with the hash of its content."""
+_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_MISSING = ("NoSuchKey", "404")
+_LARGEST_PUT = 5 * 2**30
+
+
+def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
+    """See `files.swap`; False also where the answer was lost."""
+    fs, path = filesystem(url)
+    if not _honoured(url):
+        with named_errors(url, "write"):
+            if (fs.cat_file(path) if fs.exists(path) else None) != old:
+                return False
+            _ = fs.pipe_file(path, new) if new is not None else fs.rm_file(path)
+            return True
+    seen = stamp(url)
+    with named_errors(url, "write", need=len(new or b"")):
+        if (seen is None) != (old is None) or (seen is not None and fs.cat_file(path) != old):
+            return False
+        if new is None:
+            bucket, key, _ = fs.split_path(path)
+            return _accepted(lambda: fs.call_s3("delete_object", Bucket=bucket, Key=key, IfMatch=seen))
+        return _accepted(lambda: fs.pipe_file(path, new, **_condition(seen)))
+
+
+def put_file(local: Path, url: str, digest: str, seen: str | None) -> bool:
+    """See `files.put_over`."""
+    fs, path = filesystem(url)
+    condition = _condition(seen) if _honoured(url) else {}
+    put = functools.partial(fs.put_file, str(local), path, chunksize=_LARGEST_PUT, Metadata={DIGEST: digest})
+    with named_errors(url, "write", need=local.stat().st_size):
+        return _accepted(lambda: put(**condition)) or describes(url, local.stat().st_size, digest)
+
+
+def stamp(url: str) -> str | None:
+    """The ETag of an object on S3, None where there is none; elsewhere always None."""
+    if not url.startswith("s3://"):
+        return None
+    head = _head(url)
+    return None if head is None else str(head["ETag"])
+
+
+def describes(url: str, bytes_: int, digest: str) -> bool:
+    """Whether an object has this size and, on S3, says that it has this hash."""
+    if not url.startswith("s3://"):
+        fs, path = filesystem(url)
+        with named_errors(url):
+            return bool(fs.exists(path)) and int(fs.size(path)) == bytes_
+    head = _head(url)
+    return head is not None and (head["ContentLength"], head["Metadata"].get(DIGEST)) == (bytes_, digest)
+
+
+def warn(store: str, what: str) -> None:
+    """Say once of each store that writers cannot be told apart there."""
+    _warn(store, what)
+
+
+@functools.cache
+def _warn(_store: str, what: str) -> None:
+    logging.getLogger("ltrscale").warning("%s: run one writer of a directory at a time", what)
+
+
+def _head(url: str) -> dict[str, Any] | None:
+    fs, path = filesystem(url)
+    bucket, key, _ = fs.split_path(path)
+    with named_errors(url):
+        try:
+            return dict(fs.call_s3("head_object", Bucket=bucket, Key=key))
+        except FileNotFoundError:
+            return None
+
+
+def _condition(seen: str | None) -> dict[str, str]:
+    return {"IfNoneMatch": "*"} if seen is None else {"IfMatch": seen}
+
+
+def _accepted(put: Any) -> bool:
+    """Whether S3 did what was asked of it, or has refused because of the condition."""
+    try:
+        put()
+    except (OSError, ClientError) as error:
+        of_s3 = error if isinstance(error, ClientError) else error.__cause__
+        code = of_s3.response["Error"]["Code"] if isinstance(of_s3, ClientError) else ""
+        if code in _REFUSED or code in _MISSING:
+            return False
+        raise
+    return True
+
+
+def _honoured(url: str) -> bool:
+    """Whether the store heeds conditions."""
+    if not url.startswith("s3://"):
+        scheme = url.partition("://")[0]
+        warn(scheme, f"{scheme}:// has no conditional put that is used here")
+        return False
+    fs, path = filesystem(url)
+    return _probe(url.rpartition("/")[0], fs.split_path(path)[0], os.environ.get("AWS_ENDPOINT_URL", "Amazon"))
+
+
+_probed: dict[tuple[str, str], bool] = {}
+
+
+def _probe(folder: str, bucket: str, endpoint: str) -> bool:
+    if (bucket, endpoint) not in _probed:
+        fs, path = filesystem(join(folder, f".probe-{secrets.token_hex(8)}"))
+        with named_errors(folder, "write"):
+            fs.pipe_file(path, b"1")
+            heeds = not _accepted(lambda: fs.pipe_file(path, b"2", IfNoneMatch="*"))
+            heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))
+            fs.rm_file(path)
+        if not heeds:
+            warn(endpoint, f"s3://{bucket} at {endpoint}: this store puts without heeding the condition")
+        _probed[bucket, endpoint] = heeds
+    return _probed[bucket, endpoint]

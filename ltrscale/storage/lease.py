@@ -1,0 +1,235 @@
+"""Who writes a directory: one job at a time, known by a token.
+
+A running job keeps `.lease` in its output directory and renews it every few seconds. Another job of the same directory
+waits, or ends and says who is running there. A holder that died on this host is replaced at once; any other when
+nobody has renewed its lease for a while by the observer's own clock, so that clocks need not agree. Every commit below
+the directory checks that the token is still its own: a holder that was stopped and wakes up cannot commit. Files that
+a commit puts in place bear the token in their names, so the next holder knows what a dead one has left.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import secrets
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ltrscale.errors import InputError
+from ltrscale.storage import files
+from ltrscale.storage.urls import absolute, is_local, join
+
+LEASE = ".lease"
+WHEN_BUSY = "LTRSCALE_IF_RUNNING"
+"""The environment variable that says what a second job does: `wait` (the default) or `end`."""
+_RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0
+_log = logging.getLogger("ltrscale")
+
+
+class LeaseLost(InputError):  # noqa: N818 - it says what has happened
+    """Another job has taken the directory over."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to write below a directory; `url` is absolute."""
+
+    url: str
+    token: str
+
+    def check(self) -> None:
+        """Check that it is still the directory's.
+
+        Raises:
+            LeaseLost: another job has taken over.
+        """
+        there = _parse(files.read_if_there(join(self.url, LEASE)))
+        if there.get("token") != self.token:
+            who = f"{_who(there)} has taken over" if there else "it was removed"
+            raise LeaseLost(
+                f"{self.url}: this job no longer holds the directory: {who}, for this one was not heard of for "
+                f"{_LAPSE_S:.0f} s or longer; give the same command again"
+            )
+
+
+_held: dict[str, Lease] = {}
+"""The leases that this process holds or acts for, by URL."""
+
+
+def held() -> tuple[Lease, ...]:
+    """The leases that this process holds or acts for; what it starts elsewhere is to `join` them."""
+    return tuple(_held.values())
+
+
+def join_leases(leases: Iterable[Lease]) -> None:
+    """Act for the holder of these leases, in a process that it has started."""
+    _held.update((lease.url, lease) for lease in leases)
+
+
+def covering(url: str) -> Lease | None:
+    """The lease of the nearest directory at or above `url` that this process holds or acts for."""
+    url = _place(url)
+    above = [lease for place, lease in _held.items() if f"{url}/".startswith(f"{place}/")]
+    return max(above, key=lambda lease: len(lease.url), default=None)
+
+
+@contextmanager
+def hold(url: str) -> Iterator[tuple[str, ...]]:
+    """Hold a directory while the block runs; at once where this process holds it already.
+
+    Yields:
+        The tokens of holders before that have not given it back: what they left is to be swept.
+
+    Raises:
+        InputError: another job runs there, and this one is not to wait.
+    """
+    place = _place(url)
+    if place in _held:
+        yield ()
+        return
+    holder = _Holder(join(url, LEASE))
+    before = holder.acquire(wait=os.environ.get(WHEN_BUSY, "wait") != "end")
+    _held[place] = Lease(place, holder.token)
+    renewer = threading.Thread(target=holder.renew, name="lease", daemon=True)
+    renewer.start()
+    try:
+        yield before
+    finally:
+        del _held[place]
+        holder.over.set()
+        renewer.join()
+        holder.release()
+
+
+@dataclass(eq=False)
+class _Holder:
+    """A lease of this process, and the content of its file as last written."""
+
+    file: str
+    token: str = field(default_factory=lambda: secrets.token_hex(4))
+    over: threading.Event = field(default_factory=threading.Event)
+    _written: bytes = b""
+    _before: tuple[str, ...] = ()
+    _beat: int = 0
+
+    def acquire(self, *, wait: bool) -> tuple[str, ...]:
+        """Write the lease's file as soon as nobody else has one; returns the tokens of those who left theirs."""
+        watched, since, looked, told = b"", 0.0, 0.0, False
+        while True:
+            there = files.read_if_there(self.file)
+            now = time.monotonic()
+            if there != watched or now - looked > 3 * _LOOK_S:  # a store that did not answer proves nothing
+                watched, since = there or b"", now
+            looked = now
+            other = _parse(there)
+            if there is None or _is_dead(other) or now - since > _LAPSE_S:
+                self._before = () if there is None else _tokens(other)
+                if self._write(there):
+                    return self._before
+                continue
+            if not wait:
+                raise InputError(
+                    f"{self._folder}: {_who(other)} is running there; wait for it, or choose another directory"
+                )
+            if not told:
+                _log.warning("%s: %s is running there; waiting for it", self._folder, _who(other))
+                told = True
+            time.sleep(_LOOK_S)
+
+    @property
+    def _folder(self) -> str:
+        return self.file.rpartition("/")[0]
+
+    def _write(self, old: bytes | None) -> bool:
+        self._beat += 1
+        lease = {"token": self.token, "beat": self._beat, "before": self._before, **_me()}
+        new = (json.dumps(lease, indent=1) + "\n").encode()
+        written = files.swap(self.file, old, new)
+        if written:
+            self._written = new
+        return written
+
+    def renew(self) -> None:
+        """Renew the lease until it is over or lost."""
+        while not self.over.wait(_RENEW_S):
+            try:
+                if not self._write(self._written):
+                    _log.warning("%s: another job has taken over; this one cannot commit any more", self._folder)
+                    return
+            except InputError as error:
+                _log.debug("%s: lease not renewed, trying again", error)
+
+    def release(self) -> None:
+        """Give the directory back, unless it is another's; what cannot be given back lapses."""
+        with contextlib.suppress(InputError):
+            files.swap(self.file, self._written, None)
+
+
+def _place(url: str) -> str:
+    """The same text for the same directory."""
+    return str(Path(absolute(url)).resolve()) if is_local(url) else url.rstrip("/")
+
+
+def _parse(data: bytes | None) -> dict[str, Any]:
+    """The content of a lease's file; empty for none, or for one that cannot be read."""
+    with contextlib.suppress(ValueError):
+        lease = json.loads(data or b"")
+        return lease if isinstance(lease, dict) else {}
+    return {}
+
+
+def _me() -> dict[str, Any]:
+    """What others can tell this process by."""
+    return {
+        "host": platform.node(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "command": Path(sys.argv[0]).name,
+    }
+
+
+def _who(lease: dict[str, Any]) -> str:
+    """A holder in words."""
+    where = f"process {lease.get('pid', '?')} on {lease.get('host', '?')}"
+    return f"{where} ({shlex.quote(str(lease.get('command', '?')))})"
+
+
+def _is_dead(lease: dict[str, Any]) -> bool:
+    """Whether the holder was a process of this machine, and is gone."""
+    pid = lease.get("pid")
+    if not isinstance(pid, int) or lease.get("machine") != _machine():
+        return False
+    return _started(pid) != lease.get("started")
+
+
+def _machine() -> str:
+    """This boot of this machine, and the space of its process ids, which containers have of their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # no Linux: then a holder lapses
+        return secrets.token_hex(8)
+
+
+def _started(pid: int) -> str | None:
+    """When a process was started, in ticks since boot; None where none runs."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else rest[18]
+
+
+def _tokens(lease: dict[str, Any]) -> tuple[str, ...]:
+    """The tokens of a holder and of those before it that have not given the directory back."""
+    before = lease.get("before")
+    return (*(map(str, before) if isinstance(before, list) else ()), str(lease.get("token", "")))

@@ -1,0 +1,194 @@
+"""One job writes a directory at a time; on a local disk and on a real S3 server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ltrscale import storage
+from ltrscale.errors import InputError
+from ltrscale.storage import lease as leases
+
+HOLDER = """
+import sys, time
+from ltrscale import storage
+with storage.hold(sys.argv[1]):
+    with storage.Commit(sys.argv[1]) as commit:
+        with commit.file("part-{hash}.txt") as path:
+            path.write_text("theirs")
+        print("held", flush=True)
+        sys.stdin.readline()
+        try:
+            commit.finish({"writer": "other process"})
+            print("committed", flush=True)
+        except storage.LeaseLost as error:
+            print(f"lost: {error}", flush=True)
+"""
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "local":
+        return str(tmp_path / "new")
+    return storage.join(request.getfixturevalue("s3"), tmp_path.name)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are renewed, and lapse, sooner."""
+    for name, seconds in (("_RENEW_S", 0.2), ("_LAPSE_S", 2.0), ("_LOOK_S", 0.1)):
+        monkeypatch.setattr(leases, name, seconds)
+
+
+@contextmanager
+def other_process(url: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the directory and has placed a file; it commits when it is given a line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def below(url: str) -> list[str]:
+    return storage.files.below(url)
+
+
+def commit(url: str, text: str) -> None:
+    with storage.Commit(url) as writer:
+        with writer.file("part-{hash}.txt") as path:
+            path.write_text(text)
+        writer.finish({"writer": text})
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_second_job_waits_until_the_first_has_ended(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    events: list[str] = []
+
+    def second() -> None:
+        first_ready.wait()
+        with storage.hold(url):
+            events.append("second")
+
+    first_ready = threading.Event()
+    thread = threading.Thread(target=second)
+    leases._held.clear()
+    with other_process(url) as process:
+        thread.start()
+        first_ready.set()
+        time.sleep(0.5)
+        assert events == []
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        thread.join(30)
+    assert events == ["second"]
+    (line,) = [message for message in caplog.messages if "is running there" in message]
+    assert f"process {process.pid} on " in line
+    assert leases.LEASE not in below(url)
+
+
+def test_a_second_job_that_is_not_to_wait_says_who_is_running(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(storage.WHEN_BUSY, "end")
+    with (
+        other_process(url) as process,
+        pytest.raises(InputError, match=rf"process {process.pid} on .* is running there; wait for it"),
+        storage.hold(url),
+    ):
+        pass
+
+
+def test_a_dead_holder_of_this_machine_is_replaced_at_once_and_swept(url: str) -> None:
+    storage.write_bytes(storage.join(url, "users-own.txt"), b"")
+    with other_process(url) as process:
+        process.kill()
+        process.wait()
+    left = [name for name in below(url) if name.startswith(("part-", ".staging-"))]
+    assert left
+    began = time.monotonic()
+    with storage.hold(url) as before:
+        assert time.monotonic() - began < leases._LAPSE_S / 3
+        storage.sweep(url, before)
+        assert below(url) == [leases.LEASE, "users-own.txt"]
+        commit(url, "ours")
+    assert len(below(url)) == 3
+
+
+def test_what_a_dead_holder_has_committed_stays(url: str) -> None:
+    with other_process(url) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "committed\n"
+        process.wait()
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    token = manifest["files"][0]["path"][-12:-4]
+    with storage.hold(url):
+        storage.sweep(url, [token])
+    assert storage.is_whole(url, manifest)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_holder_that_was_stopped_cannot_commit_when_it_wakes_up(url: str) -> None:
+    with other_process(url) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        with storage.hold(url) as before:
+            assert len(before) == 1
+            process.stdin.write("\n")
+            process.stdin.flush()
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stdout.readline().startswith("lost: ")
+            commit(url, "ours")
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    assert manifest["writer"] == "ours"
+    assert storage.is_whole(url, manifest)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lease_that_is_renewed_does_not_lapse(url: str) -> None:
+    with storage.hold(url):
+        first = storage.read_bytes(storage.join(url, leases.LEASE))
+        time.sleep(1)
+        second = storage.read_bytes(storage.join(url, leases.LEASE))
+        assert second != first
+        assert json.loads(second)["token"] == json.loads(first)["token"]
+
+
+def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) -> None:
+    url = str(tmp_path / "out")
+    with storage.hold(url):
+        (lease,) = storage.held()
+        assert lease == storage.lease.covering(f"{url}/period=a")
+        assert storage.lease.covering(f"{url}-b") is None
+        (tmp_path / "out" / leases.LEASE).write_text(json.dumps({"token": "other"}))
+        with pytest.raises(storage.LeaseLost, match="has taken over"):
+            commit(f"{url}/period=a", "x")
+        with pytest.raises(storage.LeaseLost):
+            storage.withdraw(url)
+    assert storage.held() == ()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    for text in ("{", "[]", json.dumps({"token": 1, "pid": "x", "before": None}), "\x00"):
+        (tmp_path / leases.LEASE).write_text(text)
+        with storage.hold(url) as before:
+            storage.sweep(url, before)
