@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import s3fs
+
 from jobs.chaos.processes import MARK, end
 from ltrscale.errors import InputError
 from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
@@ -43,6 +45,7 @@ class Arena:
         self._mount()
         with environment(**self.s3.environment, **{MARK: f"{self.mark}.s3"}):
             try:
+                s3fs.S3FileSystem.clear_instance_cache()  # it would go on with the server of another arena
                 self.s3.start()
                 with self.proxy:
                     self.s3.make_bucket(BUCKET.removeprefix("s3://"))
@@ -67,8 +70,8 @@ class Arena:
         }
 
     def left_on_disk(self) -> list[str]:
-        """What lies in TMPDIR."""
-        return sorted(path.name for path in self.disk.iterdir())
+        """What lies in TMPDIR, but for the folder of torch's own cache."""
+        return sorted(path.name for path in self.disk.iterdir() if not path.name.startswith("torchinductor_"))
 
     def ray_sessions(self) -> list[str]:
         """The sessions of Ray whose directories are there."""

@@ -53,7 +53,10 @@ def outcome(url: str) -> Outcome:
             facts |= {f"{folder}: {k}": _plain(v, url) for k, v in _facts(manifest, contents)}
         elif last in ("trial.json", "result.json"):
             values = json.loads(storage.read_bytes(f"{url}/{name}"))
-            facts[name] = _plain({k: v for k, v in values.items() if k != "seconds"}, url)
+            # a trial whose model was committed when its process died has no curve
+            facts[name] = _plain({k: v for k, v in values.items() if k not in ("seconds", "curve")}, url)
+        elif last == "best.yaml":
+            facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), url)
     unlisted = sorted(name for name in names if name not in listed and _RUN not in name)
     return Outcome(facts, tuple(unlisted), tuple(damage))
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import sys
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -48,12 +47,8 @@ def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
 
 def fingerprint(*, ray: bool) -> str:
     """A hash of the code, the configs and the libraries: where it is the same, an undisturbed run is the same too."""
-    digest = hashlib.sha256(f"{ray} {[(name, version(name)) for name in PACKAGES]} {_commands(STAGES)}".encode())
-    for folder in (Path(ltrscale.__file__).parent, CONFIGS):
-        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")]):
-            digest.update(path.read_bytes())
+    digest = hashlib.sha256(f"{ray} {[(name, version(name)) for name in PACKAGES]} {STAGES}".encode())
+    code = Path(ltrscale.__file__).parent.rglob("*.py")
+    for path in sorted([*code, *CONFIGS.glob("*.yaml"), CONFIGS.with_name("compare.py")]):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _commands(stages: Sequence[Stage]) -> str:
-    return repr([tuple(stage) for stage in stages])
