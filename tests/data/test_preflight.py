@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from faulty_proxy import FaultyProxy
 
 from ltrscale import storage
 from ltrscale.data import integrity
@@ -31,6 +30,7 @@ from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretexts import Pretrainer
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 
 FEATURES = ("a", "b", "c")
 PERIODS = ("p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9")

@@ -18,7 +18,6 @@ import s3fs
 import safetensors.torch
 import torch
 from disks import small_disk_at
-from faulty_proxy import FaultyProxy
 
 from ltrscale import storage
 from ltrscale.data.manifest import open_dataset
@@ -30,6 +29,7 @@ from ltrscale.data.split import RowGroup, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
+from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -1,12 +1,16 @@
-"""A proxy in front of an S3 server that answers 503 SlowDown to a share of the requests."""
+"""A proxy in front of an S3 server that answers 503 SlowDown to a share of the requests, or cuts their connections."""
 
+import contextlib
 import http.client
 import random
+import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 Match = Callable[[str, str], bool]
@@ -22,30 +26,49 @@ _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-
 class FaultyProxy:
     """Forwards HTTP to `target` on loopback; a context manager, and `url` is its own address.
 
-    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. The share and
-    what may fail can be changed while it runs. Which of the requests fail is drawn from a seed, in order of arrival.
+    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. Its answer is
+    503, or with `how` a reset of its connection. The share, what may fail, and how, can be changed while it runs. Which
+    of the requests fail is drawn from a seed, in order of arrival. Where the server does not answer, the connection is
+    reset too.
     """
 
     def __init__(self, target: str, share: float, *, seed: int = 0, after: bool = False) -> None:
         self.share, self.after = share, after
+        self.how: Literal["busy", "reset"] = "busy"
         self.match: Match = lambda _method, _path: True
         self.requests = self.failed = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
-        handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
+        self._server: _Server | None = _Server(("127.0.0.1", 0), self._handler)
+        self._port = self._server.server_port
+        self._listening = False
+        self.url = f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self.close()
+
+    def open(self) -> None:
+        """Listen, at the same address as before; nothing happens where it does."""
+        if self._listening:
+            return
+        self._server = self._server or _Server(("127.0.0.1", self._port), self._handler)
+        serve = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        serve.start()
+        self._listening = True
+
+    def close(self) -> None:
+        """Refuse connections from now on, and cut those that there are."""
+        if self._listening and self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server.cut()
+            self._server, self._listening = None, False
 
     def fails(self, method: str, path: str) -> bool:
         """Draw whether the next request fails."""
@@ -60,6 +83,30 @@ class FaultyProxy:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # clients keep connections open
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def cut(self) -> None:
+        """End all connections; what a client sends on one is answered with a reset."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone is no defect."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -75,15 +122,31 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body()
         failing = self.proxy.fails(self.command, self.path)
         if failing and not self.proxy.after:
-            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+            self._fail()
             return
-        status, headers, content = self._forward(body)
+        try:
+            status, headers, content = self._forward(body)
+        except OSError:
+            self._reset()
+            return
         if failing:
-            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+            self._fail()
         else:
             self._answer(status, headers, content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+    def _fail(self) -> None:
+        if self.proxy.how == "reset":
+            self._reset()
+        else:
+            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+
+    def _reset(self) -> None:
+        """End the connection with a reset, and not as one ends that is done."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()  # for good once the reader of this handler is closed, which follows
+        self.close_connection = True
 
     def _body(self) -> bytes:
         """The request's body as it came; chunks of the transfer encoding are joined."""

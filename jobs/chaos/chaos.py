@@ -1,0 +1,168 @@
+"""The job: an undisturbed run for each kind of round, then the disturbed rounds, then the report."""
+
+import fcntl
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from jobs.chaos.arena import BUCKET, Arena
+from jobs.chaos.commands import give
+from jobs.chaos.compare import Outcome, outcome
+from jobs.chaos.diary import Diary
+from jobs.chaos.faults import KINDS, Kind, plan
+from jobs.chaos.player import Player
+from jobs.chaos.report import write_report
+from jobs.chaos.workload import STAGES, command, fingerprint
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+
+_NO_DISK = "full: left out, for a small disk needs the right to mount one"
+
+
+class ChaosJob(Config):
+    """Run the jobs through random faults."""
+
+    out: str
+    """Directory of undisturbed runs and reports, on a local disk."""
+    seed: int = 0
+    """Of the faults; below `out`, each seed has its directory `chaos-SEED`."""
+    minutes: float = Field(default=10.0, gt=0)
+    """For which faults come; the round that is under way is then finished in peace."""
+    every: float = Field(default=20.0, gt=0)
+    """Seconds from one fault to the next, on average."""
+    patience: float = Field(default=180.0, gt=0)
+    """Seconds after the last fault until a command that has not ended counts as hanging."""
+    kinds: tuple[Kind, ...] = Field(KINDS, min_length=1)
+    """Kinds of faults."""
+
+
+def chaos(job: ChaosJob) -> bool:
+    """Run, or go on with a run that was cut short; returns whether everything held.
+
+    Raises:
+        InputError: there is no S3 server, the undisturbed run failed, or another process runs here.
+    """
+    folder = Path(job.out).absolute() / f"chaos-{job.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder.parent):
+        undisturbed = {ray: _undisturbed(folder.parent, ray=ray) for ray in (False, True)}
+        _start_anew_after_a_change(folder, json.dumps([job.model_dump(), *map(_hash_of, (False, True))]))
+        diary = Diary(folder / "events.jsonl")
+        if diary.of("end"):
+            log.info("chaos: %s is up to date", folder)
+        else:
+            _run(job, folder, diary, undisturbed)
+        left_out = _NO_DISK if any(e["left_out"] for e in diary.of("begin")) else ""
+        summary = write_report(folder, diary, seed=job.seed, left_out=left_out)
+    _show(summary, folder)
+    return bool(summary["held"])
+
+
+def _hash_of(ray: bool) -> str:
+    return fingerprint(ray=ray)
+
+
+def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outcome]) -> None:
+    arena = Arena(folder, _mark(folder))
+    with arena.opened():
+        kinds = [kind for kind in job.kinds if kind != "full" or arena.small_disk]
+        what = "resumed" if diary.of("begin") else "begin"
+        left_out = len(kinds) < len(job.kinds)
+        text = f"seed {job.seed}, {job.minutes:g} minutes; {_NO_DISK if left_out else 'all kinds of faults'}"
+        diary.write(what, diary.clock_s, text, left_out=left_out)
+        player = Player(
+            arena,
+            diary,
+            faults=plan(job.seed, job.minutes, job.every, kinds),
+            total_s=60 * job.minutes,
+            patience_s=job.patience,
+            undisturbed=undisturbed.__getitem__,
+        )
+        player.play()
+    diary.write("end", player.clock_s, f"{len(diary.of('failure'))} failures")
+    if not diary.of("failure"):
+        arena.remove()
+
+
+def _undisturbed(out: Path, *, ray: bool) -> Outcome:
+    """The outcome of a round without faults, kept for all seeds."""
+    name = f"undisturbed-{'ray' if ray else 'alone'}"
+    kept = out / f"{name}-{fingerprint(ray=ray)}.json"
+    if kept.exists():
+        values = json.loads(kept.read_text())
+        return Outcome(values["facts"], tuple(values["unlisted"]), tuple(values["damage"]))
+    arena = _new_arena(out / name)
+    with arena.opened():
+        for number, stage in enumerate(STAGES):
+            given = give(arena, number, stage, command(stage, arena.folder, f"{BUCKET}/{name}", ray=ray))
+            given.process.wait()
+            log.info("undisturbed: %s, exit status %d", stage.name, given.process.returncode)
+            verdict = given.verdict()
+            if verdict is None or verdict.what != "done":
+                raise InputError(f"undisturbed {stage.name}: {verdict and verdict.line}; see {given.output}")
+        found = outcome(f"{BUCKET}/{name}")
+    if found.damage:
+        raise InputError(f"undisturbed run: {'; '.join(found.damage)}")
+    arena.remove()
+    part = kept.with_suffix(".part")
+    part.write_text(json.dumps(asdict(found), indent=1) + "\n")
+    part.replace(kept)
+    return found
+
+
+def _start_anew_after_a_change(folder: Path, identity: str) -> None:
+    """Remove what a run of other settings or other code has left, where there is one."""
+    path = folder / "identity"
+    if path.exists() and path.read_text() != identity:
+        log.info("chaos: %s is of other settings or other code; it is made anew", folder)
+        _new_arena(folder)
+    path.write_text(identity)
+
+
+def _new_arena(folder: Path) -> Arena:
+    """A place to run in without what an earlier run there has left, its processes and its disk included."""
+    if folder.exists():
+        Arena(folder, _mark(folder)).clear()
+        shutil.rmtree(folder)
+    folder.mkdir()
+    return Arena(folder, _mark(folder))
+
+
+def _mark(folder: Path) -> str:
+    """What the processes of a run are known by, the same after this program was killed."""
+    path = folder / "mark"
+    if not path.exists():
+        path.write_text(secrets.token_hex(6))
+    return path.read_text()
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    with (out / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"{out}: another process runs chaos here; wait for its end") from error
+        yield
+
+
+def _show(summary: dict[str, object], folder: Path) -> None:
+    table = Table("what", "number", title=f"chaos, seed {summary['seed']}")
+    faults, failures = summary["faults"], summary["failures"]
+    assert isinstance(faults, dict)
+    assert isinstance(failures, list)
+    for name in ("minutes", "rounds", "commands", "given_again", "resumed", "differences"):
+        table.add_row(name.replace("_", " "), str(summary[name]))
+    table.add_row("faults", ", ".join(f"{kind} {number}" for kind, number in faults.items()))
+    table.add_row("failures", str(len(failures)))
+    Console(width=120).print(table)
+    print(f"{'everything held' if summary['held'] else 'NOT everything held'}: {folder / 'report.md'}")

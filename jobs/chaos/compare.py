@@ -1,0 +1,112 @@
+"""What a round has left, as texts that can be compared with those of another round.
+
+Names of data files do not count, for they may tell who wrote them; what the manifests list does, in their order. Times,
+logs and the places of inputs are left out.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ltrscale import storage
+
+_RUN = "run/"  # log, metrics over time, environment: of the run and not of the outcome
+_MODEL_FILES = re.compile(r"\.(safetensors|txt|json|ubj|cbm)$")
+_OF_THE_DATA = ("features", "summaries", "label_counts", "longest", "accounting")
+_OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round that is over."""
+
+    facts: dict[str, str]
+    """What is the same in every round, by name: hashes of contents, and values."""
+    unlisted: tuple[str, ...]
+    """Files that no manifest lists, without those of the run directories."""
+    damage: tuple[str, ...]
+    """Files that a manifest lists and that are missing or have another content."""
+
+
+def outcome(url: str) -> Outcome:
+    """Read everything below the URL of a round."""
+    names = [name.removeprefix(f"{url}/") for name in _files(url)]
+    facts: dict[str, str] = {}
+    damage: list[str] = []
+    listed: set[str] = set()
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        if last == storage.MANIFEST:
+            manifest = json.loads(storage.read_bytes(f"{url}/{name}"))
+            contents = {}
+            for file in manifest["files"]:
+                path = f"{folder}/{file['path']}"
+                listed.add(path)
+                data = storage.read_bytes(f"{url}/{path}") if path in names else None
+                if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
+                    damage.append(f"{path}: {'missing' if data is None else 'not what the manifest lists'}")
+                contents[str(file["path"])] = data or b""
+            listed.update((name, *(f"{folder}/{path}" for path in manifest.get("quarantine", ()))))
+            facts |= {f"{folder}: {k}": _plain(v, url) for k, v in _facts(manifest, contents)}
+        elif last in ("trial.json", "result.json"):
+            values = json.loads(storage.read_bytes(f"{url}/{name}"))
+            # a trial whose model was committed when its process died has no curve
+            facts[name] = _plain({k: v for k, v in values.items() if k not in ("seconds", "curve")}, url)
+        elif last == "best.yaml":
+            facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), url)
+    unlisted = sorted(name for name in names if name not in listed and _RUN not in name)
+    return Outcome(facts, tuple(unlisted), tuple(damage))
+
+
+def _files(url: str) -> list[str]:
+    """All files, hidden ones too."""
+    fs, path = storage.filesystem(url)
+    found = fs.find(path)
+    return sorted(name if storage.is_local(url) else fs.unstrip_protocol(name) for name in found)
+
+
+def _facts(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[tuple[str, Any]]:
+    """What a committed directory holds, by name."""
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    match manifest.get("format"):
+        case "ltrscale-dataset":
+            yield from ((key, manifest[key]) for key in _OF_THE_DATA)
+            for i, file in enumerate(manifest["files"]):
+                yield f"file {i}", [file["period"], hashes[file["path"]], file["row_groups"]]
+        case "ltrscale-bundle":
+            config = json.loads(contents["config.json"] or b"{}")
+            yield from ((key, config.get(key)) for key in _OF_A_BUNDLE)
+            yield from ((name, h) for name, h in hashes.items() if _MODEL_FILES.search(name) and name != "config.json")
+        case "ltrscale-scores":
+            yield "groups and documents", [manifest["groups"], manifest["documents"]]
+            yield "files", [hashes[file["path"]] for file in manifest["files"]]
+        case "ltrscale-log":
+            yield "files", list(hashes.values())
+        case _:
+            for name, data in contents.items():
+                match name.rpartition(".")[2]:
+                    case "json":
+                        yield name, json.loads(data or b"{}")
+                    case "parquet":
+                        yield name, hashes[name]
+
+
+def _plain(value: Any, url: str) -> str:
+    """A text for a value, in which the place of the round does not count; long ones as their hash."""
+    text = json.dumps(value, sort_keys=True).replace(url, "ROUND")
+    return text if len(text) <= 200 else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def differences(mine: Outcome, undisturbed: Outcome) -> list[str]:
+    """What is not as in the undisturbed round, a line each."""
+    lines = [f"damaged: {line}" for line in mine.damage]
+    for name in sorted(mine.facts.keys() | undisturbed.facts.keys()):
+        here, there = mine.facts.get(name, "nothing"), undisturbed.facts.get(name, "nothing")
+        if here != there:
+            lines.append(f"different: {name}: {here}, undisturbed {there}")
+    lines += [f"left over: {name}" for name in sorted(set(mine.unlisted) - set(undisturbed.unlisted))]
+    lines += [f"missing: {name}" for name in sorted(set(undisturbed.unlisted) - set(mine.unlisted))]
+    return lines

@@ -1,0 +1,115 @@
+"""Faults that are done, and undone when their time is over."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from jobs.chaos.arena import Arena
+from jobs.chaos.commands import Command
+from jobs.chaos.faults import Fault, Kind
+from jobs.chaos.processes import Process, choose, marked
+
+_THINGS: dict[Kind, str] = {
+    "outage": "connections",
+    "crash": "server",
+    "freeze": "server",
+    "resets": "requests",
+    "busy": "requests",
+    "full": "disk",
+}
+"""What a fault changes; of two faults on the same thing, one waits for the other's end."""
+_RESTART_S = 15.0  # from the start of the S3 server until it answers
+
+
+@dataclass
+class Havoc:
+    """The faults that last at the moment."""
+
+    arena: Arena
+    active: list[tuple[float, str, Callable[[], object]]] = field(default_factory=list)
+    """Until when, what is changed, and how it is undone."""
+    calm_since: float = 0.0
+    """When the last fault was over; in the future where a server is still starting."""
+    resumed_at: float = 0.0
+    """When the last stopped process was let go on."""
+
+    def do(self, fault: Fault, commands: Sequence[Command]) -> str | None:
+        """Let something go wrong; returns what it was, in words, or None where it has to wait."""
+        thing = _THINGS.get(fault.kind, fault.kind)
+        if thing in [changed for _, changed, _ in self.active] and fault.kind != "stop":
+            return None
+        match fault.kind:
+            case "kill" | "stop":
+                process = choose(marked(f"{self.arena.mark}.c"), fault.target)
+                text = self._signal(process, fault, commands) if process else None
+            case _:
+                text = self._disturb(fault)
+        if text:
+            self.calm_since = max(self.calm_since, time.monotonic())
+            for command in commands:
+                command.disturbed = True
+        return text
+
+    def _signal(self, process: Process, fault: Fault, commands: Sequence[Command]) -> str | None:
+        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+        for command in commands:
+            if command.process.pid == process.pid:
+                command.sent.add(number)
+        if not process.signal(number):
+            return None
+        if fault.kind == "kill":
+            return f"killed {process.role} {process.pid}: {process.title[:60]}"
+        self._until(fault, "stop", lambda: process.signal(signal.SIGCONT))
+        return f"stopped {process.role} {process.pid} for {fault.seconds:.0f} s: {process.title[:60]}"
+
+    def _disturb(self, fault: Fault) -> str:
+        arena, proxy, seconds = self.arena, self.arena.proxy, f"for {fault.seconds:.0f} s"
+        undo: Callable[[], object]
+        match fault.kind:
+            case "outage":
+                proxy.close()
+                undo, text = proxy.open, f"S3 refuses connections {seconds}"
+            case "crash":
+                arena.s3.kill()
+                undo, text = arena.s3.start, f"S3 server killed, to be started again in {fault.seconds:.0f} s"
+            case "freeze":
+                arena.freeze_s3()
+                undo, text = arena.thaw_s3, f"S3 server frozen {seconds}"
+            case "full":
+                arena.fill_disk()
+                undo, text = arena.empty_disk, f"TMPDIR full {seconds}"
+            case _:
+                proxy.how = "reset" if fault.kind == "resets" else "busy"
+                proxy.share = 0.2 + 0.7 * fault.share
+                undo, text = self._answer_all, f"{fault.kind} in {proxy.share:.0%} of the requests {seconds}"
+        self._until(fault, _THINGS[fault.kind], undo)
+        return text
+
+    def _answer_all(self) -> None:
+        self.arena.proxy.share = 0.0
+
+    def _until(self, fault: Fault, thing: str, undo: Callable[[], object]) -> None:
+        self.active.append((time.monotonic() + fault.seconds, thing, undo))
+
+    def pass_time(self) -> None:
+        """Undo the faults whose time is over, and keep up those that are not."""
+        for entry in [entry for entry in self.active if entry[0] <= time.monotonic()]:
+            _, thing, undo = entry
+            self.active.remove(entry)
+            undo()
+            self.calm_since = max(self.calm_since, time.monotonic() + (_RESTART_S if thing == "server" else 0))
+            if thing == "stop":
+                self.resumed_at = time.monotonic()
+        if any(thing == "disk" for _, thing, _ in self.active):
+            self.arena.fill_disk()
+
+    @property
+    def stops(self) -> bool:
+        """Whether a process is stopped."""
+        return any(thing == "stop" for _, thing, _ in self.active)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is wrong any more."""
+        return not self.active and time.monotonic() >= self.calm_since

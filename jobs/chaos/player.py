@@ -1,0 +1,220 @@
+"""The user of a run: gives the commands of each round while faults come, and looks at what they leave."""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jobs.chaos import processes
+from jobs.chaos.arena import BUCKET, Arena
+from jobs.chaos.commands import Command, Remains, give
+from jobs.chaos.compare import Outcome, differences, outcome
+from jobs.chaos.diary import Diary
+from jobs.chaos.faults import Fault
+from jobs.chaos.havoc import Havoc
+from jobs.chaos.workload import STAGES, Stage, command
+
+_TICK_S = 0.1
+_LOOK_S = 2.0
+_WITHHELD_S = 240.0
+_AFTERMATH_S = 5.0
+_ATTEMPTS_IN_PEACE = 3
+_SESSIONS = 2
+
+
+class Abandoned(Exception):  # noqa: N818 - the failures of its commands tell why
+    """A round does not come to its end."""
+
+
+@dataclass
+class Player:
+    """Plays rounds until the chaos is over."""
+
+    arena: Arena
+    diary: Diary
+    faults: list[Fault]
+    total_s: float
+    patience_s: float
+    """After the last fault, until a command counts as hanging and remains as left over."""
+    undisturbed: Callable[[bool], Outcome]
+    """The outcome of a round without faults, with Ray or without."""
+    running: list[Command] = field(default_factory=list)
+    clock_s: float = 0.0
+    """Of the chaos; stands still while faults are withheld."""
+    withheld: bool = False
+
+    def __post_init__(self) -> None:
+        self.clock_s = self.diary.clock_s
+        self.havoc = Havoc(self.arena, calm_since=time.monotonic())
+        self.remains = Remains(self.patience_s / 3)
+        self._pending = self.faults[len(self.diary.of("fault")) :]
+        self._number = len(self.diary.of("command"))
+        self._kill_second: tuple[float, signal.Signals] | None = None
+        self._ticked = self._looked = time.monotonic()
+        self._peaceful_failures = 0
+
+    def play(self) -> None:
+        """Play all rounds, the last of which ends in peace."""
+        while self.clock_s < self.total_s:
+            number = len(self.diary.of("round"))
+            try:
+                self.play_round(number)
+            except Abandoned as error:
+                self._fail(f"round {number}: given up: {error}")
+                self._settle()
+                self.arena.tidy()
+                self.diary.write("round", self.clock_s, f"{number}: given up", differences=[])
+
+    def play_round(self, number: int) -> None:
+        """Give the commands of a round, those that are done left out, and compare what it has left."""
+        ray, url = number % 2 == 1, f"{BUCKET}/round-{number:03d}"
+        folder = self.arena.folder / f"round-{number:03d}"
+        folder.mkdir(exist_ok=True)
+        done = {event["stage"] for event in self.diary.of("ended") if event["round"] == number and event["done"]}
+        for stage in STAGES:
+            words = command(stage, folder, url, ray=ray)
+            while stage.name not in done:
+                if self._run(number, stage, words):
+                    done.add(stage.name)
+        self._settle()
+        found = differences(outcome(url), self.undisturbed(ray)) + self._scratch()
+        for line in found:
+            self._fail(f"round {number}: {line}")
+        how = f"{len(found)} differences" if found else "as the undisturbed one"
+        self.diary.write("round", self.clock_s, f"{number}{' with Ray' if ray else ''}: {how}", differences=found)
+
+    # --- commands
+
+    def _run(self, number: int, stage: Stage, words: list[str]) -> bool:
+        """Give a command, and a second time where a fault says so, and wait for the first; returns whether it is done.
+
+        Raises:
+            Abandoned: it fails again and again though nothing is wrong.
+        """
+        first = self._give(number, stage, words)
+        while first in self.running:
+            self.tick(number)
+        event = next(e for e in reversed(self.diary.of("ended")) if e["mark"] == first.mark)
+        in_peace = first.hangs or not first.disturbed
+        self._peaceful_failures = self._peaceful_failures + 1 if event["failed"] and in_peace else 0
+        if self._peaceful_failures >= _ATTEMPTS_IN_PEACE:
+            raise Abandoned(f"{stage.name} of round {number} failed {_ATTEMPTS_IN_PEACE} times in a row in peace")
+        return bool(event["done"])
+
+    def _give(self, number: int, stage: Stage, words: list[str], *, second: bool = False) -> Command:
+        others = any(other.stage == stage for other in self.running) or any(
+            f"-{stage.name}" in mark for mark in self.remains.ended
+        )
+        recently = time.monotonic() < self.havoc.calm_since + _AFTERMATH_S
+        disturbed = bool(self.havoc.active) or recently or others
+        given = give(self.arena, self._number, stage, words, second=second, disturbed=disturbed)
+        self._number += 1
+        self.running.append(given)
+        self.diary.write("command", self.clock_s, given.name, round=number, mark=given.mark)
+        return given
+
+    def _look_at(self, command: Command, number: int) -> None:
+        """Take note of a command that has ended."""
+        verdict = command.verdict()
+        if verdict is None:
+            return
+        self.running.remove(command)
+        self.remains.ended[command.mark] = time.monotonic()
+        seconds, code = time.monotonic() - command.began, command.process.returncode
+        self.diary.write(
+            "ended",
+            self.clock_s,
+            f"{command.name} after {seconds:.0f} s, exit status {code}: {verdict.line[:300]}",
+            round=number,
+            stage=command.stage.name,
+            mark=command.mark,
+            done=verdict.what == "done" and not command.second,
+            failed=verdict.what == "failure",
+            code=code,
+        )
+        if verdict.what == "failure":
+            self._fail(f"{command.name}: {verdict.line[:1000]} (see {command.output})")
+
+    def _fail(self, text: str) -> None:
+        self.diary.write("failure", self.clock_s, text)
+
+    # --- time
+
+    def tick(self, number: int) -> None:
+        """Let a moment pass, with what it brings."""
+        time.sleep(_TICK_S)
+        now = time.monotonic()
+        if not self.withheld and self.clock_s < self.total_s:
+            self.clock_s += now - self._ticked
+        self._ticked = now
+        self.havoc.pass_time()
+        for running in list(self.running):
+            self._look_at(running, number)
+        first = next((running for running in self.running if not running.second), None)
+        self.withheld = first is None or now - first.began > _WITHHELD_S
+        if first is not None and not self.withheld and self._pending and self._pending[0].at_s <= self.clock_s:
+            self._let_happen(self._pending[0], first, number)
+        self._kill_the_second()
+        if now - self._looked > _LOOK_S:
+            self._looked = now
+            self._look_for_hangs()
+            self._look_for_remains()
+
+    def _let_happen(self, fault: Fault, first: Command, number: int) -> None:
+        doing = self._second(fault, first, number) if fault.kind == "second" else self.havoc.do(fault, self.running)
+        if doing:
+            del self._pending[0]
+            self.diary.write("fault", self.clock_s, doing, kind=fault.kind, number=fault.number)
+
+    def _second(self, fault: Fault, first: Command, number: int) -> str | None:
+        """Give the command that runs a second time."""
+        if any(running.second for running in self.running):
+            return None
+        second = self._give(number, first.stage, first.words, second=True)
+        second.disturbed = first.disturbed = True
+        if fault.share >= 0.5:
+            return f"{first.name} a second time"
+        how = signal.SIGKILL if fault.share < 0.25 else signal.SIGTERM
+        self._kill_second = time.monotonic() + fault.seconds, how
+        return f"{first.name} a second time, to get {how.name} after {fault.seconds:.0f} s"
+
+    def _kill_the_second(self) -> None:
+        if self._kill_second is not None and time.monotonic() > self._kill_second[0]:
+            for running in self.running:
+                if running.second:
+                    running.signal(self._kill_second[1])
+            self._kill_second = None
+
+    def _look_for_hangs(self) -> None:
+        for running in list(self.running):
+            since = max(running.began, self.havoc.calm_since)
+            if not self.havoc.active and time.monotonic() - since > self.patience_s:
+                path = running.output.with_suffix(".stacks")
+                path.write_text(processes.stacks(running.mark))
+                running.hangs = f"hangs {self.patience_s:.0f} s after the last fault, stacks in {path}"
+                processes.end(running.mark)
+
+    def _look_for_remains(self) -> None:
+        if self.havoc.stops:
+            return
+        for mark in self.remains.left(not_before=self.havoc.resumed_at):
+            titles = [f"{p.pid} {p.title[:80]}" for p in processes.marked(mark)]
+            self._fail(f"{mark} has ended, and left processes: {'; '.join(titles)}")
+            processes.end(mark)
+
+    # --- after a round
+
+    def _settle(self) -> None:
+        """Wait until nothing is wrong and nothing runs."""
+        while self.running or self.remains.ended or not self.havoc.calm:
+            self.tick(len(self.diary.of("round")))  # without a first command no fault comes
+        self.arena.s3.make_bucket(BUCKET.removeprefix("s3://"))
+
+    def _scratch(self) -> list[str]:
+        """What is left on this machine, which is removed, so that the next round begins without."""
+        lines = [f"left in TMPDIR: {name}" for name in self.arena.left_on_disk()]
+        sessions = self.arena.ray_sessions()
+        if len(sessions) > _SESSIONS:
+            lines.append(f"{len(sessions)} sessions of Ray left in {self.arena.ray}")
+        self.arena.tidy()
+        return lines

@@ -1,0 +1,107 @@
+"""The processes of a command, with all that they started, found by a mark in their environment (on Linux)."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "LTRSCALE_CHAOS"
+_RAY = ("gcs_server", "raylet", "dashboard", "log_monitor", "agent", "monitor.py")
+
+
+@dataclass(frozen=True, order=True)
+class Process:
+    """A process, told from a later one of the same id by the moment at which it was started."""
+
+    pid: int
+    started: str
+    mark: str
+    title: str
+
+    @property
+    def role(self) -> str:
+        """What it does: a part of Ray, a worker of Ray, or a process of the job's own."""
+        if self.title.startswith("ray::"):
+            return "worker"
+        return next((f"Ray's {name}" for name in _RAY if name in self.title), "job")
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal; returns whether the process was there."""
+        if _started(self.pid) != self.started:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
+
+
+def marked(mark: str) -> list[Process]:
+    """The processes whose mark begins with this text; those that are dead and not yet reaped are left out."""
+    return sorted(_marked(mark))
+
+
+def _marked(mark: str) -> Iterator[Process]:
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            found = next((v for v in (folder / "environ").read_bytes().split(b"\0") if v.startswith(wanted)), None)
+            if found is not None and (started := _started(int(folder.name))):
+                title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                yield Process(int(folder.name), started, found.decode().partition("=")[2], title)
+
+
+def _started(pid: int) -> str:
+    """When it was started, in the system's ticks; empty where no process runs."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def choose(processes: Iterable[Process], draw: float) -> Process | None:
+    """One of the processes: all roles are equally likely, then all processes of the role; None of none.
+
+    Args:
+        processes: to choose from.
+        draw: from 0 to 1.
+    """
+    roles: dict[str, list[Process]] = {}
+    for process in processes:
+        roles.setdefault(process.role, []).append(process)
+    if not roles:
+        return None
+    place = draw * len(roles)
+    of_role = roles[sorted(roles)[int(place)]]
+    return sorted(of_role)[int((place % 1) * len(of_role))]
+
+
+def end(mark: str, within_s: float = 10.0) -> None:
+    """Kill all that has this mark, stopped processes too."""
+    deadline = time.monotonic() + within_s
+    while (there := marked(mark)) and time.monotonic() < deadline:
+        for process in there:
+            process.signal(signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def stacks(mark: str) -> str:
+    """What each process is doing: its stack where py-spy is installed, and else its title."""
+    program = Path(sys.executable).with_name("py-spy")
+    texts = []
+    for process in marked(mark):
+        text = "(install py-spy to see its stack)"
+        if program.exists():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                dump = [str(program), "dump", "--nonblocking", "--pid", str(process.pid)]
+                done = subprocess.run(dump, capture_output=True, text=True, timeout=20, check=False)
+                text = done.stdout or done.stderr
+        texts.append(f"## {process.pid} {process.title}\n{text}\n")
+    return "\n".join(texts)

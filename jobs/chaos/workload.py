@@ -1,0 +1,54 @@
+"""The commands of a round, and what of the outcome depends on the code and the settings alone."""
+
+import hashlib
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import ltrscale
+from ltrscale.workflows.runs import PACKAGES
+
+CONFIGS = Path(__file__).with_name("configs")
+_HERE = "ROUND"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Stage(NamedTuple):
+    """A job of the chain; under Ray it is given some more options."""
+
+    name: str
+    under_ray: tuple[str, ...] = ()
+
+
+STAGES = (
+    Stage("prepare", ("--ray",)),
+    Stage("pretrain", ("--workers", "2")),
+    Stage("finetune"),
+    Stage("tune"),
+    Stage("score", ("--ray",)),
+    Stage("evaluate"),
+)
+
+
+def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
+    """The command of a stage of a round, whose config is written to a folder.
+
+    Args:
+        stage: which.
+        folder: an existing directory.
+        url: where the round has its outputs.
+        ray: whether a stage that can use Ray does.
+    """
+    path = folder / f"{stage.name}.yaml"
+    path.write_text((CONFIGS / path.name).read_text().replace(_HERE, url))
+    return [sys.executable, "-m", f"jobs.{stage.name}", "--config", str(path), *(stage.under_ray if ray else ())]
+
+
+def fingerprint(*, ray: bool) -> str:
+    """A hash of the code, the configs and the libraries: where it is the same, an undisturbed run is the same too."""
+    digest = hashlib.sha256(f"{ray} {[(name, version(name)) for name in PACKAGES]} {STAGES}".encode())
+    code = Path(ltrscale.__file__).parent.rglob("*.py")
+    for path in sorted([*code, *CONFIGS.glob("*.yaml"), CONFIGS.with_name("compare.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
