@@ -170,7 +170,7 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
-    missing_labels = work.source.kind != "letor"
+    missing_labels = work.config.source.kind != "letor"
     validator = Validator(ids, rejections, max_group=work.config.max_group, missing_labels=missing_labels)
     validator.scope = unit.period
     return validator
@@ -186,7 +186,7 @@ def _feed(
     take: Callable[[Groups], None],
 ) -> None:
     """Read and validate a unit; `take` gets the groups, in order."""
-    _, read = open_source(work.source, [work.first], encoders)
+    read = open_source(work.config.source, work.features, first=work.first.url, encoders=encoders)
 
     def pass_on(groups: Groups | None) -> None:
         if groups is not None:

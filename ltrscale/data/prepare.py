@@ -7,6 +7,7 @@ with the same output. Nothing is seen by a reader before the manifest is committ
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         before = _before(config, out)
         work = open_work(config, files, out, taken=before.manifest.periods if before else ())
         if before is not None:
-            additions.check_addable(before, work.features)
+            work = replace(work, features=additions.check_addable(before, work))
         sizes = [storage.size(file.url) for file in files]
         first = additions.next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ltrscale.data.inputs import PrepareConfig
 from ltrscale.data.manifest import Feature
-from ltrscale.data.sources import File, Letor, Source, open_source
+from ltrscale.data.sources import File, find_features
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class Work:
     """
 
     config: PrepareConfig
-    source: Source
     features: tuple[Feature, ...]
     first: File
     out: str
@@ -82,12 +81,7 @@ def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Ite
     Raises:
         InputError: they cannot be told, or differ between files.
     """
-    features, _ = open_source(config.source, files)
-    source = config.source
-    if isinstance(source, Letor):  # from here on nobody looks for the features again
-        names = tuple(feature.name for feature in features)
-        source = source.model_copy(update={"n_features": len(features), "feature_names": names})
-    return Work(config, source, features, files[0], out, frozenset(taken))
+    return Work(config, find_features(config.source, files), files[0], out, frozenset(taken))
 
 
 @dataclass(frozen=True)
