@@ -5,7 +5,6 @@ with the same output. Nothing is seen by a reader before the manifest is committ
 """
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +107,8 @@ def _write(
     """Put all files in place and check the account; returns the manifest of these files alone."""
     ids, start, schema = QueryIds(folder), Start(), None
     if before is not None:
-        start, schema = Start(before.manifest.counts().groups), additions.schema_of(before)
+        groups, documents, _ = before.manifest.counts()
+        start, schema = Start(groups, documents), additions.schema_of(before)
         if any(not unit.period for unit in units):
             for hashes in additions.known_ids(before):
                 ids.groups.add(hashes)
@@ -138,13 +138,10 @@ def _write_here(
     advance: Advance,
 ) -> Iterator[Written]:
     """Write all units in this process, one after the other."""
-    gid, documents = start.gid, Counter(start.documents)
     for unit in units:
-        place = Start(gid, dict(documents))
-        written = write_unit(work, unit, place, commit=commit, ids=ids, folder=folder, advance=advance)
-        gid += written.accounting.groups_kept
-        for file in written.files:
-            documents[file.period] += sum(cell.documents for cell in file.row_groups)
+        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        accounting = written.accounting
+        start = Start(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
         yield written
 
 

@@ -4,8 +4,8 @@ Where the input is cut depends on the list of files and their sizes alone. A uni
 before it (`Start`) writes the same files whatever machine handles it, and whenever.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ltrscale.data.inputs import PrepareConfig
 from ltrscale.data.manifest import Feature
@@ -86,7 +86,7 @@ def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Ite
 
 @dataclass(frozen=True)
 class Start:
-    """Where a unit goes on: the gid of its first group, and the documents of each period before."""
+    """Where a unit goes on: the gid of its first group, which is the number of groups before, and their documents."""
 
     gid: int = 0
-    documents: Mapping[str, int] = field(default_factory=dict)
+    documents: int = 0
