@@ -16,7 +16,9 @@ from ltrscale import storage
 from ltrscale.data import parquet
 from ltrscale.data.manifest import Dataset, Feature, FeatureSummary, Manifest
 from ltrscale.data.seen import hash_ids
+from ltrscale.data.sources import takes_any_order
 from ltrscale.data.summaries import FeatureStats, LabelCounts
+from ltrscale.data.units import Work
 from ltrscale.data.validate import total
 from ltrscale.errors import InputError
 
@@ -51,8 +53,8 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
         )
 
 
-def check_addable(before: Dataset, features: Sequence[Feature]) -> None:
-    """Check that inputs with these features may be added to a data set.
+def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
+    """Check that inputs may be added to a data set; returns its features, in whose order they are to be read.
 
     Raises:
         InputError: it was not made by `prepare`, or has other features; names the first that differs.
@@ -62,7 +64,9 @@ def check_addable(before: Dataset, features: Sequence[Feature]) -> None:
         raise InputError(
             f"{before.url}: made by {stage or 'something else'}, and only what prepare made can be added to"
         )
-    theirs = before.manifest.features
+    features, theirs = work.features, before.manifest.features
+    if takes_any_order(work.config.source) and set(features) == set(theirs):
+        return theirs
     for i in range(max(len(features), len(theirs))):
         ours, there = (_shown(which, i) for which in (features, theirs))
         if ours != there:
@@ -70,6 +74,7 @@ def check_addable(before: Dataset, features: Sequence[Feature]) -> None:
                 f"{before.url}: feature {i + 1} of the inputs is {ours} where the data set has {there}; "
                 "prepare them with the same columns, or into another directory"
             )
+    return theirs
 
 
 def _shown(features: Sequence[Feature], i: int) -> str:

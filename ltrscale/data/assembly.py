@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
@@ -55,13 +54,11 @@ class Written:
 
 @dataclass(frozen=True)
 class Survey:
-    """The groups of a unit, each query id once: hash, documents and period of those kept, and the hashes of others."""
+    """The groups of a unit, each query id once: hash and documents of those kept, and the hashes of others."""
 
     rows: int
     kept_Q: NDArray[np.uint64]
     documents_Q: NDArray[np.int32]
-    period_Q: NDArray[np.int32]
-    periods: tuple[str, ...]
     others_Q: NDArray[np.uint64]
 
 
@@ -87,7 +84,6 @@ def write_unit(
     stats, labels, longest = FeatureStats(len(work.features)), LabelCounts(), 0
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
-    document_bytes = 4 * (len(work.features) + 1)
     writer = DatasetWriter(
         commit,
         n_features=len(work.features),
@@ -95,7 +91,7 @@ def write_unit(
         row_group_bytes=round(config.row_group_mb * 2**20),
         file_bytes=round(config.file_mb * 2**20),
         prefix=f"part-{unit.number:05}",
-        written_bytes={period: n * document_bytes for period, n in start.documents.items()},
+        before=(start.gid, start.documents),
     )
     schema: pa.Schema | None = None
 
@@ -107,8 +103,7 @@ def write_unit(
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
         schema = schema or table.schema
         check_columns(schema, table.schema, groups.rows.file, str(unit))
-        for name, part in _by_period(table, groups, work, unit):
-            writer.add(name, part)
+        writer.add(_periods(groups, work, unit), table)
 
     _feed(work, unit, validator, encoders, folder, advance, take)
     return Written(
@@ -143,26 +138,18 @@ def survey_unit(work: Work, unit: Unit, *, folder: Path) -> Survey:
     """
     ids = QueryIds(folder)
     validator = _validator(work, unit, ids, _Ignored())
-    tables: list[pa.Table] = []
-    periods: dict[str, int] = {}
+    hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
     def take(groups: Groups) -> None:
+        _periods(groups, work, unit)  # for its errors, before anything is written
         starts_Q = pa.array(groups.offsets_Q1[:-1])
-        hashes_Q = hash_ids(groups.rows.query_ids_N.take(starts_Q).to_pylist(), scope=unit.period)
-        documents_Q = np.diff(groups.offsets_Q1).astype(np.int32)
-        table = pa.table({"hash": hashes_Q, "documents": documents_Q})
-        for name, part in _by_period(table, groups, work, unit):
-            code = pa.scalar(periods.setdefault(name, len(periods)), pa.int32())
-            tables.append(part.append_column("period", pa.repeat(code, len(part))))
+        hashes.append(hash_ids(groups.rows.query_ids_N.take(starts_Q).to_pylist(), scope=unit.period))
+        documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
 
     _feed(work, unit, validator, {}, folder, silent, take)
-    seen = np.concatenate([np.empty(0, np.uint64), *ids.groups.blocks()])
-    columns = [
-        np.concatenate([np.empty(0, kind), *(table.column(name).to_numpy() for table in tables)])
-        for name, kind in (("hash", np.uint64), ("documents", np.int32), ("period", np.int32))
-    ]
-    others_Q = np.setdiff1d(seen, columns[0], assume_unique=True)
-    return Survey(validator.rows_in, columns[0], columns[1], columns[2], tuple(periods), others_Q)
+    seen, kept_Q = np.concatenate([np.empty(0, np.uint64), *ids.groups.blocks()]), np.concatenate(hashes)
+    others_Q = np.setdiff1d(seen, kept_Q, assume_unique=True)
+    return Survey(validator.rows_in, kept_Q, np.concatenate(documents), others_Q)
 
 
 def silent(units: float, of_total: float | None = None) -> None:
@@ -170,7 +157,7 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
-    missing_labels = work.source.kind != "letor"
+    missing_labels = work.config.source.kind != "letor"
     validator = Validator(ids, rejections, max_group=work.config.max_group, missing_labels=missing_labels)
     validator.scope = unit.period
     return validator
@@ -186,7 +173,7 @@ def _feed(
     take: Callable[[Groups], None],
 ) -> None:
     """Read and validate a unit; `take` gets the groups, in order."""
-    _, read = open_source(work.source, [work.first], encoders)
+    read = open_source(work.config.source, work.features, first=work.first.url, encoders=encoders)
 
     def pass_on(groups: Groups | None) -> None:
         if groups is not None:
@@ -228,17 +215,14 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
     advance(0, (1 - done) * size)
 
 
-def _by_period(table: pa.Table, groups: Groups, work: Work, unit: Unit) -> Iterator[tuple[str, pa.Table]]:
-    """The groups of each period, which is that of a group's first row, in order."""
+def _periods(groups: Groups, work: Work, unit: Unit) -> str | pa.StringArray:
+    """The period of all groups, or of each, which is that of its first row."""
     rows = groups.rows
     if unit.period or rows.periods_N is None:
-        yield _free(unit.period or rows.period or work.config.period, rows.file, work), table
-        return
-    periods_Q = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("")
-    names = pc.unique(periods_Q).to_pylist()
-    for name in names:
-        part = table if len(names) == 1 else table.filter(pc.equal(periods_Q, name))
-        yield _free(name or work.config.period, rows.file, work), part
+        return _free(unit.period or rows.period or work.config.period, rows.file, work)
+    coded = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("").dictionary_encode()
+    names = [_free(name or work.config.period, rows.file, work) for name in coded.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(coded.indices)
 
 
 def _free(period: str, file: str, work: Work) -> str:

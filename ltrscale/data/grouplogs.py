@@ -16,7 +16,7 @@ from ltrscale.data import parquet
 from ltrscale.data.categories import CategoryEncoder
 from ltrscale.data.examine import Encoders, Examined, RowTexts
 from ltrscale.data.manifest import Feature
-from ltrscale.data.mapping import GroupColumns, path_value, resolve_groups
+from ltrscale.data.mapping import GroupColumns, agree, path_value, resolve_groups
 from ltrscale.data.rows import RowBlock
 from ltrscale.errors import InputError
 
@@ -62,9 +62,11 @@ def read_groups(
     """
     schema = _schema(url)
     found = resolve_groups(schema, mapping, url)
-    if features is not None and list(features) != found:
+    if features is not None and not mapping.matrix:
+        agree(schema, found, features, url, first, lists=True)
+    elif features is not None and list(features) != found:
         raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
-    build = _GroupBlocks(url, mapping, found, {} if encoders is None else encoders)
+    build = _GroupBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
     wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
     names = [name for name in schema.names if name in wanted]
     for batch in parquet.read_batches(url, names, batch_groups):

@@ -20,7 +20,7 @@ from ltrscale.data.categories import CategoryEncoder
 from ltrscale.data.examine import Encoders, Examined, RowTexts
 from ltrscale.data.grouplogs import group_features, read_groups
 from ltrscale.data.manifest import Feature
-from ltrscale.data.mapping import ColumnMapping, GroupColumns, nearest, path_value, require, resolve
+from ltrscale.data.mapping import ColumnMapping, GroupColumns, agree, path_value, resolve
 from ltrscale.data.rows import Rejection, RowBlock, Texts, keep
 from ltrscale.errors import InputError
 
@@ -40,21 +40,6 @@ def _schema(url: str, delimiter: str) -> pa.Schema:
     if url.endswith(_CSV):
         return csvtext.read_schema(url, delimiter)
     raise InputError(f"{url}: the name does not end in .parquet, {', '.join(_CSV)}; rename it or narrow the path")
-
-
-def _agree(schema: pa.Schema, found: Sequence[Feature], features: Sequence[Feature], file: str, first: str) -> None:
-    """Check a file against the features of the first one."""
-    for feature in features:
-        if feature.name not in schema.names:
-            near = nearest(feature.name, schema.names)
-            raise InputError(f"{file}: column {feature.name!r} is missing, which {first} has; {near}")
-        require(schema, feature.name, feature.kind, file)
-    for feature in found:
-        if feature not in features:
-            raise InputError(
-                f"{file}: column {feature.name!r} ({feature.kind}) is no such feature of {first}; "
-                "list it under exclude, or prepare the two apart"
-            )
 
 
 def read_items(
@@ -88,7 +73,7 @@ def read_items(
     schema = _schema(url, mapping.delimiter)
     found = resolve(schema, mapping, url)
     if features is not None:
-        _agree(schema, found, features, url, first)
+        agree(schema, found, features, url, first, lists=False)
     build = _ItemBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
     wanted = {*mapping.named().values(), *mapping.meta, *(feature.name for feature in build.features)}
     names = [name for name in schema.names if name in wanted]

@@ -49,7 +49,8 @@ class ColumnMapping(_Columns):
     """Which column of a log with one item a row is what.
 
     Features are named exactly or by a prefix and `*`; `*` alone is every numeric column that has no other use. Their
-    order is that of the file, numeric ones first.
+    order is that of this config, numeric ones first: a pattern gives what it matches in the order of names, but for the
+    columns that are named exactly, which stand at their own place. The order of the columns in a file does not matter.
     """
 
     query: str
@@ -127,11 +128,11 @@ class GroupColumns(_Columns):
         return len(self.features) == 1 and bool(self.names or self.n_features or not self.categorical)
 
     def feature_columns(self, schema: pa.Schema) -> list[str]:
-        """The columns that hold features, numeric ones first."""
+        """The columns that hold features, in the order of ColumnMapping."""
         if self.matrix:
             return list(self.features)
-        numeric = [name for name in _matching(schema.names, self.features) if name not in self.categorical]
-        return numeric + _matching(schema.names, self.categorical)
+        categorical = _matching(schema.names, self.categorical)
+        return [name for name in _matching(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
         """The columns with a use of their own: use -> column."""
@@ -142,17 +143,17 @@ class GroupColumns(_Columns):
 
 
 def resolve(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
-    """The features that a mapping finds in a file: in the order of the file, numeric ones first.
+    """The features that a mapping finds in a file, in the order that ColumnMapping states.
 
     Raises:
         InputError: a column is missing (the nearest is named), is there twice or has a type that does not fit; a
             pattern matches nothing.
     """
     _require_named(schema, mapping, file)
-    categorical = set(_chosen(schema, mapping, mapping.categorical, "categorical", file))
-    numeric = set(_chosen(schema, mapping, mapping.features, "features", file)) - categorical
-    found = [Feature(name=name) for name in schema.names if name in numeric]
-    found += [Feature(name=name, kind="categorical") for name in schema.names if name in categorical]
+    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
+    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
+    found = [Feature(name=name) for name in numeric if name not in categorical]
+    found += [Feature(name=name, kind="categorical") for name in categorical]
     for feature in found:
         require(schema, feature.name, feature.kind, file)
     return found
@@ -189,6 +190,27 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
     return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
 
 
+def agree(
+    schema: pa.Schema, found: Sequence[Feature], features: Sequence[Feature], file: str, first: str, *, lists: bool
+) -> None:
+    """Check that a file has the features of the first one, in whatever order; `lists`: a group a row.
+
+    Raises:
+        InputError: a feature is missing, of another kind or one too many; names it.
+    """
+    for feature in features:
+        if feature.name not in schema.names:
+            near = nearest(feature.name, schema.names)
+            raise InputError(f"{file}: column {feature.name!r} is missing, which {first} has; {near}")
+        require(schema, feature.name, f"list of {feature.kind} features" if lists else feature.kind, file)
+    for feature in found:
+        if feature not in features:
+            raise InputError(
+                f"{file}: column {feature.name!r} ({feature.kind}) is no such feature of {first}; "
+                "list it under exclude, or prepare the two apart"
+            )
+
+
 def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> None:
     """Check the columns that are not features."""
     for use, name in mapping.named().items():
@@ -208,7 +230,7 @@ def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], 
         if pattern == "*":
             taken |= {*mapping.meta}
             matched = [n for n in matched if _is_numeric(schema, n)]
-        yield from (name for name in matched if name == pattern or name not in taken)
+        yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
 
 
 def _is_numeric(schema: pa.Schema, name: str) -> bool:
@@ -218,9 +240,14 @@ def _is_numeric(schema: pa.Schema, name: str) -> bool:
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
-    prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
-    return [name for name in names if name in exact or name.startswith(prefixes)]
+    """The names that patterns match, each once, in the order that ColumnMapping states."""
+    rising, found = sorted(names), dict[str, None]()
+    for pattern in patterns:
+        if pattern.endswith("*"):
+            found |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
+        elif pattern in rising:
+            found[pattern] = None
+    return list(found)
 
 
 def _is_single(kind: pa.DataType) -> bool:

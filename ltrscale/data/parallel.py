@@ -6,7 +6,7 @@ files in place themselves; the driver takes them over and commits.
 """
 
 import tempfile
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,14 +83,13 @@ def write_with_ray(
 
 def _plans(surveys: Iterable[Survey], start: Start, ids: QueryIds) -> Iterator[_Plan]:
     """Prefix sums over the units, without the groups whose query id an earlier unit has."""
-    gid, documents = start.gid, Counter(start.documents)
+    gid, documents = start.gid, start.documents
     for survey in surveys:
         back_Q, others_back_Q = ids.groups.add(survey.kept_Q), ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
-        yield _Plan(Start(gid, dict(documents)), returning)
+        yield _Plan(Start(gid, documents), returning)
         gid += int((~back_Q).sum())
-        for code, period in enumerate(survey.periods):
-            documents[period] += int(survey.documents_Q[~back_Q & (survey.period_Q == code)].sum())
+        documents += int(survey.documents_Q[~back_Q].sum())
 
 
 def _survey(work: Work, unit: Unit) -> Survey:

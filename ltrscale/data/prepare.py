@@ -5,8 +5,8 @@ with the same output. Nothing is seen by a reader before the manifest is committ
 """
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         before = _before(config, out)
         work = open_work(config, files, out, taken=before.manifest.periods if before else ())
         if before is not None:
-            additions.check_addable(before, work.features)
+            work = replace(work, features=additions.check_addable(before, work))
         sizes = [storage.size(file.url) for file in files]
         first = additions.next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
@@ -105,7 +105,8 @@ def _write(
     """Put all files in place and check the account; returns the manifest of these files alone."""
     ids, start, schema = QueryIds(folder), Start(), None
     if before is not None:
-        start, schema = Start(before.manifest.counts().groups), additions.schema_of(before)
+        groups, documents, _ = before.manifest.counts()
+        start, schema = Start(groups, documents), additions.schema_of(before)
         if any(not unit.period for unit in units):
             for hashes in additions.known_ids(before):
                 ids.groups.add(hashes)
@@ -135,13 +136,10 @@ def _write_here(
     advance: Advance,
 ) -> Iterator[Written]:
     """Write all units in this process, one after the other."""
-    gid, documents = start.gid, Counter(start.documents)
     for unit in units:
-        place = Start(gid, dict(documents))
-        written = write_unit(work, unit, place, commit=commit, ids=ids, folder=folder, advance=advance)
-        gid += written.accounting.groups_kept
-        for file in written.files:
-            documents[file.period] += sum(cell.documents for cell in file.row_groups)
+        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        accounting = written.accounting
+        start = Start(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
         yield written
 
 

@@ -63,37 +63,47 @@ class File(Config):
 Reader = Callable[[File], Iterator[RowBlock]]
 
 
-def open_source(
-    source: Letor | Items | GroupRows, files: Sequence[File], encoders: dict[str, CategoryEncoder] | None = None
-) -> tuple[tuple[Feature, ...], Reader]:
-    """The features that all the files have, and what reads one of them; it fills `encoders`, by feature.
+def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
+    """The features of the first file, or of all files where only their rows tell them.
 
     Raises:
-        InputError: the features cannot be told, or those of a file are not those of the first; the reader raises it
-            as well.
+        InputError: they cannot be told, or those of LETOR files differ.
     """
-    first = files[0].url
-    encoders = {} if encoders is None else encoders
     match source:
         case Letor():
-            features = _letor_features(source, files)
-            return features, lambda file: read_letor(
-                file.url,
-                n_features=len(features),
-                dense=source.dense,
-                group_sizes=file.group_sizes,
-                block_bytes=_BLOCK_BYTES,
+            return _letor_features(source, files)
+        case Items(columns=columns):
+            return tuple(item_features(files[0].url, columns))
+        case GroupRows(columns=groups):
+            return tuple(group_features(files[0].url, groups))
+
+
+def takes_any_order(source: Source) -> bool:
+    """Whether a reader finds features by the names of their columns."""
+    return source.kind == "items" or (source.kind == "groups" and not source.columns.matrix)
+
+
+def open_source(
+    source: Source, features: Sequence[Feature], *, first: str, encoders: dict[str, CategoryEncoder]
+) -> Reader:
+    """What reads a file that has these features, which are those of the file `first`; it fills `encoders`, by feature.
+
+    The reader raises InputError where a file does not have them.
+    """
+    match source:
+        case Letor(dense=dense):
+            n, size = len(features), _BLOCK_BYTES
+            return lambda file: read_letor(
+                file.url, n_features=n, dense=dense, group_sizes=file.group_sizes, block_bytes=size
             )
         case Items(columns=columns):
-            found = item_features(first, columns)
             read = partial(
-                read_items, mapping=columns, features=found, first=first, encoders=encoders, batch_rows=_ROWS
+                read_items, mapping=columns, features=features, first=first, encoders=encoders, batch_rows=_ROWS
             )
-            return tuple(found), lambda file: read(file.url)
+            return lambda file: read(file.url)
         case GroupRows(columns=groups):
-            found = group_features(first, groups)
-            read_rows = partial(read_groups, mapping=groups, features=found, first=first, encoders=encoders)
-            return tuple(found), lambda file: read_rows(file.url)
+            read_rows = partial(read_groups, mapping=groups, features=features, first=first, encoders=encoders)
+            return lambda file: read_rows(file.url)
 
 
 def _letor_features(source: Letor, files: Sequence[File]) -> tuple[Feature, ...]:

@@ -4,12 +4,12 @@ Where the input is cut depends on the list of files and their sizes alone. A uni
 before it (`Start`) writes the same files whatever machine handles it, and whenever.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ltrscale.data.inputs import PrepareConfig
 from ltrscale.data.manifest import Feature
-from ltrscale.data.sources import File, Letor, Source, open_source
+from ltrscale.data.sources import File, find_features
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ class Work:
     """
 
     config: PrepareConfig
-    source: Source
     features: tuple[Feature, ...]
     first: File
     out: str
@@ -82,17 +81,12 @@ def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Ite
     Raises:
         InputError: they cannot be told, or differ between files.
     """
-    features, _ = open_source(config.source, files)
-    source = config.source
-    if isinstance(source, Letor):  # from here on nobody looks for the features again
-        names = tuple(feature.name for feature in features)
-        source = source.model_copy(update={"n_features": len(features), "feature_names": names})
-    return Work(config, source, features, files[0], out, frozenset(taken))
+    return Work(config, find_features(config.source, files), files[0], out, frozenset(taken))
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a unit goes on: the gid of its first group, and the documents of each period before."""
+    """Where a unit goes on: the gid of its first group, which is the number of groups before, and their documents."""
 
     gid: int = 0
-    documents: Mapping[str, int] = field(default_factory=dict)
+    documents: int = 0

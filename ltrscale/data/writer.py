@@ -1,14 +1,23 @@
 """Writes query groups as the Parquet files of a data set directory, period by period, in bounded memory.
 
-A row group is about 8 MB. So that small data sets can fill the canonical streams too, a period that is smaller gets
-row groups that are smaller: its first 4 MB become 64 row groups, and from there a row group is a 64th of what has been
-written, until the full size is reached. Where rows are cut depends on the rows alone, never on how they arrive.
+A row group is about 8 MB. So that small data sets can fill the canonical streams too, one that is smaller gets row
+groups that are smaller. Groups count here in the order in which they come, over all periods:
+
+- The first 4 MB of the data set are its head: cut evenly into 64 row groups, and between periods. Where the head holds
+  fewer groups, each is a row group, and for those that are lacking to 64 there is another head, 64 KB for each.
+- From there a row group ends with the group that brings it to a 64th of the data set so far, at least 64 KB and at most
+  the full size.
+
+So a data set of T bytes has at least 64 row groups, or one for each query group; and at most `64 + I(T) + 2 P`, where
+`I(T)` is the integral of `dt / min(max(t / 64, 64 KB), 8 MB)` from 0 to T: T / 64 KB up to 4 MB, then 64 for each
+e-fold up to 512 MB, and one for each 8 MB beyond. P counts the periods of each writer: the last row group of a period
+may not be full, in the head and at the end. (Only where over 256 MB wait in many open periods, the largest of them is
+written early.) Where rows are cut depends on the rows alone, never on how they arrive.
 
 Shapes: Q groups, N documents, F features.
 """
 
 import itertools
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,7 +34,6 @@ from ltrscale.storage import Commit, named_errors
 
 MIN_ROW_GROUPS = 64
 Compression = Literal["zstd", "lz4", "none"]
-_HEAD_BYTES = 4 << 20
 _SMALLEST = 64 << 10
 _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64
@@ -39,8 +47,9 @@ class _Period:
 
     name: str
     waiting: list[pa.Table] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """More that wait, by number, in the table under way."""
     waiting_bytes: int = 0
-    written_bytes: int = 0
     parts: int = 0
     row_groups: list[Counts] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -49,11 +58,11 @@ class _Period:
 
 
 class DatasetWriter:
-    """Takes tables of whole groups, each of one period, and puts finished files in place through a commit.
+    """Takes tables of whole groups and puts finished files in place through a commit.
 
     The tables have the columns of the data set directory; all have one schema. `close` returns the files; without it
-    nothing but the commit's staging area is left. Where other writers wrote the periods' first groups, `written_bytes`
-    is how much (uncompressed features and labels), and `prefix` begins the names of this one's files.
+    nothing but the commit's staging area is left. Where the data set has groups and documents before those of this
+    writer, `before` is how many, and `prefix` begins the names of its own files.
     """
 
     def __init__(
@@ -65,35 +74,54 @@ class DatasetWriter:
         row_group_bytes: int = 8 << 20,
         file_bytes: int = 256 << 20,
         prefix: str = "part",
-        written_bytes: Mapping[str, int] | None = None,
+        before: tuple[int, int] = (0, 0),
     ) -> None:
         self.files: list[DataFile] = []
         self._commit = commit
         self._n_features = n_features
         self._compression = compression
         self._row_group_bytes = row_group_bytes
+        self._smallest = min(_SMALLEST, row_group_bytes)
         self._file_bytes = file_bytes
         self._prefix = prefix
-        self._written_before = written_bytes or {}
+        groups, documents = before
+        self._lacking = max(0, MIN_ROW_GROUPS - groups)
+        self._written_bytes = documents * 4 * (n_features + 1)  # of the data set, those that wait included
         self._periods: dict[str, _Period] = {}
         self._open: list[_Period] = []
         self._waiting_bytes = 0
+        self._table: pa.Table = None
 
-    def add(self, period: str, table: pa.Table) -> None:
-        """Append groups to a period, whose name can be a directory's."""
-        state = self._periods.get(period)
-        if state is None:
-            before = self._written_before.get(period, 0)
-            state = self._periods[period] = _Period(period, written_bytes=before)
-        self._wait(state, table)
-        self._write_full(state)
-        while self._waiting_bytes > _BUFFERS_BYTES:
-            self._write_rest(max(self._periods.values(), key=lambda p: p.waiting_bytes))
+    def add(self, periods: str | pa.StringArray, table: pa.Table) -> None:
+        """Append groups, all of one period or each of its own; the name of a period can be a directory's."""
+        names = [periods] * len(table) if isinstance(periods, str) else periods.to_pylist()
+        self._table = table
+        for row, (name, size) in enumerate(zip(names, self._sizes(table).tolist(), strict=True)):
+            state = self._periods.get(name) or self._periods.setdefault(name, _Period(name))
+            state.rows.append(row)
+            state.waiting_bytes += size
+            self._waiting_bytes += size
+            self._written_bytes += size
+            if self._lacking:
+                if self._waiting_bytes >= self._lacking * self._smallest:
+                    self._write_head()
+            elif state.waiting_bytes >= self._target():
+                self._write(state, self._take_waiting(state))
+            elif self._waiting_bytes > _BUFFERS_BYTES:
+                largest = max(self._periods.values(), key=lambda p: p.waiting_bytes)
+                self._write(largest, self._take_waiting(largest))
+        for state in self._periods.values():
+            if state.rows:
+                state.waiting.append(self._rows(state, copy=True))
+        self._table = None
 
     def close(self) -> tuple[DataFile, ...]:
         """Write what is left and put the last files in place; returns all files, by period and part."""
+        if self._lacking:
+            self._write_head()
         for state in self._periods.values():
-            self._write_rest(state)
+            if state.waiting:
+                self._write(state, self._take_waiting(state))
             self._close_file(state)
         return tuple(sorted(self.files, key=lambda file: (file.period, file.path)))
 
@@ -105,54 +133,40 @@ class DatasetWriter:
         """Documents of each group."""
         return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
 
-    def _wait(self, state: _Period, table: pa.Table) -> None:
-        size = int(self._sizes(table).sum())
-        state.waiting.append(table)
-        state.waiting_bytes += size
-        self._waiting_bytes += size
+    def _target(self) -> int:
+        """Bytes of a row group that ends here."""
+        return min(max(self._written_bytes // MIN_ROW_GROUPS, self._smallest), self._row_group_bytes)
+
+    def _rows(self, state: _Period, *, copy: bool) -> pa.Table:
+        """A period's rows of the table under way; a slice would hold the whole table in memory as long as it lives."""
+        rows, state.rows = state.rows, []
+        if len(rows) == len(self._table) or (not copy and rows[-1] - rows[0] + 1 == len(rows)):
+            return self._table.slice(rows[0], len(rows))
+        return self._table.take(pa.array(rows))
 
     def _take_waiting(self, state: _Period) -> pa.Table:
-        table = pa.concat_tables(state.waiting)
+        """All rows of a period that wait, as one chunk: where pages end depends on the chunks."""
+        parts = [*state.waiting, self._rows(state, copy=False)] if state.rows else state.waiting
+        table = pa.concat_tables(parts).combine_chunks()
         self._waiting_bytes -= state.waiting_bytes
         state.waiting, state.waiting_bytes = [], 0
         return table
 
-    def _write_full(self, state: _Period) -> None:
-        """Write all row groups that are complete; keep the rest waiting."""
-        if state.waiting_bytes < self._target(state):
+    def _write_head(self) -> None:
+        """Write all that waits as so many row groups of about equal bytes as are lacking, or one for each group."""
+        waiting = [state for state in self._periods.values() if state.waiting_bytes]
+        tables = [self._take_waiting(state) for state in waiting]
+        if not tables:
             return
-        table = self._take_waiting(state)
-        ends_Q = np.cumsum(self._sizes(table))
-        at, done = 0, 0
-        while ends_Q[-1] - done >= (target := self._target(state)):
-            stop = int(np.searchsorted(ends_Q, done + target)) + 1
-            if state.written_bytes == 0:
-                self._write_evenly(state, table.slice(at, stop - at))
-            else:
-                self._write(state, table.slice(at, stop - at))
-            at, done = stop, int(ends_Q[stop - 1])
-        if at < len(table):
-            self._wait(state, table.slice(at))
-
-    def _write_rest(self, state: _Period) -> None:
-        if not state.waiting:
-            return
-        if state.written_bytes == 0:
-            self._write_evenly(state, self._take_waiting(state))
-        else:
-            self._write(state, self._take_waiting(state))
-
-    def _target(self, state: _Period) -> int:
-        """Bytes of the next row group, or of the period's head, which becomes many."""
-        if state.written_bytes == 0:
-            return _HEAD_BYTES
-        return min(max(state.written_bytes // MIN_ROW_GROUPS, _SMALLEST), self._row_group_bytes)
-
-    def _write_evenly(self, state: _Period, table: pa.Table) -> None:
-        """Write 64 row groups of about equal bytes, or one for each group where there are fewer."""
-        cuts = split_evenly(self._sizes(table), MIN_ROW_GROUPS)
-        for start, stop in itertools.pairwise(cuts):
-            self._write(state, table.slice(start, stop - start))
+        sizes_Q = np.concatenate([self._sizes(table) for table in tables])
+        cuts = split_evenly(sizes_Q, self._lacking)
+        self._lacking = max(0, self._lacking - len(sizes_Q))
+        first = 0
+        for state, table in zip(waiting, tables, strict=True):
+            stop = first + len(table)
+            for a, b in itertools.pairwise([first, *(cut for cut in cuts if first < cut < stop), stop]):
+                self._write(state, table.slice(a - first, b - a))
+            first = stop
 
     def _write(self, state: _Period, table: pa.Table) -> None:
         """Write one row group; close the file where it is large enough."""
@@ -164,7 +178,6 @@ class DatasetWriter:
             state.writer.write_table(table, row_group_size=len(table))
         labelled = len(table) - table.column("labels").null_count
         state.row_groups.append(Counts(len(table), int(self._lengths(table).sum()), labelled))
-        state.written_bytes += int(self._sizes(table).sum())
         if state.sink.tell() >= self._file_bytes:
             self._close_file(state)
 

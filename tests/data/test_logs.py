@@ -250,7 +250,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
             "f.text": pa.array(["x", "12", None, "x"]),
         },
     )
-    mapping = SIMPLE.replace(features=("f.*",), categorical=("f.text",))
+    mapping = SIMPLE.replace(features=("f.int", "f.bool", "f.*"), categorical=("f.text",))
     rows, [rejection] = read(path, mapping)
     assert rows.query_ids_N.to_pylist() == ["7", "7", "8"]
     assert rows.lines_N.tolist() == [1, 2, 3]
@@ -383,16 +383,20 @@ def test_patterns_exclusions_and_order(tmp_path: Path) -> None:
         mapping = ColumnMapping(query="q", label="y", **fields)
         return [f"{feature.name}:{feature.kind[0]}" for feature in item_features(path, mapping)]
 
-    assert found(features=("f_*",), exclude=("f_leak",)) == ["f_2:n", "f_1:n"]
+    assert found(features=("f_*",), exclude=("f_leak",)) == ["f_1:n", "f_2:n"]
     assert found(features=("*",), categorical=("c_*",), exclude=("f_l*",)) == [
-        "f_2:n",
         "f_1:n",
+        "f_2:n",
         "x:n",
-        "c_b:c",
         "c_a:c",
+        "c_b:c",
     ]
-    assert found(features=("x", "f_2"), categorical=("name",)) == ["f_2:n", "x:n", "name:c"]
-    assert found(features=("*",), meta=("x",), exclude=("c_*",)) == ["f_2:n", "f_1:n", "f_leak:n"]
+    assert found(features=("x", "f_2"), categorical=("name",)) == ["x:n", "f_2:n", "name:c"]
+    assert found(features=("*",), meta=("x",), exclude=("c_*",)) == ["f_1:n", "f_2:n", "f_leak:n"]
+    assert found(features=("x", "f_*", "f_1"), categorical=("name", "c_*")) == [
+        *("x:n", "f_2:n", "f_leak:n", "f_1:n", "name:c", "c_a:c", "c_b:c")
+    ]
+    assert found(features=("*", "c_b"), categorical=("f_*",)) == ["c_a:n", "x:n", "c_b:n", "f_1:c", "f_2:c", "f_leak:c"]
 
 
 @pytest.mark.parametrize(
@@ -402,7 +406,10 @@ def test_patterns_exclusions_and_order(tmp_path: Path) -> None:
         ({"label": "clicks"}, r"no column 'clicks' \(label\); its columns are query, f_one"),
         ({"features": ("f_onne",)}, r"features: no column is named 'f_onne'; did you mean 'f_one'\?"),
         ({"features": ("g_*",)}, r"features: no column is named 'g_\*'"),
-        ({"features": ("*", "title")}, r"column 'title' \(numeric\) should hold numbers and is string; list it under"),
+        (
+            {"features": ("*", "title"), "exclude": ("tw*",)},
+            r"column 'title' \(numeric\) should hold numbers and is string; list it under",
+        ),
         ({"label": "title"}, r"column 'title' \(label\) should hold numbers and is string"),
         ({"query": "tags"}, r"column 'tags' \(query\) should hold text or whole numbers and is list"),
         ({"categorical": ("tags",)}, r"column 'tags' \(categorical\) should hold single values"),
@@ -647,6 +654,12 @@ def test_a_column_for_each_feature(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, columns)
     assert [feature.kind for feature in group_features(str(path), mapping)] == ["numeric", "numeric", "categorical"]
     rows, _ = groups(path, mapping)
+    backwards = dict(reversed(columns.items()))
+    assert group_features(str(write_parquet(tmp_path, backwards, "other.parquet")), mapping) == group_features(
+        str(path), mapping
+    )
+    among = mapping.replace(features=("f_*",), categorical=("f_1",))
+    assert [feature.name for feature in group_features(str(path), among)] == ["f_2", "f_1"]
     codes = [7, encode(pa.array(["berlin"]))[0], np.nan, 1, 2, 3]
     expected = [[1, 2], [3, 4], [5, np.nan], [7, 8], [9, 0], [1, 2]]
     np.testing.assert_array_equal(rows.features_NF, np.column_stack([np.array(expected, np.float32), codes]))
@@ -718,3 +731,11 @@ def test_wrong_group_columns_are_one_line(tmp_path: Path, fields: dict[str, Any]
 def test_group_files_must_have_the_features_of_the_first(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"its 2 features are not those of one\.parquet"):
         groups(write_parquet(tmp_path, GROUP_TABLE), features=[Feature(name="a")], first="one.parquet")
+    mapping, features = GROUPS.replace(names=(), features=("f*", "fb")), [Feature(name="fb"), Feature(name="fa")]
+    there = {"fa": [[1.0, 2.0], [3.0], [], [4.0, 5.0, 6.0]], "fb": [[2.0, 4.0], [6.0], [], [8.0, 10.0, 12.0]]}
+    columns = {name: values for name, values in GROUP_TABLE.items() if name != "features"}
+    rows, _ = groups(write_parquet(tmp_path, columns | there), mapping, features=features)
+    assert rows.features_NF.tolist() == [[2 * i, i] for i in range(1, 7)]
+    lacking = write_parquet(tmp_path, columns | {"fb": there["fb"], "fc": there["fa"]}, "lacking.parquet")
+    with pytest.raises(InputError, match=r"lacking\.parquet: column 'fa' is missing, which one\.parquet has"):
+        groups(lacking, mapping, features=features, first="one.parquet")

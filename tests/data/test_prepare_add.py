@@ -72,6 +72,33 @@ def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out" / "quarantine").iterdir())) == 3
 
 
+def test_the_order_of_the_columns_of_the_inputs_does_not_matter(tmp_path: Path) -> None:
+    parts = [write_days(tmp_path, [day]) for day in (1, 2, 3)]
+    for folder, backwards in (("one", (False,) * 3), ("two", (True,) * 3), ("three", (False, True, False))):
+        (tmp_path / folder).mkdir()
+        for path, back in zip(parts, backwards, strict=True):
+            table = pq.read_table(path)
+            table = table.select(table.schema.names[:: -1 if back else 1])
+            pq.write_table(table, tmp_path / folder / f"{path.name}")
+    made = {name: prepare(config(tmp_path / name), str(tmp_path / f"of-{name}")) for name in ("one", "two", "three")}
+    assert [feature.name for feature in made["one"].manifest.features] == ["f1", "f2"]
+    assert len({dataset.manifest.hash for dataset in made.values()}) == 1
+    assert rows_of(made["one"]) == rows_of(made["three"])
+    lacking = tmp_path / "one" / "days-4.parquet"
+    pq.write_table(pq.read_table(parts[0]).drop_columns("f2"), lacking)
+    with pytest.raises(InputError, match=r"days-4\.parquet: column 'f2' is missing, which \S+days-1\.parquet has"):
+        prepare(config(tmp_path / "one"), str(tmp_path / "none"))
+
+
+def test_what_is_added_gets_the_order_of_the_data_set(tmp_path: Path) -> None:
+    parts = [write_days(tmp_path, [day], broken=0) for day in (1, 2)]
+    backwards = {"kind": "items", "columns": {**COLUMNS, "features": ["f2", "f1"]}}
+    prepare(config(parts[0], source=backwards), str(tmp_path / "out"))
+    added = prepare(config(parts[1], add=True), str(tmp_path / "out"))
+    assert rows_of(added) == rows_of(prepare(config(*parts, source=backwards), str(tmp_path / "whole")))
+    assert [feature.name for feature in added.manifest.features] == ["f2", "f1"]
+
+
 def test_the_same_command_again_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = {"out": str(tmp_path / "out"), "prepare": config(write_days(tmp_path, [1])).model_dump()}
     more = {**job, "prepare": config(write_days(tmp_path, [2]), add=True).model_dump()}

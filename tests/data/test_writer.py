@@ -1,5 +1,9 @@
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,14 +38,20 @@ def groups_of(lengths: list[int], *, first: int = 0, labelled: list[bool] | None
     return Groups(rows, np.concatenate([[0], np.cumsum(lengths)]), labelled_Q)
 
 
-def write(out: Path, tables: list[tuple[str, pa.Table]], **options: float | str) -> tuple[DataFile, ...]:
+def write(out: Path, *units: list[tuple[str | pa.Array, pa.Table]], **options: Any) -> tuple[DataFile, ...]:
+    """The files of a data set of some units, each of which is given as tables with the period of each group."""
+    files: list[DataFile] = []
+    before = options.pop("before", (0, 0))
     with Commit(str(out)) as commit:
-        writer = DatasetWriter(commit, n_features=F, **options)  # type: ignore[arg-type]
-        for period, table in tables:
-            writer.add(period, table)
-        files = writer.close()
+        for k, tables in enumerate(units):
+            writer = DatasetWriter(commit, n_features=F, before=before, prefix=f"part-{k:05}", **options)
+            for periods, table in tables:
+                writer.add(periods, table)
+            files += writer.close()
+            groups, documents, _ = zip(*(cell for file in files for cell in file.row_groups), strict=True)
+            before = (sum(groups), sum(documents))
         commit.finish({"files": [file.model_dump() for file in files]})
-    return files
+    return tuple(files)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=200), st.integers(1, 80))
@@ -88,6 +98,94 @@ def test_numbers_have_no_dictionary_and_the_codec_is_as_asked(tmp_path: Path) ->
         assert chunks["features.list.element"].compression == stored
 
 
+@dataclass(frozen=True)
+class Log:
+    """Groups of these lengths in the order in which they come, each with its period, and where units begin."""
+
+    lengths: list[int]
+    periods: list[str]
+    units: list[int]
+
+    @property
+    def table(self) -> pa.Table:
+        return to_table(groups_of(self.lengths), 0)
+
+    def cut(self, cuts: Iterable[int] = ()) -> list[list[tuple[pa.Array, pa.Table]]]:
+        """The units, and in each its groups cut into tables."""
+        table, bounds, units = self.table, sorted({0, *cuts, *self.units, len(self.lengths)}), []
+        for a, b in pairwise(bounds):
+            if a in {0, *self.units}:
+                units.append([])
+            units[-1].append((pa.array(self.periods[a:b]), table.slice(a, b - a)))
+        return units
+
+    def bound(self, smallest: int, largest: int) -> float:
+        """The most row groups that the docstring of the writer allows, for other sizes than 64 KB and 8 MB."""
+        t, head, full = sum(self.lengths) * DOCUMENT_BYTES, 64 * smallest, 64 * largest
+        integral = min(t, head) / smallest + 64 * max(0, math.log(min(t, full) / head)) + max(0, t - full) / largest
+        units = [set(self.periods[a:b]) for a, b in pairwise([0, *self.units, len(self.periods)])]
+        return 64 + integral + 2 * sum(map(len, units))
+
+
+def make_log(rng: np.random.Generator) -> Log:
+    """From one group to many times the head, in one period to 25, which come one after the other or at random."""
+    n = int(rng.choice([1, 5, 63, 64, 65, 300, 600]))
+    lengths = rng.integers(1, rng.choice([2, 10, 100]), n, endpoint=True)
+    lengths[rng.random(n) < rng.choice([0, 0.02, 0.5])] = 400
+    if rng.random() < 0.2:
+        lengths[: n // 3] = 400
+    numbers = rng.integers(0, rng.choice([1, 3, 25]), n)
+    periods = sorted(numbers.tolist()) if rng.random() < 0.5 else numbers.tolist()
+    kind, units = rng.integers(3), list[int]()
+    if kind == 1:
+        units = sorted(set(rng.integers(1, n, 3, endpoint=True).tolist()) - {n})
+    elif kind == 2:
+        units = [i for i in range(1, n) if periods[i] != periods[i - 1]][:25]
+    return Log(lengths.tolist(), [f"p{i}" for i in periods], units)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_row_groups_are_few_and_never_fewer_than_64_and_a_matter_of_the_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    smallest, largest = 1 << 11, 1 << 14  # a data set of 1 MB takes them through all sizes
+    monkeypatch.setattr(writer_module, "_SMALLEST", smallest)
+    monkeypatch.setattr(writer_module, "_OPEN_FILES", 12)
+    rng = np.random.default_rng(seed)
+    log = make_log(rng)
+    files = write(tmp_path / "one", *log.cut(), row_group_bytes=largest, file_bytes=1 << 17)
+    cells = [cell for file in files for cell in file.row_groups]
+    assert min(64, len(log.lengths)) <= len(cells) <= log.bound(smallest, largest)
+    assert sum(cell.groups for cell in cells) == len(log.lengths)
+    group = max(log.lengths) * DOCUMENT_BYTES
+    assert max(cell.documents * DOCUMENT_BYTES for cell in cells) <= largest + 2 * group
+    for period in dict.fromkeys(log.periods):
+        read = [pq.ParquetFile(tmp_path / "one" / f.path).read(["gid"]) for f in files if f.period == period]
+        gids = np.concatenate([table.column("gid").to_numpy() for table in read])
+        np.testing.assert_array_equal(gids, [i for i, p in enumerate(log.periods) if p == period])
+    cuts = rng.integers(0, len(log.lengths), rng.choice([3, 100])).tolist()
+    assert write(tmp_path / "two", *log.cut(cuts), row_group_bytes=largest, file_bytes=1 << 17) == files
+
+
+def test_many_small_periods_do_not_make_many_small_row_groups(tmp_path: Path) -> None:
+    lengths, periods = [20] * (100 * 50), [f"p{i // 50:02}" for i in range(100 * 50)]
+    for units in ([], list(range(50, 100 * 50, 50))):  # 3.6 MB in one unit, and a unit for each period
+        files = write(tmp_path / f"{len(units)}", *Log(lengths, periods, units).cut())
+        cells = [cell for file in files for cell in file.row_groups]
+        assert 100 <= len(cells) <= 100 + 64
+        assert len({file.period for file in files}) == 100
+
+
+def test_row_groups_of_full_size_are_the_same_bytes_however_rows_arrive(tmp_path: Path) -> None:
+    n = 12 << 20
+    lengths = [50] * (n // (50 * DOCUMENT_BYTES))  # pages of a megabyte end within a row group
+    log = Log(lengths, ["p"] * len(lengths), [])
+    late = {"before": (64, 1 << 28), "row_group_bytes": 8 << 20}
+    whole = write(tmp_path / "one", *log.cut(), **late)
+    assert [cell.documents * DOCUMENT_BYTES >> 20 for cell in whole[0].row_groups] == [8, 3]
+    assert write(tmp_path / "two", *log.cut(range(0, len(lengths), 997)), **late) == whole
+
+
 @pytest.mark.parametrize(("n_groups", "length"), [(1, 5), (63, 2), (64, 2), (1000, 3), (30, 5000), (5000, 30)])
 def test_a_period_has_64_row_groups_or_one_for_each_query_group(tmp_path: Path, n_groups: int, length: int) -> None:
     files = write(tmp_path / "out", [("p", to_table(groups_of([length] * n_groups), 0))])
@@ -108,12 +206,13 @@ def test_row_groups_grow_to_the_size_asked_for_and_files_end_there(tmp_path: Pat
     sizes = [cell.documents * DOCUMENT_BYTES for file in files for cell in file.row_groups]
     group = 100 * DOCUMENT_BYTES
     assert 4 << 20 <= sum(sizes[:64]) <= (4 << 20) + group
+    assert all(size >= sum(sizes[: 65 + i]) // 64 for i, size in enumerate(sizes[64:-1]) if size < 1 << 18)
     assert max(sizes) <= (1 << 18) + group
     assert min(sizes[64:-1]) >= 64 << 10
     assert sum(sizes) == len(lengths) * group
     assert len(files) > 3
     assert all((8 << 20) <= file.bytes < 9 << 20 for file in files[:-1])
-    assert [file.path.split("/")[1][:10] for file in files] == [f"part-{i:05}" for i in range(len(files))]
+    assert [file.path.split("/")[1][:16] for file in files] == [f"part-00000-{i:05}" for i in range(len(files))]
 
 
 def test_the_cut_into_tables_does_not_matter(tmp_path: Path) -> None:
@@ -131,7 +230,7 @@ def test_many_periods_stay_within_buffers_and_open_files(tmp_path: Path, monkeyp
     monkeypatch.setattr(writer_module, "_BUFFERS_BYTES", 100_000)
     monkeypatch.setattr(writer_module, "_OPEN_FILES", 3)
     tables = [(f"p{i % 10}", to_table(groups_of([5] * 40, first=200 * i), 40 * i)) for i in range(100)]
-    files = write(tmp_path / "out", tables)
+    files = write(tmp_path / "out", tables, before=(64, 0))
     assert len({file.period for file in files}) == 10
     assert len(files) > 10
     for period in (f"p{i}" for i in range(10)):
