@@ -5,7 +5,6 @@ import hashlib
 import json
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files
+from ltrscale.storage import files, scratch
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.urls import is_local, join, local_path
 
@@ -103,7 +102,7 @@ class Commit:
                 self._staging = root / f".staging-{secrets.token_hex(4)}"
                 self._staging.mkdir(parents=True)
             else:
-                self._staging = Path(tempfile.mkdtemp(prefix="ltrscale-"))
+                self._staging = scratch.make()
 
     def __enter__(self) -> Self:
         return self

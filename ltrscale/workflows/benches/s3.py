@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import s3fs
+
+from ltrscale import storage
 
 _BUCKET = "bench"
 _KEYS = {"accessKey": "bench-key", "secretKey": "bench-secret"}
@@ -33,7 +34,7 @@ def s3_server(program: str) -> Iterator[tuple[str, int]]:
     The environment names endpoint and keys for so long, to Ray workers too where Ray is started inside.
     """
     master, volume, filer, port = free_ports(4)
-    with TemporaryDirectory(prefix="ltrscale-s3-") as folder:
+    with storage.scratch.directory() as folder:
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         identities = {"identities": [{"name": "bench", "credentials": [_KEYS], "actions": actions}]}
         Path(folder, "s3.json").write_text(json.dumps(identities))
