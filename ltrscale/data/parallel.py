@@ -5,11 +5,9 @@ unit's first gid and which of its query ids have been in units before; then each
 files in place themselves; the driver takes them over and commits.
 """
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,8 +92,8 @@ def _plans(surveys: Iterable[Survey], start: Start, ids: QueryIds) -> Iterator[_
 
 def _survey(work: Work, unit: Unit) -> Survey:
     """What a task of the first pass does."""
-    with tempfile.TemporaryDirectory(prefix="ltrscale-") as folder:
-        return survey_unit(work, unit, folder=Path(folder))
+    with storage.scratch.directory() as folder:
+        return survey_unit(work, unit, folder=folder)
 
 
 def _write(
@@ -104,12 +102,12 @@ def _write(
     """What a task of the second pass does."""
     storage.join_leases(leases)
     with (
-        tempfile.TemporaryDirectory(prefix="ltrscale-") as folder,
+        storage.scratch.directory() as folder,
         storage.Commit(work.out, part=True) as commit,
     ):
-        ids = QueryIds(Path(folder))
+        ids = QueryIds(folder)
         ids.groups.add(returning)
-        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=Path(folder), advance=silent)
+        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=silent)
         return _Part(written, commit.leave(), ids.lost())
 
 

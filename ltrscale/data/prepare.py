@@ -4,7 +4,6 @@ The input is cut into units (`units`), which are handled one after the other (`a
 with the same output. Nothing is seen by a reader before the manifest is committed.
 """
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +65,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
     origin = made_by("prepare", config, input_fingerprints(config))
     if is_prepared(out, origin):
         return open_dataset(out)
-    with storage.Commit(out) as commit, tempfile.TemporaryDirectory(prefix="ltrscale-") as folder:
+    with storage.Commit(out) as commit, storage.scratch.directory() as folder:
         before = _before(config, out)
         work = open_work(config, files, out, taken=before.manifest.periods if before else ())
         if before is not None:
@@ -74,7 +73,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         sizes = [storage.size(file.url) for file in files]
         first = additions.next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
-        new = _write(work, units, commit, Path(folder), before, origin, ray=ray)
+        new = _write(work, units, commit, folder, before, origin, ray=ray)
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
     _tell(out, new, report, added=before is not None)

@@ -7,7 +7,6 @@ the launching process was asked to stop.
 """
 
 import functools
-import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 
+from ltrscale import storage
 from ltrscale.data.readers import read_with_ray
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.mailbox import Ended, Line, Record, Sender, Standing, Started, forwarded_logs, open_mailbox
@@ -42,8 +42,8 @@ def train(function: TrainFunction, arguments: Mapping[str, Any], workers: Worker
         Exception: what a worker raised again and again.
     """
     mailbox = open_mailbox()
-    with tempfile.TemporaryDirectory(prefix="ltrscale-ray-") as scratch, stop_on_sigterm() as stopping:
-        trainer = _trainer(function, arguments, workers, mailbox, scratch)
+    with storage.scratch.directory() as scratch, stop_on_sigterm() as stopping:
+        trainer = _trainer(function, arguments, workers, mailbox, str(scratch))
         failures: list[BaseException] = []
 
         def fit() -> None:

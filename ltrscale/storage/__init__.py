@@ -10,6 +10,7 @@ An S3 endpoint other than Amazon's is named by the environment variable `AWS_END
 Requests that S3 answers with 503 are repeated for about half a minute.
 """
 
+from ltrscale.storage import scratch
 from ltrscale.storage.commit import Commit, Placed
 from ltrscale.storage.committed import (
     MANIFEST,
@@ -71,6 +72,7 @@ __all__ = [
     "read_manifest",
     "read_verified",
     "remove",
+    "scratch",
     "sha256",
     "size",
     "swap",

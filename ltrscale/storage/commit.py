@@ -4,7 +4,6 @@ import contextlib
 import json
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files
+from ltrscale.storage import files, scratch
 from ltrscale.storage import lease as leases
 from ltrscale.storage.committed import (
     KEPT,
@@ -90,7 +89,7 @@ class Commit:
                 self._staging = root / f"{STAGING}{self._token}-{secrets.token_hex(4)}"
                 self._staging.mkdir(parents=True)
             else:
-                self._staging = Path(tempfile.mkdtemp(prefix="ltrscale-"))
+                self._staging = scratch.make()
 
     def __enter__(self) -> Self:
         return self

@@ -8,9 +8,7 @@
 Shapes: N documents, G columns of the matrix.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -133,11 +131,11 @@ def check_parity(bundle: Bundle, split: Split, config: ParityConfig) -> tuple[di
 
     features = columns_of(bundle)
     files = {MODEL: bundle.content, FEATURES: (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()}
-    with tempfile.TemporaryDirectory(prefix="ltrscale-") as scratch:
+    with storage.scratch.directory() as scratch:
         for name, content in files.items():
-            (Path(scratch) / name).write_bytes(content)
-        booster = lightgbm.Booster(model_file=str(Path(scratch) / MODEL))
-        read = ExportedFeatures.model_validate_json((Path(scratch) / FEATURES).read_bytes())
+            (scratch / name).write_bytes(content)
+        booster = lightgbm.Booster(model_file=str(scratch / MODEL))
+        read = ExportedFeatures.model_validate_json((scratch / FEATURES).read_bytes())
     scorer, names = bundle.scorer(), [feature.name for feature in bundle.features]
     documents, largest = 0, 0.0
     for groups in _first(bundle, split, config.rows):

@@ -4,16 +4,15 @@ Shapes: N documents, F features.
 """
 
 import json
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale import storage
 from ltrscale.boosters import CatBoostTable, import_catboost
 from ltrscale.errors import InputError
 from ltrscale.trees.configs import CatBoostConfig
@@ -154,7 +153,7 @@ def _content(model: Any, codes: list[list[int]]) -> bytes:
     metadata = model.get_metadata()
     metadata["model_guid"] = metadata["train_finish_time"] = ""
     metadata["codes"] = json.dumps(codes)
-    with tempfile.TemporaryDirectory(prefix="ltrscale-catboost-") as folder:
-        path = Path(folder) / "model.cbm"
+    with storage.scratch.directory() as folder:
+        path = folder / "model.cbm"
         model.save_model(str(path))
         return path.read_bytes()

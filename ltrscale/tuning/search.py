@@ -10,13 +10,13 @@ import logging
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import Field
 
+from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
@@ -141,10 +141,7 @@ def _run(
     past = history.trials()
     left = config.trials - len(ended(past))
     proposals = Proposals(config, history, past, given=given, same=same)
-    with (
-        tempfile.TemporaryDirectory(prefix="ltrscale-tune-") as scratch,
-        progress("tune", left, "trials") as advance,
-    ):
+    with storage.scratch.directory() as scratch, progress("tune", left, "trials") as advance:
         tuner = tune.Tuner(
             tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
             tune_config=tune.TuneConfig(
@@ -156,7 +153,7 @@ def _run(
             ),
             run_config=tune.RunConfig(
                 name="tune",
-                storage_path=scratch,
+                storage_path=str(scratch),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=config.max_failures),
                 callbacks=[Scribe(history, config, past, report=report, advance=advance, stopping=stopping)],

@@ -11,7 +11,6 @@ import logging
 import platform
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -192,8 +191,7 @@ def _folder(target: str) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="ltrscale-") as scratch:
-        folder = Path(scratch)
+    with storage.scratch.directory() as folder:
         for name in (_LOG, _METRICS):
             if storage.exists(url := storage.join(target, name)):
                 (folder / name).write_bytes(storage.read_bytes(url))

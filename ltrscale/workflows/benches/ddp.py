@@ -2,7 +2,6 @@
 
 import os
 import statistics
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ltrscale import storage
 from ltrscale.data.readers import Reader, read_direct, read_with_ray
 from ltrscale.data.split import Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
@@ -42,10 +42,10 @@ class _Times(NamedTuple):
 
 def bench_ddp() -> list[Row]:
     """The share of the time in which a step waits for Ray Data, and the efficiency of two workers."""
-    with tempfile.TemporaryDirectory() as folder:
+    with storage.scratch.directory() as folder:
         data = f"{folder}/data"
         write_dataset(data, "zstd", groups=6_000)
-        rows = [_scaling(method, data, folder) for method in METHODS]
+        rows = [_scaling(method, data) for method in METHODS]
         with ray_cluster(cpus=4):
             return [*(_waiting(method, data) for method in METHODS), *rows]
 
@@ -63,9 +63,9 @@ def _waiting(method: MethodConfig, data: str) -> Row:
     )
 
 
-def _scaling(method: MethodConfig, data: str, folder: str) -> Row:
+def _scaling(method: MethodConfig, data: str) -> Row:
     """Equal work for each worker, each on a core of its own: the time of one worker over that of two."""
-    alone, both = (_spawn(method, data, world, folder) for world in (1, 2))
+    alone, both = (_spawn(method, data, world) for world in (1, 2))
     (one,), slowest = alone, max(both)
     busier = statistics.mean(times.processor for times in both) / one.processor - 1
     idle = statistics.mean(1 - times.processor / times.wall for times in both)
@@ -80,12 +80,12 @@ def _scaling(method: MethodConfig, data: str, folder: str) -> Row:
     )
 
 
-def _spawn(method: MethodConfig, data: str, world: int, folder: str) -> list[_Times]:
+def _spawn(method: MethodConfig, data: str, world: int) -> list[_Times]:
     with (
-        tempfile.TemporaryDirectory(dir=folder) as own,
+        storage.scratch.directory() as folder,
         ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool,
     ):
-        return list(pool.map(partial(_worker, world, method, data, own), range(world)))
+        return list(pool.map(partial(_worker, world, method, data, str(folder)), range(world)))
 
 
 def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int) -> _Times:

@@ -1,12 +1,11 @@
 """LETOR text parsing against scikit-learn's reader, in CPU seconds."""
 
 import time
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from ltrscale import storage
 from ltrscale.data.letor import read_letor
 from ltrscale.errors import InputError
 from ltrscale.workflows.benches.row import Row
@@ -28,8 +27,8 @@ def bench_letor() -> list[Row]:
         missing = "only: benchmark 'letor' needs scikit-learn"
         raise InputError(f"{missing}; pip install 'ltrscale[dev]' or leave it out") from error
 
-    with TemporaryDirectory(prefix="ltrscale-bench-") as folder:
-        path = Path(folder) / "letor.txt"
+    with storage.scratch.directory() as folder:
+        path = folder / "letor.txt"
         n = write_letor(path, _GROUPS)
         ours, peer = [], []
         for _ in range(_ROUNDS):

@@ -3,8 +3,8 @@
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from ltrscale import storage
 from ltrscale.data.prepare import PrepareConfig, prepare
 from ltrscale.workflows.benches.measure import resident_peak
 from ltrscale.workflows.benches.row import Row
@@ -15,8 +15,8 @@ _GROUPS = 400
 
 def bench_prepare_memory() -> list[Row]:
     """Prepare LETOR text of about 50 and 500 MB, a process each, and compare their peak resident memory."""
-    with TemporaryDirectory(prefix="ltrscale-bench-") as folder:
-        small, large = (_peak_of_prepare(Path(folder) / str(groups), groups) for groups in (_GROUPS, 10 * _GROUPS))
+    with storage.scratch.directory() as folder:
+        small, large = (_peak_of_prepare(folder / str(groups), groups) for groups in (_GROUPS, 10 * _GROUPS))
     return [
         Row(
             name="prepare: peak memory, an input 10 times larger",

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import s3fs
+
+from ltrscale import storage
 
 _BUCKET = "bench"
 _KEYS = {"accessKey": "bench-key", "secretKey": "bench-secret"}
@@ -91,8 +92,8 @@ def s3_server(program: str) -> Iterator[tuple[str, int]]:
 
     The environment names endpoint and keys for so long, to Ray workers too where Ray is started inside.
     """
-    with TemporaryDirectory(prefix="ltrscale-s3-") as folder:
-        server = SeaweedFS(program, Path(folder), free_ports(4))
+    with storage.scratch.directory() as folder:
+        server = SeaweedFS(program, folder, free_ports(4))
         server.start()
         try:
             with environment(**server.environment):

@@ -1,7 +1,6 @@
 """Ragged shuffled batches against a bare pyarrow scan of the same files."""
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -27,9 +26,9 @@ def bench_stream() -> list[Row]:
     """
     rows = []
     for compression in ("none", "zstd"):
-        with tempfile.TemporaryDirectory() as folder:
-            write_dataset(folder, compression, groups=_GROUPS)
-            rows.append(_compare(select(Split(data=(folder,)), labelled=True), compression))
+        with storage.scratch.directory() as folder:
+            write_dataset(str(folder), compression, groups=_GROUPS)
+            rows.append(_compare(select(Split(data=(str(folder),)), labelled=True), compression))
     return rows + bench_remote()
 
 

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterable, Iterator
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.split import Selection, Split, Splits, select
@@ -30,7 +30,7 @@ _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=
 
 def bench_trees() -> list[Row]:
     """Train on web search lists from a data set and from the same matrix in memory, and score with the trees."""
-    with TemporaryDirectory(prefix="ltrscale-bench-") as folder:
+    with storage.scratch.directory() as folder:
         large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
         return [_memory(large, few), _time(usual), _scoring(few, usual)]
 

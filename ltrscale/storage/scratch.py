@@ -1,0 +1,143 @@
+"""Scratch directories: only their owner can look inside, and they go away with the process that made them.
+
+A process has one directory, `$TMPDIR/ltrscale-UID/NAME`, which holds all that it makes here. It keeps a lock on it for
+as long as it lives and removes it when it ends. The system lets go of the lock however a process ends, so whatever
+makes scratch next removes the directories that nobody has locked.
+"""
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ltrscale.errors import InputError
+
+_NAME = re.compile(r"[a-z0-9_]{8}")
+"""What `tempfile` names a directory, apart from a prefix."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_lock = threading.Lock()
+_own: dict[Path, tuple[Path, int]] = {}
+"""This process's directory below a root, and the descriptor that locks it."""
+
+
+def make(*, longest: int | None = None) -> Path:
+    """A new empty directory, which is removed at the end of this process at the latest.
+
+    Args:
+        longest: bytes that its path may have; where TMPDIR is too deep for them it is below /tmp.
+
+    Raises:
+        InputError: somebody else's directory has the name of ours.
+        OSError: the disk is full, or cannot be written to.
+
+    Example:
+        >>> folder = make()
+        >>> oct(folder.stat().st_mode)
+        '0o40700'
+        >>> folder.rmdir()
+    """
+    base = Path(tempfile.gettempdir())
+    root = base / f"ltrscale-{os.getuid()}"
+    if longest is not None and len(os.fsencode(root)) + 2 * len("/12345678") > longest:
+        root = Path("/tmp", root.name)
+    with _lock:
+        if root not in _own or not _own[root][0].is_dir():
+            _own[root] = _begin(root)
+        return Path(tempfile.mkdtemp(prefix="", dir=_own[root][0]))
+
+
+@contextmanager
+def directory(*, longest: int | None = None) -> Iterator[Path]:
+    """A new empty directory while the block runs; arguments and errors as of `make`."""
+    folder = make(longest=longest)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # what is left goes with the process
+
+
+def _begin(root: Path) -> tuple[Path, int]:
+    """Make and lock this process's directory, and remove those of processes that are gone."""
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    with _opened(root) as opened:
+        with _locked(opened):  # so that nobody finds the directory before it is locked
+            own = Path(tempfile.mkdtemp(prefix="", dir=root))
+            descriptor = os.open(own, _FOLDER)
+            with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for path in root.iterdir():
+            if _NAME.fullmatch(path.name):
+                _remove_if_left(path, opened)
+    return own, descriptor
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    """The directory of all our processes, opened once it is seen to be ours alone."""
+    try:
+        opened = os.open(root, _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+            raise _foreign(root) from error
+        raise
+    try:
+        if os.fstat(opened).st_uid != os.getuid():
+            raise _foreign(root)
+        os.fchmod(opened, 0o700)
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _foreign(root: Path) -> InputError:
+    return InputError(f"{root}: is no directory of this user, so scratch is not safe there; remove it, or set TMPDIR")
+
+
+def _remove_if_left(path: Path, root: int) -> None:
+    """Remove the directory of a process that has ended."""
+    with contextlib.suppress(OSError):  # the process lives, another one was faster, or it is no directory
+        folder = os.open(path, _FOLDER)
+        try:
+            with _locked(root):
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(folder).st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)  # follows no links
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _locked(descriptor: int) -> Iterator[None]:
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+@atexit.register
+def _end() -> None:
+    for own, descriptor in _own.values():
+        shutil.rmtree(own, ignore_errors=True)
+        os.close(descriptor)
+    _own.clear()
+
+
+def _forked() -> None:
+    """A child makes a directory of its own, and does not remove its parent's."""
+    _own.clear()
+    _lock.release()
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)
