@@ -26,6 +26,7 @@ from ltrscale.storage.files import (
     write_bytes,
 )
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
+from ltrscale.storage.names import listed_file, listed_path, period_name
 from ltrscale.storage.urls import absolute, is_local, join, local_path
 
 __all__ = [
@@ -43,10 +44,13 @@ __all__ = [
     "is_local",
     "join",
     "list_files",
+    "listed_file",
+    "listed_path",
     "local_path",
     "named_errors",
     "open_input",
     "patiently",
+    "period_name",
     "read_bytes",
     "read_manifest",
     "read_verified",

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files
+from ltrscale.storage import files, names
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.urls import is_local, join, local_path
 
@@ -32,6 +32,7 @@ def read_manifest(url: str) -> dict[str, Any] | None:
         raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")
+    names.check_files(manifest, path)
     return manifest
 
 
