@@ -122,3 +122,18 @@ def test_a_data_set_may_be_reached_through_a_symlink_and_have_symlinks_inside(da
     split = Split(data=(str(tmp_path / "link"),))
     assert select(split, labelled=False).n_groups == 2
     assert not preflight({"train": split}, PreflightConfig(check="content")).bad
+
+
+def test_what_a_symlink_leads_to_is_neither_deleted_by_a_commit_nor_read(tmp_path: Path) -> None:
+    out, precious = tmp_path / "out", tmp_path / "precious" / "a"
+    with storage.Commit(str(out)) as commit:
+        with commit.file("folder/a") as path:
+            path.write_text("x")
+        commit.finish({})
+    (out / "folder").rename(precious.parent)
+    (out / "folder").symlink_to(precious.parent)
+    with pytest.raises(InputError, match=r"out/folder/a: a symlink leads out of"), storage.Commit(str(out)) as commit:
+        commit.finish({})
+    with pytest.raises(InputError, match=r"out/folder/a: a symlink leads out of"):
+        storage.read_verified(str(out), "folder/a", storage.read_manifest(str(out)) or {})
+    assert precious.read_text() == "x"

@@ -42,7 +42,7 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
     Raises:
         InputError: the manifest does not list the file, or the file is missing or was changed.
     """
-    path = join(url, name)
+    path = names.listed_file(url, name)
     listed = _listed(manifest)
     if name not in listed:
         raise InputError(f"{path}: the manifest does not list it; make the directory again")
@@ -97,6 +97,8 @@ class Commit:
         self._waiting: dict[str, Path] = {}
         self._previous = None if part else read_manifest(url)
         self._replaced = _listed(self._previous)
+        for name in self._replaced:  # some of which are deleted at the end
+            names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
                 root = local_path(url)
