@@ -164,6 +164,17 @@ def read(data: str, out: str) -> dict[int, list[float]]:
     return found
 
 
+@pytest.mark.parametrize("period", ["/../../escaped", "../escaped"])
+def test_a_period_of_a_manifest_leads_nowhere_else(bundles: dict[str, str], tmp_path: Path, period: str) -> None:
+    url = write_data(str(tmp_path / "data"), {"p1": (5, 0)})
+    path = Path(url, storage.MANIFEST)
+    path.write_text(path.read_text().replace('"period": "p1"', f'"period": "{period}"'))
+    there = set(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"files\.0\.period: .* cannot be the name of a period"):
+        run(config(url, bundles["network"]), tmp_path / "deep" / "scores")
+    assert set(tmp_path.rglob("*")) == there
+
+
 @pytest.mark.parametrize("kind", ["trees", "network"])
 def test_every_group_gets_the_scores_of_the_bundle(
     data: str, bundles: dict[str, str], tmp_path: Path, kind: str

@@ -83,7 +83,7 @@ def _shown(features: Sequence[Feature], i: int) -> str:
 
 def schema_of(before: Dataset) -> pa.Schema:
     """The columns of a data set's files."""
-    return parquet.read_schema(storage.join(before.url, before.manifest.files[0].path))
+    return parquet.read_schema(storage.listed_file(before.url, before.manifest.files[0].path))
 
 
 def next_unit(before: Manifest) -> int:
@@ -98,7 +98,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
     fixed = {entry["period"] for entry in inputs}
     for file in before.manifest.files:
         if file.period not in fixed:
-            for batch in parquet.read_batches(storage.join(before.url, file.path), ["query_id"], _BATCH):
+            for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
                 yield hash_ids(batch.rows.column("query_id").to_pylist())
 
 

@@ -108,7 +108,7 @@ def _examine_file(place: _Place, sizes: Mapping[str, int], level: Level, file: D
     fault = _size_fault(sizes[path], file)
     if fault or level == "sizes":
         return fault or {}
-    with storage.named_errors(storage.join(place.url, file.path)):
+    with storage.named_errors(storage.listed_file(place.url, file.path)):
         return storage.patiently(lambda: _examine_open(place.filesystem, path, level, file))
 
 

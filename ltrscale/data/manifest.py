@@ -6,9 +6,9 @@ a data file.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ltrscale import storage
 from ltrscale.config import Config, digest, validate
@@ -22,6 +22,12 @@ class Feature(Config):
     kind: Literal["numeric", "categorical"] = "numeric"
 
 
+ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
+"""Of a file below the directory whose manifest lists it."""
+Period = Annotated[str, AfterValidator(storage.period_name)]
+"""The name of a period."""
+
+
 class Counts(NamedTuple):
     """What a row group holds: query groups, documents, and how many of the groups have labels."""
 
@@ -33,8 +39,8 @@ class Counts(NamedTuple):
 class DataFile(Config):
     """One Parquet file: name in the directory, period, size, content hash, counts of each row group."""
 
-    path: str
-    period: str
+    path: ListedPath
+    period: Period
     bytes: int
     sha256: str
     row_groups: tuple[Counts, ...]
@@ -82,7 +88,7 @@ class Manifest(Config):
     longest: int = 0
     """Documents of the longest group."""
     accounting: Accounting = Accounting()
-    quarantine: tuple[str, ...] = ()
+    quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""
     made_by: dict[str, Any] = Field(default_factory=dict)
     """Stage, config and input fingerprints; not part of the hash."""

@@ -14,7 +14,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
 from ltrscale.data.integrity import Columns, Level, Reason, examine
-from ltrscale.data.manifest import Counts, DataFile, Dataset
+from ltrscale.data.manifest import Counts, DataFile, Dataset, ListedPath
 from ltrscale.data.split import Split, chosen_files
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
@@ -35,7 +35,7 @@ class PreflightConfig(Config):
 class BadFile(Config):
     """A file that is not what its manifest lists, why, and the counts that are lost with it."""
 
-    path: str
+    path: ListedPath
     """Below the data set directory."""
     reason: Reason
     detail: str

@@ -144,7 +144,7 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
 
 def column_names(dataset: Dataset) -> list[str]:
     """The columns of a data set but for gid, as its first file has them."""
-    url = storage.join(dataset.url, dataset.manifest.files[0].path)
+    url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):
         names: list[str] = pq.read_schema(path, filesystem=filesystem).names

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.manifest import Counts, DataFile, Dataset
+from ltrscale.data.manifest import Counts, DataFile, Dataset, ListedPath, Period
 from ltrscale.errors import InputError
 
 SCORES = "scores"
@@ -33,11 +33,11 @@ _SCHEMA = pa.schema([("gid", pa.int64()), (SCORES, pa.list_(pa.float64()))])
 class ScoreFile(Config):
     """The scores of one data file."""
 
-    path: str
+    path: ListedPath
     """Name in the directory of the period."""
     bytes: int
     sha256: str
-    data: str
+    data: ListedPath
     """Path of the data file in its data set."""
     data_sha256: str
     """Content hash of the data file that was scored."""
@@ -48,7 +48,7 @@ class PeriodScores(Config):
 
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
-    period: str
+    period: Period
     files: tuple[ScoreFile, ...]
     """One for each data file of the period, in the order of the data set's manifest."""
     groups: int
@@ -135,7 +135,7 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             both = f"periods {first.period!r} and {period!r} were scored by different bundles"
             raise InputError(f"{url}: {both}; score them again with one by jobs.score")
         directory = period_url(url, period)
-        found |= {file.data: Found(storage.join(directory, file.path), file.sha256) for file in scores.files}
+        found |= {file.data: Found(storage.listed_file(directory, file.path), file.sha256) for file in scores.files}
     return found
 
 

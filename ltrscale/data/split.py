@@ -156,7 +156,7 @@ class _Part:
         """Their files with their URLs, in the order of the manifest."""
         for file in self.dataset.manifest.files:
             if file.period in self.periods:
-                yield storage.join(self.dataset.url, file.path), file
+                yield storage.listed_file(self.dataset.url, file.path), file
 
 
 def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:

@@ -12,7 +12,7 @@ import numpy as np
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.manifest import Counts, DataFile
+from ltrscale.data.manifest import Counts, DataFile, Period
 from ltrscale.data.scores import Scored, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.split import RowGroup
 from ltrscale.data.stream import iterate
@@ -27,7 +27,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Done(Config):
     """A file of scores, in place."""
 
-    period: str
+    period: Period
     file: ScoreFile
     counts: Counts
 
@@ -48,7 +48,7 @@ class FileScorer:
 
     def score(self, file: DataFile, advance: Advance) -> Done:
         """Score one file; its scores are in place, for the commit of the period to take over."""
-        url = storage.join(self._plan.dataset.url, file.path)
+        url = storage.listed_file(self._plan.dataset.url, file.path)
         with storage.Commit(period_url(self._plan.out, file.period), part=True) as commit:
             with commit.file(file_name(file)) as path:
                 counts = write_file(path, file.row_groups, self._scored(url, advance))

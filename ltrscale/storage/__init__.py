@@ -39,6 +39,7 @@ from ltrscale.storage.files import (
 )
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
+from ltrscale.storage.names import listed_file, listed_path, period_name
 from ltrscale.storage.urls import absolute, is_local, join, local_path
 
 __all__ = [
@@ -64,10 +65,13 @@ __all__ = [
     "join",
     "join_leases",
     "list_files",
+    "listed_file",
+    "listed_path",
     "local_path",
     "named_errors",
     "open_input",
     "patiently",
+    "period_name",
     "read_bytes",
     "read_manifest",
     "read_verified",

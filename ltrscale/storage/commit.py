@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files, scratch
+from ltrscale.storage import files, names, scratch
 from ltrscale.storage import lease as leases
 from ltrscale.storage.committed import (
     KEPT,
@@ -82,6 +82,8 @@ class Commit:
         self._replaced, self._stale = listed_in(previous), set(names_in(previous))
         if not part:
             delete_kept(url)
+        for name in self._stale:  # some of which are deleted at the end
+            names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
                 root = local_path(url)

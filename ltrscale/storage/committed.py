@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ltrscale.errors import InputError
-from ltrscale.storage import files
+from ltrscale.storage import files, names
 from ltrscale.storage import lease as leases
 from ltrscale.storage.urls import is_local, join, local_path
 
@@ -43,6 +43,7 @@ def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
         raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")
+    names.check_files(manifest, path)
     return manifest
 
 
@@ -52,7 +53,7 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
     Raises:
         InputError: the manifest does not list the file, or the file is missing or was changed.
     """
-    path = join(url, name)
+    path = names.listed_file(url, name)
     listed = listed_in(manifest)
     if name not in listed:
         raise InputError(f"{path}: the manifest does not list it; make the directory again")
@@ -110,7 +111,7 @@ def withdraw(url: str, own: re.Pattern[str] | None = None) -> None:
     check_lease(url)
     files.remove(join(url, MANIFEST))
     for name in listed:
-        files.remove_with_folders(join(url, name), url)
+        files.remove_with_folders(names.listed_file(url, name), url)
     if is_local(url):
         files.remove_empty(local_path(url), local_path(url).parent)
 
@@ -122,13 +123,13 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
         url: the directory.
         loose: names of files, such as `log.txt` or `run/log.txt`.
     """
-    names = files.below(url)
-    for name in names:
+    there = files.below(url)
+    for name in there:
         if name.rpartition("/")[2] == MANIFEST:
             withdraw(join(url, name.rpartition("/")[0]))
-    for name in names:
+    for name in there:
         if any(f"/{name}".endswith(f"/{ending}") for ending in loose):
-            files.remove_with_folders(join(url, name), url)
+            files.remove_with_folders(names.listed_file(url, name), url)
 
 
 def delete_kept(url: str) -> None:
@@ -136,7 +137,7 @@ def delete_kept(url: str) -> None:
     data = files.read_if_there(join(url, KEPT))
     if data is not None:
         for name in listed_in(parse_manifest(data, join(url, KEPT))):
-            files.remove_with_folders(join(url, name), url)
+            files.remove_with_folders(names.listed_file(url, name), url)
         files.remove(join(url, KEPT))
 
 
@@ -161,7 +162,7 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     listed = {f"{folder}{path}" for folder in folders for path in names_in(read_manifest(join(url, folder)))}
     orphans = [name for name in found if name not in listed]
     for name in orphans:
-        files.remove_with_folders(join(url, name), url)
+        files.remove_with_folders(names.listed_file(url, name), url)
     if orphans:
         _log.info("%s: removed %d files that a writer before had left", url, len(orphans))
 

@@ -1,0 +1,120 @@
+"""Names that a manifest lists: checked when they are read, so that none leads out of its directory."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ltrscale.errors import InputError
+from ltrscale.storage.urls import is_local, join, local_path
+
+_PART_BYTES, _PATH_BYTES = 255, 1024
+_PATTERNS = set("\\*?[]")
+"""What file systems take for a separator or a pattern; a pattern that is deleted would delete what it matches."""
+_RESERVED = {"manifest.json"}
+_NOT_FIRST = {"run"}
+"""The directory of a job's own log, which no manifest owns."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 100
+
+
+def listed_path(text: str) -> str:
+    """The text, where it can be the path of a file below the directory that lists it.
+
+    Raises:
+        ValueError: it cannot; says why.
+
+    Example:
+        >>> listed_path("period=2026-W07/part-0.parquet")
+        'period=2026-W07/part-0.parquet'
+        >>> listed_path("../precious")
+        Traceback (most recent call last):
+        ValueError: '../precious' cannot be the path of a listed file: a part is '..'
+    """
+    parts = text.split("/")
+    fault = next(filter(None, map(_part_fault, parts)), None)
+    if fault is None and len(text.encode()) > _PATH_BYTES:
+        fault = f"longer than {_PATH_BYTES} bytes"
+    if fault is None and (parts[0] in _NOT_FIRST or _RESERVED.intersection(parts)):
+        fault = "it is reserved"
+    if fault:
+        raise ValueError(f"{text[:_SHOWN]!r} cannot be the path of a listed file: {fault}")
+    return text
+
+
+def period_name(text: str) -> str:
+    """The text, where it can be the name of a period, which a directory is named after.
+
+    Raises:
+        ValueError: it cannot; says why.
+    """
+    fault = "it has a '/'" if "/" in text else _part_fault(text, f"period={text}")
+    if fault:
+        raise ValueError(f"{text[:_SHOWN]!r} cannot be the name of a period: {fault}")
+    return text
+
+
+def _part_fault(part: str, on_disk: str = "") -> str | None:
+    """Why a text cannot be one part of a path; None where it can."""
+    if not part:
+        return "a part is empty"
+    if part[0] == ".":
+        return f"a part is {part[:_SHOWN]!r}" if part in (".", "..") else "a part begins with '.'"
+    if not part.isprintable() or _PATTERNS.intersection(part):
+        return "it has a control character or one of \\ * ? [ ]"
+    return f"a part is longer than {_PART_BYTES} bytes" if len((on_disk or part).encode()) > _PART_BYTES else None
+
+
+def check_files(manifest: Mapping[str, Any], where: str) -> None:
+    """Check the files that a manifest lists: paths below its directory, each once, with content hash and size.
+
+    Raises:
+        InputError: one is something else; names it.
+    """
+    files, seen = manifest.get("files", []), set()
+    if not isinstance(files, list):
+        raise InputError(f"{where}: files is no list; make the directory again")
+    for i, file in enumerate(files):
+        fault = _file_fault(file)
+        if fault is None and file["path"] in seen:
+            fault = f"{file['path']!r} is listed twice"
+        if fault:
+            raise InputError(f"{where}: files.{i}: {fault}; use nothing of it, and make the directory again")
+        seen.add(file["path"])
+    for name in manifest.get("quarantine", []):
+        try:
+            listed_path(str(name))
+        except ValueError as error:
+            raise InputError(f"{where}: quarantine: {error}; use nothing of it, and make the directory again") from None
+
+
+def _file_fault(file: Any) -> str | None:
+    """Why an entry is no listed file; None where it is one."""
+    if not isinstance(file, dict) or not isinstance(file.get("path"), str):
+        return "no path"
+    try:
+        listed_path(file["path"])
+    except ValueError as error:
+        return str(error)
+    digest, size = file.get("sha256"), file.get("bytes", 0)
+    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+        return f"sha256 of {file['path']!r} is no content hash of 64 digits"
+    if type(size) is not int or not 0 <= size < 1 << 63:
+        return f"bytes of {file['path']!r} is no size"
+    return None
+
+
+def listed_file(url: str, name: str) -> str:
+    """The URL of a file that the manifest of a directory lists.
+
+    The directory itself may be reached through a symlink; what it lists must then lie below it.
+
+    Raises:
+        InputError: a symlink on a local disk leads out of the directory.
+    """
+    path = join(url, name)
+    if is_local(url):
+        root = os.path.realpath(local_path(url))
+        if not os.path.realpath(local_path(path)).startswith(root.rstrip("/") + "/"):
+            raise InputError(f"{path}: a symlink leads out of {url}; put the file itself there")
+    return path
