@@ -1,21 +1,40 @@
-"""A proxy in front of an S3 server that answers 503 SlowDown to a share of the requests."""
+"""A proxy in front of an S3 server that fails a share of the requests: refused, their connection reset, or gone."""
 
 import http.client
 import random
+import socket
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 Match = Callable[[str, str], bool]
 """Whether a request (method, path with query) is one of those that may fail."""
 
-_SLOW_DOWN = (
-    b'<?xml version="1.0" encoding="UTF-8"?>\n'
-    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
+
+class Refusal(NamedTuple):
+    """An answer of S3 that is an error."""
+
+    status: int
+    code: str
+    message: str
+
+    def content(self) -> bytes:
+        """The XML of the answer; one to a HEAD request goes without."""
+        text = f"<Error><Code>{self.code}</Code><Message>{self.message}</Message></Error>"
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
+
+
+SLOW_DOWN = Refusal(503, "SlowDown", "Please reduce your request rate.")
+EXPIRED = Refusal(400, "ExpiredToken", "The provided token has expired.")
+
+Fault = Refusal | Literal["reset", "cut"]
+"""How a request fails: it is refused, its connection is reset, or that is done in the middle of the answer."""
+
 _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
@@ -28,17 +47,35 @@ class FaultyProxy:
 
     def __init__(self, target: str, share: float, *, seed: int = 0, after: bool = False) -> None:
         self.share, self.after = share, after
+        self.fault: Fault = SLOW_DOWN
         self.match: Match = lambda _method, _path: True
         self.requests = self.failed = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
-        handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
+        self._server = self._listen(0)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def _listen(self, port: int) -> "_Server":
+        server = _Server(("127.0.0.1", port), self._handler)
+        self._thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        return server
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        """While the block runs connections are refused, and those that are open are reset with their next request."""
+        before = self.share, self.fault, self.match
+        self.share, self.fault, self.match = 1.0, "reset", lambda _method, _path: True
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.share, self.fault, self.match = before
+            self._server = self._listen(self._server.server_port)
+            self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,6 +98,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # clients keep connections open
 
+    def shutdown_request(self, request: Any) -> None:
+        """Close at once, without saying before that no more is sent: a reset is to be one."""
+        self.close_request(request)
+
 
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a client, with one connection of its own to the server."""
@@ -74,14 +115,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self._body()
         failing = self.proxy.fails(self.command, self.path)
-        if failing and not self.proxy.after:
-            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
-            return
-        status, headers, content = self._forward(body)
-        if failing:
-            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
+        fault = self.proxy.fault
+        answer = self._forward(body) if not failing or self.proxy.after or fault == "cut" else None
+        if not failing and answer is not None:
+            self._answer(*answer)
+        elif isinstance(fault, Refusal):
+            self._answer(fault.status, {"Content-Type": "application/xml"}, fault.content())
         else:
-            self._answer(status, headers, content)
+            if fault == "cut" and answer is not None:
+                self._answer(*answer, cut=True)
+            self._reset()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
@@ -121,7 +164,12 @@ class _Handler(BaseHTTPRequestHandler):
             kept["Content-Length"] = length
         return kept
 
-    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+    def _reset(self) -> None:
+        """Let the end of the connection, which is near, be a reset."""
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, *, cut: bool = False) -> None:
         self.send_response_only(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -130,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif status != 204:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) // 2] if cut else content)
 
     def finish(self) -> None:
         super().finish()

@@ -7,11 +7,12 @@ leaves a moment: writers of one directory are to run one at a time. The same rul
 is committed on a local disk is flushed to it first, so that it survives a crash of the machine.
 
 An S3 endpoint other than Amazon's is named by the environment variable `AWS_ENDPOINT_URL`, as in Amazon's own tools.
-Requests that S3 answers with 503 are repeated for about half a minute.
+Where S3 cannot be reached or is overloaded, requests are repeated for three minutes, or the seconds that
+`LTRSCALE_STORAGE_PATIENCE_S` says; a refusal that will not pass is told at once.
 """
 
 from ltrscale.storage.commit import MANIFEST, Commit, Placed, read_manifest, read_verified
-from ltrscale.storage.faults import is_fault, named_errors, patiently
+from ltrscale.storage.faults import is_fault, named_errors
 from ltrscale.storage.files import (
     children,
     create_exclusively,
@@ -26,6 +27,7 @@ from ltrscale.storage.files import (
     write_bytes,
 )
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
+from ltrscale.storage.patience import patiently
 from ltrscale.storage.urls import absolute, is_local, join, local_path
 
 __all__ = [
