@@ -16,6 +16,13 @@ class InputError(Exception):
         super().__init__(" ".join(message.split()))
 
 
+class UnavailableError(InputError):
+    """Storage could not be reached, or was overloaded, for as long as is waited for it.
+
+    The same may succeed later, so workers that fail with it are started again, as after any other failure.
+    """
+
+
 class Stopped(Exception):  # noqa: N818 - it is none
     """The work was asked to stop, and the same command goes on from its newest checkpoint.
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import s3fs
 
 from ltrscale import storage
 from ltrscale.errors import InputError
+from ltrscale.storage.patience import PATIENCE
+from ltrscale.storage.s3 import PatientS3
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -28,9 +29,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def other_keys(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Changes the environment's keys; file systems made before and within are forgotten."""
     assert s3
-    s3fs.S3FileSystem.clear_instance_cache()
+    PatientS3.clear_instance_cache()
     yield monkeypatch
-    s3fs.S3FileSystem.clear_instance_cache()
+    PatientS3.clear_instance_cache()
 
 
 def commit(url: str, files: dict[str, str], **manifest: object) -> None:
@@ -370,7 +371,7 @@ def test_a_missing_bucket_is_told_in_one_line(s3: str, action: str) -> None:
 @pytest.mark.s3
 def test_a_server_that_does_not_answer_is_told_in_one_line(s3: str, other_keys: pytest.MonkeyPatch) -> None:
     other_keys.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    other_keys.setenv("AWS_MAX_ATTEMPTS", "1")
+    other_keys.setenv(PATIENCE, "1")
     with pytest.raises(InputError, match="check the network and AWS_ENDPOINT_URL"):
         storage.read_bytes(storage.join(s3, "file"))
 

@@ -9,6 +9,7 @@ from jobs.chaos.arena import Arena
 from jobs.chaos.commands import Command
 from jobs.chaos.faults import Fault, Kind
 from jobs.chaos.processes import Process, choose, marked
+from ltrscale.workflows.benches.faulty_proxy import SLOW_DOWN
 
 _THINGS: dict[Kind, str] = {
     "outage": "connections",
@@ -80,7 +81,7 @@ class Havoc:
                 arena.fill_disk()
                 undo, text = arena.empty_disk, f"TMPDIR full {seconds}"
             case _:
-                proxy.how = "reset" if fault.kind == "resets" else "busy"
+                proxy.fault = "reset" if fault.kind == "resets" else SLOW_DOWN
                 proxy.share = 0.2 + 0.7 * fault.share
                 undo, text = self._answer_all, f"{fault.kind} in {proxy.share:.0%} of the requests {seconds}"
         self._until(fault, _THINGS[fault.kind], undo)

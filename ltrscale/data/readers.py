@@ -109,7 +109,7 @@ def read_with_ray(
         if not isinstance(error.cause, InputError):
             raise
         message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray appends advice on its own retries
-        raise InputError(message) from None
+        raise type(error.cause)(message) from None
 
 
 def _parts(row_groups: Sequence[RowGroup]) -> list[_Part]:

@@ -105,7 +105,9 @@ def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
 def _nearest(row_group: RowGroup, name: str) -> str:
     """The column of a file that may be meant, to end an error."""
     filesystem, path = storage.arrow_filesystem(row_group.url)
-    known = [known for known in pq.read_schema(path, filesystem=filesystem).names if known.startswith("meta_")]
+    with storage.named_errors(row_group.url):
+        names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    known = [known for known in names if known.startswith("meta_")]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0)
     return (
         f"the nearest is {near[0]!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"

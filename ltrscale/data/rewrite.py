@@ -147,7 +147,7 @@ def column_names(dataset: Dataset) -> list[str]:
     url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):
-        names: list[str] = pq.read_schema(path, filesystem=filesystem).names
+        names: list[str] = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
     return [name for name in names if name != "gid"]
 
 

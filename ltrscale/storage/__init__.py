@@ -7,7 +7,8 @@ output directory by a lease, so that the same work is not done twice at once (`l
 disk and on S3. What is committed on a local disk is flushed to it first, so that it survives a crash of the machine.
 
 An S3 endpoint other than Amazon's is named by the environment variable `AWS_ENDPOINT_URL`, as in Amazon's own tools.
-Requests that S3 answers with 503 are repeated for about half a minute.
+Where S3 cannot be reached or is overloaded, requests are repeated for three minutes, or the seconds that
+`LTRSCALE_STORAGE_PATIENCE_S` says; a refusal that will not pass is told at once.
 """
 
 from ltrscale.storage import scratch
@@ -22,7 +23,7 @@ from ltrscale.storage.committed import (
     withdraw,
     withdraw_below,
 )
-from ltrscale.storage.faults import is_fault, named_errors, patiently
+from ltrscale.storage.faults import is_fault, named_errors
 from ltrscale.storage.files import (
     children,
     create_exclusively,
@@ -40,6 +41,7 @@ from ltrscale.storage.files import (
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
 from ltrscale.storage.names import listed_file, listed_path, period_name
+from ltrscale.storage.patience import patiently
 from ltrscale.storage.urls import absolute, is_local, join, local_path
 
 __all__ = [

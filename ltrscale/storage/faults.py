@@ -1,37 +1,55 @@
-"""What storage fails with, as one line that names the URL and the remedy; and what is worth another try."""
+"""What storage fails with, as one line that names the URL and the remedy; and what may pass by itself."""
 
 import errno
 import re
 import shutil
+import ssl
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
-from botocore.exceptions import (  # type: ignore[import-untyped]
-    BotoCoreError,
-    CredentialRetrievalError,
-    NoCredentialsError,
-    PartialCredentialsError,
-)
+from botocore import exceptions as boto  # type: ignore[import-untyped]
 
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage.urls import is_local, local_path
 
-T = TypeVar("T")
 
-_PATIENCE = 40.0
-"""Seconds for which `patiently` tries again."""
+class _Refusal(NamedTuple):
+    """What a store has answered: the code of S3 and the status of HTTP, each empty or 0 where it is not told."""
 
-# pyarrow tells what S3 answered in the text of an OSError only
-_ARROW_FAULT = "AWS Error "
-_DENIED = re.compile(r"AWS Error (ACCESS_DENIED|INVALID_|MISSING_AUTH|SIGNATURE_|UNRECOGNIZED_CLIENT|REQUEST_EXPIRED)")
-_OVERLOADED = re.compile(
-    r"AWS Error (SLOW_DOWN|SERVICE_UNAVAILABLE|THROTTLING|INTERNAL_FAILURE|REQUEST_TIMEOUT|UNKNOWN \(HTTP status 50)"
-)
+    code: str
+    status: int
+
+
+# pyarrow tells what S3 answered, and what became of the connection, in the text of an OSError only
+_ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
+_ARROW_NAME = re.compile(r"ExceptionName: (\w+)")  # where it has no name of its own
+_ARROW_CERTIFICATE = re.compile(r"curlCode: (51|60|77)\b")
 _FULL = re.compile(r"No space left on device|[Qq]uota exceeded|os error (28|122)\b")
+
+_NETWORK = "NetworkConnection"
+_OVERLOADED = {
+    "IncompleteBody", "InternalError", "InternalFailure", "OperationAborted", "RequestThrottled", "RequestTimeout",
+    "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests",
+}  # fmt: skip
+_OVERLOADED_STATUS = {429, 500, 502, 503, 504}
+_EXPIRED = "the keys have expired; renew AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"
+_REMEDIES = {
+    "AuthorizationHeaderMalformed": "check AWS_DEFAULT_REGION",
+    "ExpiredToken": _EXPIRED,
+    "NoSuchBucket": "check the path",
+    "PermanentRedirect": "check AWS_DEFAULT_REGION",
+    "RequestExpired": _EXPIRED,
+    "RequestTimeTooSkewed": "the clocks of store and machine differ; set this machine's",
+    "TokenRefreshRequired": _EXPIRED,
+}
+_OF_KEYS = (
+    "AccessDenied", "InvalidAccessKey", "InvalidClientToken", "InvalidSecurity", "InvalidSignature", "InvalidToken",
+    "MissingAuth", "Signature", "UnrecognizedClient",
+)  # fmt: skip
+_NO_KEYS = (PermissionError, boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
 
 
 def is_fault(error: BaseException) -> bool:
@@ -41,8 +59,50 @@ def is_fault(error: BaseException) -> bool:
     a text of its own.
     """
     if isinstance(error, OSError):
-        return error.errno is not None or _ARROW_FAULT in str(error)
-    return isinstance(error, BotoCoreError)
+        return error.errno is not None or _refusal(error) is not None or _is_unreachable(error)
+    return isinstance(error, boto.BotoCoreError)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a store cannot be reached, or cannot serve now: what is worth another try."""
+    return _is_unreachable(error) or _is_overload(error)
+
+
+def is_unexplained(error: Exception) -> bool:
+    """Whether a store has refused without a reason, as it does in the answer to a HEAD request."""
+    refusal = _refusal(error)
+    return refusal is not None and refusal.code.isdecimal() and refusal.status in (400, 403)
+
+
+def _refusal(error: BaseException) -> _Refusal | None:
+    """What a store has answered; None where it was none that failed, or gave no answer."""
+    cause = error if isinstance(error, boto.ClientError) else error.__cause__  # s3fs raises an OSError from it
+    if isinstance(cause, boto.ClientError):
+        answer = cause.response
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return _Refusal(str(answer.get("Error", {}).get("Code", "")), int(status))
+    if (found := _ARROW.search(str(error))) is None:
+        return None
+    name = _ARROW_NAME.search(str(error))
+    code = name[1] if name else "".join(word.capitalize() for word in found[1].split("_"))
+    return _Refusal(code, int(found[2] or 0))
+
+
+def _is_overload(error: Exception) -> bool:
+    refusal = _refusal(error)
+    return refusal is not None and (refusal.code in _OVERLOADED or refusal.status in _OVERLOADED_STATUS)
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether there was no connection, or it ended before all of the answer had come."""
+    if isinstance(error, boto.SSLError):
+        return not isinstance(error.kwargs.get("error"), ssl.SSLCertVerificationError)
+    if isinstance(error, boto.ConnectionError | boto.HTTPClientError | boto.IncompleteReadError):
+        return True
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    refusal = _refusal(error)
+    return refusal is not None and refusal.code == _NETWORK and _ARROW_CERTIFICATE.search(str(error)) is None
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -72,12 +132,18 @@ def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[No
         url: what is read or written.
         doing: the verb of the message.
         need: bytes to be written, where they are known, for the message of a full disk.
+
+    Raises:
+        UnavailableError: the store cannot be reached or is overloaded.
+        InputError: anything else that storage fails with.
     """
     try:
         yield
-    except (OSError, BotoCoreError) as error:  # s3fs lets some of botocore's errors through
+    except (OSError, boto.BotoCoreError) as error:  # s3fs lets some of botocore's errors through
         if is_disk_full(error):
             raise disk_full(url, need, _folder(url)) from error
+        if not is_local(url) and may_pass(error):
+            raise UnavailableError(f"{url}: cannot {doing}: {_unavailable(error, url)}") from error
         raise InputError(f"{url}: {_explanation(error, url, doing)}") from error
 
 
@@ -89,43 +155,37 @@ def _folder(url: str) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
+def _unavailable(error: Exception, url: str) -> str:
+    if _is_overload(error):
+        return f"the store is overloaded and refused every retry ({error}); run it again later"
+    endpoint = " and AWS_ENDPOINT_URL" if url.startswith("s3://") else ""
+    return f"the store does not answer ({error}); check the network{endpoint}"
+
+
 def _explanation(error: Exception, url: str, doing: str) -> str:
-    s3, text = url.startswith("s3://"), str(error)
+    text, keys = str(error), "check your credentials"
+    if url.startswith("s3://"):
+        keys = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if is_local(url):
+        keys = "check its mode"
+    refusal = _refusal(error)
+    if refusal is not None and refusal.code in _REMEDIES:
+        return f"cannot {doing}: the store refused with {refusal.code} ({text}); {_REMEDIES[refusal.code]}"
     if isinstance(error, FileNotFoundError):
         return "no such file, directory or bucket; check the path"
-    denied = (PermissionError, NoCredentialsError, PartialCredentialsError, CredentialRetrievalError)
-    if isinstance(error, denied) or _DENIED.search(text):
-        keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" if s3 else "your credentials"
-        return f"no permission to {doing} ({text}); {'check its mode' if is_local(url) else f'check {keys}'}"
+    if isinstance(error, _NO_KEYS) or (refusal is not None and _is_of_keys(refusal)):
+        return f"no permission to {doing} ({text}); {keys}"
     if isinstance(error, NotADirectoryError):
         return f"cannot {doing}: a part of this path is a file; choose another path"
     if isinstance(error, IsADirectoryError):
         return f"cannot {doing}: {error.strerror}; name a file where a file is wanted"
     if is_local(url):
         return f"cannot {doing}: {text}; check the disk"
-    if _is_overload(error):
-        return f"cannot {doing}: the store is overloaded and refused every retry ({text}); run it again later"
-    return f"cannot {doing}: {text}; check the network{' and AWS_ENDPOINT_URL' if s3 else ''}"
+    if refusal is not None:
+        return f"cannot {doing}: the store refused ({text}); {keys}, and that they have not expired"
+    return f"cannot {doing}: {text}; check the path and the settings of the store"
 
 
-def _is_overload(error: Exception) -> bool:
-    """Whether a remote store has answered that it cannot serve now."""
-    by_s3fs = getattr(error, "errno", None) in (errno.EBUSY, errno.EREMOTEIO)
-    return by_s3fs or _OVERLOADED.search(str(error)) is not None
-
-
-def patiently(call: Callable[[], T]) -> T:
-    """What `call` returns; called again for most of a minute where S3 is overloaded.
-
-    For reads through `arrow_filesystem`, whose own retries are few seconds each: a file that is open can be read again.
-
-    Raises:
-        OSError: as `call`, once patience is at its end or at once if it has failed otherwise.
-    """
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return call()
-        except OSError as error:
-            if not _OVERLOADED.search(str(error)) or time.monotonic() > end:
-                raise
+def _is_of_keys(refusal: _Refusal) -> bool:
+    """Whether a store does not accept the keys, or what they are to do."""
+    return refusal.status in (401, 403) or refusal.code.startswith(_OF_KEYS)

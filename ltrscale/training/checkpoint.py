@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from ltrscale import storage
 from ltrscale.config import is_made_by
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.progress import log
 from ltrscale.training.loop import StepResult, Trainer
@@ -152,6 +152,8 @@ class Checkpoints:
         if chosen is not None and snapshot is None:
             try:
                 snapshot = read(chosen)
+            except UnavailableError:
+                raise
             except InputError as error:
                 raise InputError(f"{error}; rank 0 can read it: put out where all workers reach it") from error
         return snapshot
@@ -171,6 +173,8 @@ class Checkpoints:
                 else:
                     snapshot = read(checkpoint)
                     self._good.append(checkpoint)
+            except UnavailableError:  # of a checkpoint that may be whole
+                raise
             except InputError as error:
                 log.warning("%s; trying the checkpoint before", error)
                 self._stale.add(checkpoint)

@@ -14,7 +14,7 @@ from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.parts import Part, Run, cut, run_here
 from ltrscale.data.split import Selection
 from ltrscale.data.stream import iterate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.build import EncoderConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, make_transform, wanted
@@ -124,6 +124,8 @@ def _kept(url: str, origin: dict[str, object], make: Callable[[], dict[str, Tens
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
             log.info("%s: made before with the same settings and data; read from there", url)
             return safetensors.torch.load(data)
+        except UnavailableError:
+            raise
         except InputError as error:
             log.warning("%s; making it again", error)
     tensors = make()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3fs
 import torch
 import torch.multiprocessing as mp
 from disks import small_disk_at
@@ -22,12 +21,15 @@ from trainers import make_trainer
 
 from ltrscale import bundle, storage
 from ltrscale.data.split import Split
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
+from ltrscale.storage.patience import PATIENCE
+from ltrscale.storage.s3 import PatientS3
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.training.snapshot import Progress, Snapshot
+from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 
 Weights = dict[str, Tensor]
 CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
@@ -300,8 +302,9 @@ def test_a_store_that_cannot_be_reached_for_a_while(
 ) -> None:
     def endpoint(url: str) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        s3fs.S3FileSystem.clear_instance_cache()
+        PatientS3.clear_instance_cache()
 
+    monkeypatch.setenv(PATIENCE, "1")
     out, there = storage.join(s3, tmp_path.name), os.environ["AWS_ENDPOINT_URL"]
     faults = Faults(caplog, lambda: endpoint("http://127.0.0.1:9"), lambda: endpoint(there))
     run_pretraining(synthetic_dataset, out, faults)
@@ -310,3 +313,26 @@ def test_a_store_that_cannot_be_reached_for_a_while(
     assert len(of_checkpoints) == 2
     assert all(f"{out}/checkpoints/" in w and "check the network and AWS_ENDPOINT_URL" in w for w in of_checkpoints)
     assert bundle.load(out).content == undisturbed
+
+
+@pytest.mark.s3
+def test_a_checkpoint_that_cannot_be_reached_is_not_taken_for_a_damaged_one(
+    synthetic_dataset: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, url = str(tmp_path / "base"), storage.join(s3, tmp_path.name)
+    Story(synthetic_dataset, local)
+    PatientS3.clear_instance_cache()
+    storage.filesystem(url)[0].put(local + "/", url, recursive=True)
+    monkeypatch.setenv(PATIENCE, "1")
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 1.0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        PatientS3.clear_instance_cache()
+        proxy.fault, proxy.match = "reset", lambda _, path: "step-00000002/" in path and not path.endswith(".json")
+        with checkpoints_in(url) as saver, pytest.raises(UnavailableError, match="step-00000002"):
+            saver.newest()
+        proxy.share = 0.0
+        with checkpoints_in(url) as saver:
+            snapshot = saver.newest()
+        assert snapshot is not None
+        assert snapshot.step == 2
+    PatientS3.clear_instance_cache()

@@ -1,12 +1,16 @@
 """What the storage does to us: it is overloaded, refuses, is not there, or is full."""
 
+import contextlib
+import functools
 import itertools
+import logging
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import s3fs
 import safetensors.torch
 import torch
 from disks import small_disk_at
@@ -27,9 +30,11 @@ from ltrscale.data.readers import read_direct
 from ltrscale.data.seen import SeenHashes
 from ltrscale.data.split import RowGroup, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
-from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
+from ltrscale.storage.patience import PATIENCE, patience_s
+from ltrscale.storage.s3 import PatientS3
+from ltrscale.workflows.benches.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -40,9 +45,9 @@ def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Mon
     """Changes endpoint and keys; file systems made before and within are forgotten."""
     assert s3
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3fs.S3FileSystem.clear_instance_cache()
+    PatientS3.clear_instance_cache()
     yield monkeypatch
-    s3fs.S3FileSystem.clear_instance_cache()
+    PatientS3.clear_instance_cache()
 
 
 @pytest.fixture
@@ -149,15 +154,19 @@ def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_sam
 
 @pytest.mark.slow
 @pytest.mark.s3
-@pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_a_row_group_is_read_after_more_refusals_than_pyarrow_takes(
-    proxy: FaultyProxy, url: str, method: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [("HEAD", SLOW_DOWN), ("GET", SLOW_DOWN), ("HEAD", "reset"), ("GET", "reset"), ("GET", "cut")],
+    ids=lambda value: value.code if isinstance(value, Refusal) else value,
+)
+def test_a_row_group_is_read_after_more_failures_than_pyarrow_takes(
+    proxy: FaultyProxy, url: str, method: str, fault: Fault, tmp_path: Path
 ) -> None:
     table = pa.table({"x": [1.0, 2.0]})
     pq.write_table(table, tmp_path / "table")
     storage.write_bytes(url, (tmp_path / "table").read_bytes())
-    proxy.share, refused = 1.0, itertools.count()
-    proxy.match = lambda used, _: used == method and next(refused) < 12
+    proxy.share, proxy.fault, failed = 1.0, fault, itertools.count()
+    proxy.match = lambda used, _: used == method and next(failed) < 12
     row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
     (read,) = read_direct([row_group], ["x"])
     assert read.equals(table)
@@ -172,7 +181,7 @@ def test_a_store_that_fails_is_not_taken_for_a_damaged_file(
     storage.write_bytes(url, (tmp_path / "table").read_bytes())
     row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
     environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    s3fs.S3FileSystem.clear_instance_cache()
+    PatientS3.clear_instance_cache()
     for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_batches(url, ["x"], 10))):
         with pytest.raises(InputError, match=f"^{url}: no permission to read .*check AWS_ACCESS_KEY_ID"):
             read()
@@ -191,43 +200,77 @@ ACTIONS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.s3
-def test_a_store_that_refuses_everything_is_told_within_two_minutes(proxy: FaultyProxy, url: str) -> None:
-    path = storage.join(url, "file")
-    storage.write_bytes(path, b"x")
-    told: dict[str, tuple[str, float]] = {}
-
-    def begin_a_commit() -> None:
-        with storage.Commit(url) as writer, writer.file("a") as local:
-            local.write_bytes(bytes(20 * MIB))
-            begun.wait()
+def messages(actions: Mapping[str, Callable[[], Any]], path: str) -> dict[str, tuple[InputError, float]]:
+    """What each action, all at once, ends with, and after how many seconds."""
+    told: dict[str, tuple[InputError, float]] = {}
 
     def act(name: str) -> None:
         began = time.monotonic()
         with pytest.raises(InputError) as error, storage.named_errors(path):
-            begin_a_commit() if name == "open commit" else ACTIONS[name](path)
-        told[name] = str(error.value), time.monotonic() - began
+            actions[name]()
+        told[name] = error.value, time.monotonic() - began
 
-    begun = threading.Barrier(2)
-    names = [*ACTIONS, "open commit"]
-    threads = {name: threading.Thread(target=act, args=(name,)) for name in names}
-    threads["open commit"].start()
-    while not begun.n_waiting:
-        time.sleep(0.01)
-    proxy.share = 1.0
-    begun.wait()
-    for name in ACTIONS:
-        threads[name].start()
-    for thread in threads.values():
-        thread.join(timeout=150)
-    assert told.keys() == set(names)
-    for name, (message, seconds) in told.items():
-        assert url in message, name
-        assert "the store is overloaded" in message, name
-        assert "run it again later" in message, name
-        assert "\n" not in message, name
-        assert seconds < 120, name
+    threads = [threading.Thread(target=act, args=(name,)) for name in actions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert told.keys() == set(actions)
+    return told
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (SLOW_DOWN, "the store is overloaded .*run it again later"),
+        ("reset", "the store does not answer .*check the network and AWS_ENDPOINT_URL"),
+        ("gone", "the store does not answer .*check the network and AWS_ENDPOINT_URL"),
+    ],
+    ids=["overloaded", "reset", "gone"],
+)
+def test_patience_ends_in_one_line_for_all_that_waits(
+    proxy: FaultyProxy, environment: pytest.MonkeyPatch, url: str, fault: Fault, said: str
+) -> None:
+    path = storage.join(url, "file")
+    storage.write_bytes(path, b"x")
+    environment.setenv(PATIENCE, "2")
+    begun = threading.Event()
+
+    def ending_commit() -> None:
+        with storage.Commit(url) as writer, writer.file("a") as local:
+            local.write_bytes(bytes(20 * MIB))
+            begun.set()
+            failing.wait()
+
+    failing = threading.Event()
+    actions = {name: functools.partial(after, failing, act, path) for name, act in ACTIONS.items()}
+
+    def fail() -> None:
+        begun.wait()
+        with contextlib.ExitStack() as faults:
+            if fault == "gone":
+                faults.enter_context(proxy.gone())
+            else:
+                proxy.share, proxy.fault = 1.0, fault
+            failing.set()
+            over.wait()
+
+    over, failed = threading.Event(), threading.Thread(target=fail)
+    failed.start()
+    told = messages({**actions, "open commit": ending_commit}, path)
+    over.set()
+    failed.join()
+    for name, (error, seconds) in told.items():
+        assert isinstance(error, UnavailableError), name
+        assert re.search(f"{url}.*{said}", str(error)), name
+        assert "\n" not in str(error), name
+        assert seconds < 20, name  # not the patience of each request in turn
+
+
+def after(event: threading.Event, act: Callable[[str], Any], path: str) -> None:
+    event.wait()
+    act(path)
 
 
 def once() -> Callable[[], bool]:
@@ -254,6 +297,102 @@ def test_an_answer_lost_is_no_failure(proxy: FaultyProxy, url: str) -> None:
     manifest = storage.read_manifest(url + "-commit")
     assert manifest is not None
     assert storage.read_verified(url + "-commit", "large", manifest) == large
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_store_that_is_gone_for_a_while_is_waited_for_and_that_is_said_once(
+    proxy: FaultyProxy, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, large = pa.table({"x": np.random.default_rng(0).random(20_000)}), os.urandom(20 * MIB)
+    pq.write_table(table, tmp_path / "table", row_group_size=5_000)
+    commit(url, {"table": (tmp_path / "table").read_bytes(), "large": large})
+    done: dict[str, Any] = {}
+    actions: dict[str, Callable[[], Any]] = {
+        "exists": lambda: storage.exists(url),
+        "read": lambda: storage.read_bytes(storage.join(url, "large")),
+        "stream": lambda: read_in_pieces(storage.join(url, "large")),
+        "arrow": lambda: read_by_arrow(storage.join(url, "table")),
+        "list": lambda: len(storage.list_files(url)),
+        "commit": lambda: commit(url + "-new", {"large": large}),
+    }
+    threads = [threading.Thread(target=lambda n=name: done.update({n: actions[n]()})) for name in actions]
+    with caplog.at_level(logging.WARNING, "ltrscale"):
+        with proxy.gone():
+            for thread in threads:
+                thread.start()
+            time.sleep(8)
+            assert not done
+        for thread in threads:
+            thread.join(timeout=60)
+    assert (done["exists"], done["list"]) == (True, 3)
+    assert done["read"] == done["stream"] == large
+    assert done["arrow"].equals(table)
+    assert "commit" in done
+    assert storage.read_bytes(storage.join(url + "-new", "large")) == large
+    began, ended = [record.getMessage() for record in caplog.records]
+    assert re.match(r"storage does not answer \(.*\); trying again for up to 180 s$", began)
+    assert re.match(r"storage answers again after \d+ s$", ended)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("fault", ["reset", "cut"])
+def test_what_is_written_and_read_over_connections_that_break_is_the_same(
+    proxy: FaultyProxy, url: str, fault: Fault, tmp_path: Path
+) -> None:
+    table, large = pa.table({"x": np.random.default_rng(0).random(20_000)}), os.urandom(20 * MIB)
+    pq.write_table(table, tmp_path / "table", row_group_size=5_000)
+    proxy.share, proxy.fault = 0.4, fault
+    commit(url, {"large": large, "table": (tmp_path / "table").read_bytes()})
+    assert storage.read_bytes(storage.join(url, "large")) == large
+    assert read_in_pieces(storage.join(url, "large")) == large
+    assert read_by_arrow(storage.join(url, "table")).equals(table)
+    assert len(storage.list_files(url)) == 3
+    assert proxy.failed
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        (EXPIRED, "ExpiredToken .*the keys have expired; renew AWS_ACCESS_KEY_ID, .* and AWS_SESSION_TOKEN$"),
+        (Refusal(403, "RequestTimeTooSkewed", "Clocks differ."), "RequestTimeTooSkewed .*; set this machine's$"),
+        (Refusal(403, "AccessDenied", "Access Denied."), "no permission to .*check AWS_ACCESS_KEY_ID"),
+    ],
+    ids=lambda value: value.code if isinstance(value, Refusal) else "",
+)
+def test_a_refusal_that_will_not_pass_is_told_at_once_by_its_name(
+    proxy: FaultyProxy, url: str, refusal: Refusal, remedy: str
+) -> None:
+    path = storage.join(url, "file")
+    storage.write_bytes(path, b"x")
+    proxy.share, proxy.fault = 1.0, refusal
+    asked = {name: functools.partial(act, path) for name, act in ACTIONS.items()}
+    for name, (error, seconds) in messages(asked, path).items():
+        assert not isinstance(error, UnavailableError), name
+        assert "network" not in str(error), name
+        if name != "arrow":  # whose HEAD request is refused without a reason
+            assert re.search(remedy, str(error)), name
+        assert "AWS_ACCESS_KEY_ID" in str(error) or "clock" in str(error), name
+        assert seconds < 10, name
+
+
+@pytest.mark.s3
+def test_keys_that_expire_while_a_file_is_read_are_named(proxy: FaultyProxy, url: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "table")
+    storage.write_bytes(url, (tmp_path / "table").read_bytes())
+    row_group = RowGroup(url, 0, "2026-W01", groups=2, documents=2, labelled=2, gid_base=0, first_labelled=0)
+    proxy.share, proxy.fault = 1.0, EXPIRED
+    proxy.match = lambda method, _: method == "GET"
+    for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_batches(url, ["x"], 10))):
+        with pytest.raises(InputError, match=f"^{url}: .*ExpiredToken.*the keys have expired"):
+            read()
+
+
+def test_patience_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE, "long")
+    with pytest.raises(InputError, match=f"{PATIENCE}=long: not a number of seconds"):
+        patience_s()
 
 
 @pytest.mark.s3
@@ -296,27 +435,18 @@ FAULTS = ("wrong key", "unknown key", "no bucket", "no server")
 def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
     environment: pytest.MonkeyPatch, url: str, fault: str
 ) -> None:
+    environment.setenv(PATIENCE, "5")
     at, remedy = make(fault, environment, url)
     path = storage.join(at, "file")
-    told: dict[str, tuple[str, float]] = {}
-
-    def act(name: str) -> None:
-        began = time.monotonic()
-        with pytest.raises(InputError) as error, storage.named_errors(path):
-            ACTIONS[name](path)
-        told[name] = str(error.value), time.monotonic() - began
-
-    asked = [name for name in ACTIONS if fault != "no bucket" or name not in ("exists", "children")]
-    threads = [threading.Thread(target=act, args=(name,)) for name in asked]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert told.keys() == set(asked)
-    for name, (message, seconds) in told.items():
-        assert message.startswith(path), name
-        assert remedy in message, name
-        assert "\n" not in message, name
+    asked = {
+        name: functools.partial(act, path)
+        for name, act in ACTIONS.items()
+        if fault != "no bucket" or name not in ("exists", "children")
+    }
+    for name, (error, seconds) in messages(asked, path).items():
+        assert str(error).startswith(path), name
+        assert remedy in str(error), name
+        assert "\n" not in str(error), name
         assert seconds < 30, name
 
 
@@ -326,6 +456,7 @@ def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
 def test_a_job_tells_what_cannot_work_in_one_line(
     environment: pytest.MonkeyPatch, url: str, synthetic_dataset: str, fault: str, role: str, tmp_path: Path
 ) -> None:
+    environment.setenv(PATIENCE, "5")
     at, remedy = make(fault, environment, url)
     keys = {"train.data": synthetic_dataset, "out": str(tmp_path / "out"), role: at}
     command = [sys.executable, "-m", "jobs.pretrain", *(f"--set={key}={value}" for key, value in keys.items())]

@@ -62,7 +62,7 @@ def test_it_refuses_and_cuts_connections_and_comes_back_at_its_address(store: st
 def test_it_resets_the_share_that_is_asked_for(store: str) -> None:
     with FaultyProxy(store, 1.0) as proxy:
         assert _get(proxy) == 503
-        proxy.how = "reset"
+        proxy.fault = "reset"
         with pytest.raises(ConnectionResetError):
             _get(proxy)
         proxy.share = 0.0

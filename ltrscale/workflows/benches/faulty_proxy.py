@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that answers 503 SlowDown to a share of the requests, or cuts their connections."""
+"""A proxy in front of an S3 server that fails a share of the requests: refused, their connection reset, or gone."""
 
 import contextlib
 import http.client
@@ -7,34 +7,50 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 Match = Callable[[str, str], bool]
 """Whether a request (method, path with query) is one of those that may fail."""
 
-_SLOW_DOWN = (
-    b'<?xml version="1.0" encoding="UTF-8"?>\n'
-    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
+
+class Refusal(NamedTuple):
+    """An answer of S3 that is an error."""
+
+    status: int
+    code: str
+    message: str
+
+    def content(self) -> bytes:
+        """The XML of the answer; one to a HEAD request goes without."""
+        text = f"<Error><Code>{self.code}</Code><Message>{self.message}</Message></Error>"
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
+
+
+SLOW_DOWN = Refusal(503, "SlowDown", "Please reduce your request rate.")
+EXPIRED = Refusal(400, "ExpiredToken", "The provided token has expired.")
+
+Fault = Refusal | Literal["reset", "cut"]
+"""How a request fails: it is refused, its connection is reset, or that is done in the middle of the answer."""
+
 _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
 class FaultyProxy:
     """Forwards HTTP to `target` on loopback; a context manager, and `url` is its own address.
 
-    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. Its answer is
-    503, or with `how` a reset of its connection. The share, what may fail, and how, can be changed while it runs. Which
-    of the requests fail is drawn from a seed, in order of arrival. Where the server does not answer, the connection is
-    reset too.
+    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. The share, what
+    may fail, and how, can be changed while it runs. Which of the requests fail is drawn from a seed, in order of
+    arrival. Where the server does not answer, the connection is reset.
     """
 
     def __init__(self, target: str, share: float, *, seed: int = 0, after: bool = False) -> None:
         self.share, self.after = share, after
-        self.how: Literal["busy", "reset"] = "busy"
+        self.fault: Fault = SLOW_DOWN
         self.match: Match = lambda _method, _path: True
         self.requests = self.failed = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
@@ -70,6 +86,15 @@ class FaultyProxy:
             self._server.cut()
             self._server, self._listening = None, False
 
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        """While the block runs connections are refused, and those that were open are cut."""
+        self.close()
+        try:
+            yield
+        finally:
+            self.open()
+
     def fails(self, method: str, path: str) -> bool:
         """Draw whether the next request fails."""
         with self._lock:
@@ -94,8 +119,9 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
+        """Close at once, without saying before that no more is sent: a reset is to be one."""
         self._connections.discard(request)
-        super().shutdown_request(request)
+        self.close_request(request)
 
     def cut(self) -> None:
         """End all connections; what a client sends on one is answered with a reset."""
@@ -121,31 +147,26 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self._body()
         failing = self.proxy.fails(self.command, self.path)
-        if failing and not self.proxy.after:
-            self._fail()
-            return
+        fault = self.proxy.fault
         try:
-            status, headers, content = self._forward(body)
+            answer = self._forward(body) if not failing or self.proxy.after or fault == "cut" else None
         except OSError:
             self._reset()
             return
-        if failing:
-            self._fail()
+        if not failing and answer is not None:
+            self._answer(*answer)
+        elif isinstance(fault, Refusal):
+            self._answer(fault.status, {"Content-Type": "application/xml"}, fault.content())
         else:
-            self._answer(status, headers, content)
+            if fault == "cut" and answer is not None:
+                self._answer(*answer, cut=True)
+            self._reset()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
-
-    def _fail(self) -> None:
-        if self.proxy.how == "reset":
-            self._reset()
-        else:
-            self._answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
 
     def _reset(self) -> None:
         """End the connection with a reset, and not as one ends that is done."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()  # for good once the reader of this handler is closed, which follows
         self.close_connection = True
 
     def _body(self) -> bytes:
@@ -184,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
             kept["Content-Length"] = length
         return kept
 
-    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, *, cut: bool = False) -> None:
         self.send_response_only(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -193,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif status != 204:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        self.wfile.write(content[: len(content) // 2] if cut else content)
 
     def finish(self) -> None:
         super().finish()

@@ -1,0 +1,129 @@
+"""How long a store that cannot be reached, or refuses for now, is waited for.
+
+Every request is tried again with growing pauses. The clock of an outage is that of the whole process: it runs from the
+first failure after an answer, so that what begins later, such as taking back what could not be written, does not wait
+from the beginning.
+"""
+
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.storage.faults import may_pass
+
+T = TypeVar("T")
+
+PATIENCE = "LTRSCALE_STORAGE_PATIENCE_S"
+"""The environment variable that says for how many seconds."""
+_DEFAULT_S = 180.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_SAID_AFTER_S = 3.0  # what passes sooner nobody needs to know
+_FORGOTTEN_AFTER_S = 60.0
+
+
+def patience_s() -> float:
+    """Seconds for which requests are tried again.
+
+    Raises:
+        InputError: the environment variable is not a number.
+    """
+    text = os.environ.get(PATIENCE, "")
+    try:
+        seconds = float(text or _DEFAULT_S)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InputError(f"{PATIENCE}={text}: not a number of seconds, 0 or more; set it to one, or unset it")
+    return seconds
+
+
+class _Outage:
+    """Since when requests of this process have failed without one answer between them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = self._last = -math.inf
+        self._said = False
+
+    def failed(self, error: Exception, patience: float) -> float:
+        """Take note of a request without an answer; returns the seconds since the first."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._last > _FORGOTTEN_AFTER_S:
+                self._since, self._said = now, False
+            self._last = now
+            lasts = now - self._since
+            saying = not self._said and _SAID_AFTER_S < lasts < patience
+            self._said = self._said or saying
+        if saying:
+            text = " ".join(str(error).split())
+            log.warning("storage does not answer (%s); trying again for up to %.0f s", text, patience)
+        return lasts
+
+    def end(self) -> None:
+        """Take note of an answer."""
+        with self._lock:
+            lasted, said = time.monotonic() - self._since, self._said
+            self._since = self._last = -math.inf
+            self._said = False
+        if said:
+            log.warning("storage answers again after %.0f s", lasted)
+
+
+_outage = _Outage()
+
+
+class Tries:
+    """The tries of one request."""
+
+    def __init__(self) -> None:
+        self._failed = 0
+        self._since = math.inf
+
+    def pause_after(self, error: Exception) -> float | None:
+        """Seconds to wait before the request is tried again; None where that is of no use, or patience at its end."""
+        if not may_pass(error):
+            return None
+        patience = patience_s()
+        self._since = min(self._since, time.monotonic())
+        waited = max(_outage.failed(error, patience), time.monotonic() - self._since)
+        if waited >= patience:
+            return None
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._failed) * random.uniform(0.5, 1.0)
+        self._failed += 1
+        return min(pause, patience - waited)
+
+    def answered(self) -> None:
+        """The request has had its answer, whichever."""
+        _outage.end()
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """What `call` returns; called again while the store cannot be reached or is overloaded.
+
+    For reads through `arrow_filesystem`, whose own retries take a second: a file that is open can be read again.
+
+    Raises:
+        OSError: as `call`, once patience is at its end or at once if it has failed otherwise.
+    """
+    tries = Tries()
+    failed = False
+    while True:
+        try:
+            result = call()
+        except OSError as error:
+            pause = tries.pause_after(error)
+            if pause is None:
+                raise
+            failed = True
+            time.sleep(pause)
+        else:
+            if failed:  # else it may have been a local file
+                tries.answered()
+            return result

@@ -1,0 +1,69 @@
+"""s3fs whose every request waits for a store that cannot be reached or refuses for now."""
+
+import asyncio
+import contextlib
+import io
+from http.client import IncompleteRead
+from typing import Any
+
+from aiohttp import ClientPayloadError
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+from fsspec.asyn import sync_wrapper
+from s3fs import S3FileSystem
+
+from ltrscale.storage.faults import is_unexplained
+from ltrscale.storage.patience import Tries
+
+_CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead)
+
+
+class PatientS3(S3FileSystem):  # type: ignore[misc]
+    """S3, of which each request, its answer's content included, is tried again as `patience` says."""
+
+    retries = 1  # of s3fs itself, whose pauses do not know of one another
+
+    async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:
+        tries = Tries()
+        while True:
+            try:
+                answer = await self._call_once(method, *arguments, **options)
+            except Exception as error:
+                pause = tries.pause_after(error)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                tries.answered()
+                return answer
+
+    call_s3 = sync_wrapper(_call_s3)
+
+    async def _call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """One request, and all of its answer."""
+        try:
+            answer = await super()._call_s3(method, *arguments, **options)
+            if method == "get_object":
+                with contextlib.closing(answer["Body"]) as body:
+                    answer["Body"] = _Content(await body.read())
+        except _CUT_SHORT as error:
+            raise ConnectionError(f"the answer was cut short ({' '.join(str(error).split())})") from error
+        except OSError as error:
+            if method == "head_object" and is_unexplained(error):
+                # the answer to HEAD cannot say why; the same refusal of GET does
+                place = {name: options[name] for name in ("Bucket", "Key", "VersionId") if name in options}
+                await self._call_once("get_object", Range="bytes=0-0", **place)
+            raise
+        return answer
+
+
+class _Content:
+    """The content of an answer, as s3fs reads it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    async def read(self, size: int = -1) -> bytes:
+        return self._stream.read(size)
+
+    def close(self) -> None:
+        self._stream.close()
