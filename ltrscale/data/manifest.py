@@ -4,7 +4,7 @@ A data set is what its manifest lists. Counts are kept per row group, so that pl
 a data file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -38,6 +38,10 @@ class DataFile(Config):
     bytes: int
     sha256: str
     row_groups: tuple[Counts, ...]
+
+    def content(self) -> tuple[str, str, tuple[Counts, ...]]:
+        """What identity depends on: all but where the file lies."""
+        return self.period, self.sha256, self.row_groups
 
 
 class FeatureSummary(Config):
@@ -89,9 +93,13 @@ class Manifest(Config):
 
     @property
     def hash(self) -> str:
-        """Hash of what the data set holds: features, and the files' names, counts and content hashes."""
-        plain = self.model_dump(mode="json", include={"features", "files"})
-        return digest(plain)
+        """Hash of what the data set holds: features, and the files in order, whatever their names are."""
+        return self.hash_of(self.periods)
+
+    def hash_of(self, periods: Collection[str]) -> str:
+        """Hash of what it holds of some periods; it does not depend on the others."""
+        features = [(feature.name, feature.kind) for feature in self.features]
+        return digest({"features": features, "files": [f.content() for f in self.files if f.period in periods]})
 
     @property
     def periods(self) -> list[str]:

@@ -8,9 +8,8 @@ from pydantic import SerializeAsAny
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
-from ltrscale.data.manifest import open_dataset
 from ltrscale.data.scores import read_period
-from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select
+from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, hashes_of_read, select
 from ltrscale.errors import InputError
 
 
@@ -22,9 +21,9 @@ class Identity(Config):
 
 
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
-    """Content hash of every data set that the splits read, and of the scores that serve as labels."""
+    """Content hash of what the splits read of every data set, and of the scores that serve as labels."""
     splits = list(splits)
-    hashes = {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
+    hashes = hashes_of_read(splits)
     for split in splits:
         if split.scores:
             parts = [hashes[split.scores]] if split.scores in hashes else []
