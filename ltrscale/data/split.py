@@ -6,9 +6,9 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
-from ltrscale.data.manifest import DataFile, Dataset, Feature, open_dataset
+from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset
 from ltrscale.data.sample import Fold, keep_fold, keep_sample
 from ltrscale.data.scores import Found, find_scores
 from ltrscale.errors import InputError
@@ -81,6 +81,14 @@ class Splits(Config):
         return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
 
 
+class Source(NamedTuple):
+    """The data set that lists a file, and what it lists of its content."""
+
+    url: str
+    sha256: str
+    bytes: int
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """One Parquet row group, with its counts from the manifest.
@@ -100,6 +108,8 @@ class RowGroup:
     gid_base: int
     first_labelled: int
     scores: str | None = None
+    source: Source | None = None
+    """Tells a reader whether the file is still the one that was chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,19 +224,61 @@ def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
     return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split)]
 
 
+def with_periods_named(split: Split) -> Split:
+    """The same split by the names of all periods that it takes now: those that are added later are none of them.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return split.replace(periods=sorted({period for part in _resolve(split) for period in part.periods}))
+
+
 def hashes_of_read(splits: Iterable[Split]) -> dict[str, str]:
     """Content hash of what some splits read together of each of their data sets, by its URL as they have it.
 
     Raises:
         InputError: as `select`, before files are opened.
     """
-    periods: dict[str, set[str]] = {}
-    datasets: dict[str, Dataset] = {}
+    return {url: manifest.hash_of(periods) for url, (manifest, periods) in _read_together(splits).items()}
+
+
+Contents = Mapping[str, Mapping[str, Sequence[str]]]
+"""Content hashes of files in order, by the URL of their data set and by period; plain data."""
+
+
+def contents_of_read(splits: Iterable[Split]) -> Contents:
+    """What some splits read together, file by file.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return {
+        url: {period: [file.sha256 for file in manifest.files if file.period == period] for period in sorted(periods)}
+        for url, (manifest, periods) in _read_together(splits).items()
+    }
+
+
+def difference(before: Contents, now: Contents) -> str:
+    """What a run that read `before` did otherwise than one that reads `now`, and the way back to it; "" for nothing."""
+    for url, periods in now.items():
+        read = before.get(url, {})
+        if added := periods.keys() - read.keys():
+            return f"did not read period {min(added)!r} of {url}: name the periods that it read to go on with it"
+        if gone := read.keys() - periods.keys():
+            return f"read period {min(gone)!r} of {url} too: put it back, or name it, to go on with it"
+        for period, files in periods.items():
+            if list(files) != list(read[period]):
+                return f"read other files of period {period!r} of {url}: put them back to go on with it"
+    return ""
+
+
+def _read_together(splits: Iterable[Split]) -> dict[str, tuple[Manifest, set[str]]]:
+    """The manifest of each data set of some splits, and the periods that they take of it together."""
+    found: dict[str, tuple[Manifest, set[str]]] = {}
     for split in splits:
         for url, part in zip(split.data, _resolve(split), strict=True):
-            periods.setdefault(url, set()).update(part.periods)
-            datasets[url] = part.dataset
-    return {url: datasets[url].manifest.hash_of(of_url) for url, of_url in periods.items()}
+            found.setdefault(url, (part.dataset.manifest, set()))[1].update(part.periods)
+    return found
 
 
 def check_disjoint(splits: Splits) -> None:
@@ -361,10 +413,11 @@ def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGro
     for number, part in enumerate(parts):
         for url, file in part.files(without):
             scores = part.scores.get(file.path)
+            source = Source(part.dataset.url, file.sha256, file.bytes)
             for index, counts in enumerate(file.row_groups):
                 labelled = counts.groups if scores else counts.labelled
                 place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
-                yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place)
+                yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place, source)
                 first_labelled += labelled
 
 
