@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import s3fs
 
 from ltrscale import storage
 from ltrscale.errors import InputError

@@ -4,7 +4,9 @@ A data set is what its manifest lists. Counts are kept per row group, so that pl
 a data file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -44,6 +46,10 @@ class DataFile(Config):
     bytes: int
     sha256: str
     row_groups: tuple[Counts, ...]
+
+    def content(self) -> tuple[str, str, tuple[Counts, ...]]:
+        """What identity depends on: all but where the file lies."""
+        return self.period, self.sha256, self.row_groups
 
 
 class FeatureSummary(Config):
@@ -95,9 +101,13 @@ class Manifest(Config):
 
     @property
     def hash(self) -> str:
-        """Hash of what the data set holds: features, and the files' names, counts and content hashes."""
-        plain = self.model_dump(mode="json", include={"features", "files"})
-        return digest(plain)
+        """Hash of what the data set holds: features, and the files in order, whatever their names are."""
+        return self.hash_of(self.periods)
+
+    def hash_of(self, periods: Collection[str]) -> str:
+        """Hash of what it holds of some periods; it does not depend on the others."""
+        features = [(feature.name, feature.kind) for feature in self.features]
+        return digest({"features": features, "files": [f.content() for f in self.files if f.period in periods]})
 
     @property
     def periods(self) -> list[str]:
@@ -118,12 +128,48 @@ class Dataset:
     manifest: Manifest
 
 
+_view: ContextVar[dict[str, Dataset] | None] = ContextVar("view", default=None)
+
+
+@contextmanager
+def one_view(datasets: Mapping[str, Dataset] | None = None) -> Iterator[dict[str, Dataset]]:
+    """While the block runs, a data set is seen as it was when the block first opened it, whatever is committed since.
+
+    A block inside another shares its view, so that all stages of a job read the same. It is for readers: a data set
+    that is made in the block is to be opened after that only.
+
+    Args:
+        datasets: a view that another process began, to go on with.
+
+    Yields:
+        The data sets that are seen so far, by absolute URL.
+    """
+    view = _view.get()
+    if view is not None and datasets is None:
+        yield view
+        return
+    view = dict(datasets or {})
+    token = _view.set(view)
+    try:
+        yield view
+    finally:
+        _view.reset(token)
+
+
 def open_dataset(url: str) -> Dataset:
-    """Open a data set directory.
+    """Open a data set directory, or look at it again within `one_view`.
 
     Raises:
         InputError: nothing is committed there, or it is no data set of a version that this package reads.
     """
+    view, place = _view.get(), storage.absolute(url)
+    dataset = (view or {}).get(place) or _open(url)
+    if view is not None:
+        view[place] = dataset
+    return Dataset(url, dataset.manifest)
+
+
+def _open(url: str) -> Dataset:
     values = storage.read_manifest(url)
     if values is None:
         raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")

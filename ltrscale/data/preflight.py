@@ -15,7 +15,7 @@ from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
 from ltrscale.data.integrity import Columns, Level, Reason, examine
 from ltrscale.data.manifest import Counts, DataFile, Dataset, ListedPath
-from ltrscale.data.split import Split, chosen_files
+from ltrscale.data.split import Contents, Split, chosen_files, contents_of_read
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
@@ -58,6 +58,8 @@ class Preflight(Config):
 
     check: Level
     datasets: tuple[CheckedDataset, ...]
+    read: dict[str, dict[str, list[str]]]
+    """All files that were chosen, bad ones too: content hashes by URL and period; see `contents_of_read`."""
 
     @property
     def bad(self) -> dict[str, BadFile]:
@@ -130,6 +132,12 @@ def checked(
     return result
 
 
+def read_by(url: str) -> Contents:
+    """What was chosen by the run that a pre-flight is frozen for at a URL; nothing where none is, or it tells not."""
+    found: Contents = (storage.read_manifest(url) or {}).get("preflight", {}).get("read", {})
+    return found
+
+
 def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight:
     """Check the files that some splits read; each file is checked once.
 
@@ -149,7 +157,7 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
         for dataset, files in wanted:
             of_dataset, columns[dataset.url] = _check_dataset(dataset, files, config.check, advance)
             found.append(of_dataset)
-    result = Preflight(check=config.check, datasets=tuple(found))
+    result = Preflight(check=config.check, datasets=tuple(found), read=contents_of_read(splits.values()))
     for name, of_split in chosen.items():
         _check_limit(name, of_split, result.bad, config.max_bad)
         _check_columns(name, {dataset.url: columns[dataset.url] for dataset, _ in of_split}, splits[name])
@@ -177,7 +185,11 @@ def _check_dataset(
         if (fault := faults.get(file.path))
     )
     checked_ = CheckedDataset(
-        url=dataset.url, hash=dataset.manifest.hash, files=len(files), counts=_counts(files), bad=bad
+        url=dataset.url,
+        hash=dataset.manifest.hash_of({file.period for file in files}),
+        files=len(files),
+        counts=_counts(files),
+        bad=bad,
     )
     return checked_, columns
 

@@ -9,11 +9,13 @@ The column `scores` comes from the file of scores that a row group names, and is
 import errno
 import functools
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +26,7 @@ from pyarrow import fs as arrow_fs
 from ltrscale import storage
 from ltrscale.data import scores
 from ltrscale.data.scores import SCORES
-from ltrscale.data.split import RowGroup
+from ltrscale.data.split import RowGroup, Source
 from ltrscale.errors import InputError
 
 Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
@@ -36,20 +38,28 @@ _ROW_GROUPS_A_TASK = 32
 _TASKS_AT_ONCE = 4
 _BLOCK_BYTES = 16 << 20
 _WAITING_BYTES = 256 << 20
+_GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404")
 
 
 class _Part(NamedTuple):
-    """A row group to read, the number of query groups that it has by the manifest, and the file of its scores or ""."""
+    """A row group to read, the number of query groups that it has by the manifest, and the file of its scores or "".
+
+    Of the file: the data set that listed it when it was chosen, or "", its content hash and its bytes.
+    """
 
     url: str
     number: int
     groups: int
     scores: str
+    dataset: str
+    sha256: str
+    bytes: int
 
 
 class _File(NamedTuple):
-    """A Parquet file: its metadata, and a function from a row group's number and column names to its table."""
+    """A Parquet file: size, metadata, and a function from a row group's number and column names to its table."""
 
+    bytes: int
     metadata: pq.FileMetaData
     read: Callable[[int, Sequence[str]], pa.Table]
 
@@ -113,7 +123,8 @@ def read_with_ray(
 
 
 def _parts(row_groups: Sequence[RowGroup]) -> list[_Part]:
-    return [_Part(row_group.url, row_group.index, row_group.groups, row_group.scores or "") for row_group in row_groups]
+    none = Source("", "", 0)
+    return [_Part(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
 
 
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -174,7 +185,11 @@ def _ahead(read: Callable[[_Part], pa.Table], parts: Sequence[_Part]) -> Generat
 
 def _read_part(part: _Part, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
     """The table of a row group, with the scores of its documents where they are asked for and there."""
-    table = _read_row_group(part.url, part, [name for name in columns if name != SCORES], open_file, REMEDY)
+    try:
+        table = _read_row_group(part.url, part, [name for name in columns if name != SCORES], open_file, REMEDY)
+    except InputError as error:
+        _check_listed(part, error)
+        raise
     if SCORES not in columns or not part.scores:
         return table
     of_scores = _read_row_group(part.scores, part, ["gid", SCORES], open_file, scores.REMEDY)
@@ -184,6 +199,23 @@ def _read_part(part: _Part, columns: Sequence[str], open_file: Callable[[str], _
     return table.append_column(SCORES, of_scores.column(SCORES))
 
 
+def _check_listed(part: _Part, error: InputError) -> None:
+    """Check that the data set of a file that could not be read is still the one that was chosen from.
+
+    Raises:
+        InputError: it lists the file no more, or with other content.
+    """
+    cause = error.__cause__
+    if not part.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
+        return
+    files = (storage.read_manifest(part.dataset) or {}).get("files", [])
+    if all((storage.join(part.dataset, file["path"]), file["sha256"]) != (part.url, part.sha256) for file in files):
+        raise InputError(
+            f"{part.dataset}: the data set was replaced since the run began, and {part.url} is not in it any more; put "
+            "it back, or give the command again to read what is there now"
+        ) from error
+
+
 def _read_row_group(
     url: str, part: _Part, columns: Sequence[str], open_file: Callable[[str], _File], remedy: str
 ) -> pa.Table:
@@ -191,6 +223,8 @@ def _read_row_group(
     number = part.number
     with storage.named_errors(url), _damage(url, remedy):
         file = open_file(url)
+    if part.dataset and url == part.url and file.bytes != part.bytes:
+        raise InputError(f"{url}: it has {file.bytes} bytes where the manifest lists {part.bytes}; {remedy}")
     found = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
     if found != part.groups:
         listed = f"the manifest lists {part.groups}"
@@ -217,7 +251,7 @@ def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
         with one_at_a_time:
             return file.read_row_group(number, columns=list(columns), use_threads=False)
 
-    return _File(file.metadata, read)
+    return _File(Path(path).stat().st_size, file.metadata, read)
 
 
 def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
@@ -233,7 +267,7 @@ def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
         there = [name for name in columns if name in file.physical_schema.names]
         return file.subset(row_group_ids=[number]).to_table(columns=there, use_threads=False)
 
-    return _File(file.metadata, read)
+    return _File(info.size, file.metadata, read)
 
 
 REMEDY = "prepare the data set again"

@@ -38,7 +38,7 @@ class ScoreFile(Config):
     bytes: int
     sha256: str
     data: ListedPath
-    """Path of the data file in its data set."""
+    """Path of the data file in its data set, as it was then."""
     data_sha256: str
     """Content hash of the data file that was scored."""
 
@@ -59,9 +59,8 @@ class PeriodScores(Config):
     """Where bundle and data set were, for people."""
 
     def is_of(self, files: Sequence[DataFile]) -> bool:
-        """Whether these are the data files that were scored, in this order."""
-        scored = [(file.data, file.data_sha256) for file in self.files]
-        return scored == [(file.path, file.sha256) for file in files]
+        """Whether these are the data files that were scored, in this order, whatever their names are."""
+        return [file.data_sha256 for file in self.files] == [file.sha256 for file in files]
 
 
 class Scored(NamedTuple):
@@ -125,7 +124,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
         scores = read_period(url, period)
         if scores is None:
             raise InputError(f"{url}: period {period!r} is not scored there; score {dataset.url} with jobs.score")
-        if not scores.is_of([file for file in dataset.manifest.files if file.period == period]):
+        files = [file for file in dataset.manifest.files if file.period == period]
+        if not scores.is_of(files):
             raise InputError(
                 f"{url}: period {period!r} was scored from other files than {dataset.url} has now; "
                 "score it again with jobs.score"
@@ -135,7 +135,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
             both = f"periods {first.period!r} and {period!r} were scored by different bundles"
             raise InputError(f"{url}: {both}; score them again with one by jobs.score")
         directory = period_url(url, period)
-        found |= {file.data: Found(storage.listed_file(directory, file.path), file.sha256) for file in scores.files}
+        for file, of_file in zip(files, scores.files, strict=True):
+            found[file.path] = Found(storage.listed_file(directory, of_file.path), of_file.sha256)
     return found
 
 

@@ -6,9 +6,9 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ def _texts(value: Any) -> Any:
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 LabelColumn = Literal["labels", "relevance"]
+GID_SPAN = 10**11
+"""Ids that each data set of a split has to itself; more than a data set has query groups."""
 
 
 class Split(Config):
@@ -79,13 +81,22 @@ class Splits(Config):
         return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
 
 
+class Source(NamedTuple):
+    """The data set that lists a file, and what it lists of its content."""
+
+    url: str
+    sha256: str
+    bytes: int
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """One Parquet row group, with its counts from the manifest.
 
-    `gid_base` is added to `gid`, so that ids are unique over several data sets, and does not depend on files that are
-    left out; `first_labelled` is the number of labelled groups before it in what is left of the split. `scores` is the
-    file whose row group of the same index has the scores that serve as labels: then all groups count as labelled.
+    `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each data set before it
+    of which the split takes a period, files left out or not. `first_labelled` is the number of labelled groups before
+    it in what is left of the split. `scores` is the file whose row group of the same index has the scores that serve as
+    labels: then all groups count as labelled.
     """
 
     url: str
@@ -97,6 +108,8 @@ class RowGroup:
     gid_base: int
     first_labelled: int
     scores: str | None = None
+    source: Source | None = None
+    """Tells a reader whether the file is still the one that was chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +119,9 @@ class Selection:
     With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
     labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
     Which groups have labels is a matter of the column `labels`, but for `scores`, which all groups have; `label_column`
-    names the one whose values are served. `hash` changes with the data, the periods, the files left out, the sample,
-    the fold, that column and the scores, not with where the data lie.
+    names the one whose values are served. `hash` is of what is read alone: names and kinds of the features, periods,
+    content and counts of the files in order, the sample, the fold, that column and the scores. Where the files lie, how
+    they are called, and what else is in the data sets, is nothing to it.
     """
 
     features: tuple[Feature, ...]
@@ -152,11 +166,11 @@ class _Part:
     scores: Mapping[str, Found] = field(default_factory=dict)
     """The scores that serve as labels, by path of the data file."""
 
-    def files(self) -> Iterator[tuple[str, DataFile]]:
-        """Their files with their URLs, in the order of the manifest."""
+    def files(self, without: Collection[str] = ()) -> Iterator[tuple[str, DataFile]]:
+        """Their files with their URLs, in the order of the manifest; those with some URLs left out."""
         for file in self.dataset.manifest.files:
-            if file.period in self.periods:
-                yield storage.listed_file(self.dataset.url, file.path), file
+            if file.period in self.periods and (url := storage.listed_file(self.dataset.url, file.path)) not in without:
+                yield url, file
 
 
 def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
@@ -176,21 +190,24 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
             not those of the split's periods as they are now.
     """
     parts, without = _resolve(split), frozenset(without)
+    features = parts[0].dataset.manifest.features
     if scored := labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
+    parts = [part for part in parts if part.periods]  # others number no ids and leave no trace in the hash
     row_groups = tuple(_row_groups(parts, without))
     kept = None
-    identity: dict[str, Any] = {"parts": [(part.dataset.manifest.hash, part.periods) for part in parts]}
-    if left_out := [(i, file.path) for i, part in enumerate(parts) for url, file in part.files() if url in without]:
-        identity["without"] = left_out
-    there = f"{_name(split)} without {len(left_out)} bad files" if left_out else _name(split)
+    identity: dict[str, Any] = {
+        "features": [(feature.name, feature.kind) for feature in features],
+        "files": [[file.content() for _, file in part.files(without)] for part in parts],
+    }
+    left_out = sum(url in without for part in parts for url, _ in part.files())
+    there = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
     if labelled:
         n = sum(row_group.labelled for row_group in row_groups)
         if n == 0 and not scored:
             raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
         kept = _kept(n, split)
         identity |= _labels_identity(split, parts)
-    features = parts[0].dataset.manifest.features
     whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
@@ -207,6 +224,63 @@ def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
     return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split)]
 
 
+def with_periods_named(split: Split) -> Split:
+    """The same split by the names of all periods that it takes now: those that are added later are none of them.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return split.replace(periods=sorted({period for part in _resolve(split) for period in part.periods}))
+
+
+def hashes_of_read(splits: Iterable[Split]) -> dict[str, str]:
+    """Content hash of what some splits read together of each of their data sets, by its URL as they have it.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return {url: manifest.hash_of(periods) for url, (manifest, periods) in _read_together(splits).items()}
+
+
+Contents = Mapping[str, Mapping[str, Sequence[str]]]
+"""Content hashes of files in order, by the URL of their data set and by period; plain data."""
+
+
+def contents_of_read(splits: Iterable[Split]) -> Contents:
+    """What some splits read together, file by file.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return {
+        url: {period: [file.sha256 for file in manifest.files if file.period == period] for period in sorted(periods)}
+        for url, (manifest, periods) in _read_together(splits).items()
+    }
+
+
+def difference(before: Contents, now: Contents) -> str:
+    """What a run that read `before` did otherwise than one that reads `now`, and the way back to it; "" for nothing."""
+    for url, periods in now.items():
+        read = before.get(url, {})
+        if added := periods.keys() - read.keys():
+            return f"did not read period {min(added)!r} of {url}: name the periods that it read to go on with it"
+        if gone := read.keys() - periods.keys():
+            return f"read period {min(gone)!r} of {url} too: put it back, or name it, to go on with it"
+        for period, files in periods.items():
+            if list(files) != list(read[period]):
+                return f"read other files of period {period!r} of {url}: put them back to go on with it"
+    return ""
+
+
+def _read_together(splits: Iterable[Split]) -> dict[str, tuple[Manifest, set[str]]]:
+    """The manifest of each data set of some splits, and the periods that they take of it together."""
+    found: dict[str, tuple[Manifest, set[str]]] = {}
+    for split in splits:
+        for url, part in zip(split.data, _resolve(split), strict=True):
+            found.setdefault(url, (part.dataset.manifest, set()))[1].update(part.periods)
+    return found
+
+
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
@@ -220,26 +294,32 @@ def check_disjoint(splits: Splits) -> None:
     takers: dict[tuple[str, str], str] = {}
     for name in parts:
         for part in parts[name]:
+            origins = _origins(part.dataset)
             for period in part.periods:
-                taker = takers.setdefault((_origin(part.dataset.manifest), period), name)
-                if taker != name:
+                taken = [takers.setdefault((origin, period), name) for origin in origins(period)]
+                if others := [taker for taker in taken if taker != name]:
                     where = f"period {period!r} of {part.dataset.url}"
-                    raise InputError(f"{taker} and {name} both take {where}; name it in one of them only")
+                    raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
     if splits.gap:
         _check_gap(parts, splits.gap)
 
 
-def _origin(manifest: Manifest) -> str:
-    """Hash of the data set that a relabelled one goes back to, as far as it can be followed; its own for another."""
-    while manifest.made_by.get("stage") == "relabel":
-        ((url, hash_before),) = manifest.made_by["inputs"].items()
-        if not storage.exists(storage.join(url, storage.MANIFEST)):
-            return str(hash_before)
-        before = open_dataset(url).manifest
-        if before.hash != hash_before:
-            return str(hash_before)
-        manifest = before
-    return manifest.hash
+def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
+    """What tells that a period of a data set has the same documents as one of another, as a function of the period.
+
+    It is the content of the period, and the hash of the data set as a whole; of a relabelled one also those of what it
+    was made from, as far as it can be followed, whether or not that has changed since.
+    """
+    manifests, hashes, followed = [dataset.manifest], {dataset.manifest.hash}, set[str]()
+    while manifests[-1].made_by.get("stage") == "relabel":
+        ((url, hash_before),) = manifests[-1].made_by["inputs"].items()
+        hashes.add(str(hash_before))
+        if url in followed or not storage.exists(storage.join(url, storage.MANIFEST)):
+            break
+        followed.add(url)
+        manifests.append(open_dataset(url).manifest)
+        hashes.add(manifests[-1].hash)
+    return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
 
 
 def _check_gap(parts: dict[str, list[_Part]], gap: int) -> None:
@@ -261,15 +341,17 @@ def _resolve(split: Split) -> list[_Part]:
     if not split.data:
         raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
-    urls: dict[str, str] = {}
-    for dataset in datasets:
-        _check_features(datasets[0], dataset)
-        if dataset.manifest.hash in urls:
-            twice = f"{urls[dataset.manifest.hash]} and {dataset.url}"
-            raise InputError(f"{twice} are the same data set; name it once in a split")
-        urls[dataset.manifest.hash] = dataset.url
     chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
-    return [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
+    parts = [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
+    urls: dict[str, str] = {}
+    for part in parts:
+        _check_features(datasets[0], part.dataset)
+        contents = {file.sha256 for _, file in part.files()}
+        if same := contents & urls.keys():
+            both = f"{urls[same.pop()]} and {part.dataset.url}"
+            raise InputError(f"{both} have the same documents; name one of them in a split")
+        urls |= dict.fromkeys(contents, part.dataset.url)
+    return parts
 
 
 def _with_scores(parts: list[_Part], split: Split) -> _Part:
@@ -327,18 +409,16 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
 
 def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGroup]:
     """The row groups of the chosen periods, in the order of the manifests, without those of some files."""
-    gid_base = first_labelled = 0
-    for part in parts:
-        for url, file in part.files():
-            if url in without:
-                continue
+    first_labelled = 0
+    for number, part in enumerate(parts):
+        for url, file in part.files(without):
             scores = part.scores.get(file.path)
+            source = Source(part.dataset.url, file.sha256, file.bytes)
             for index, counts in enumerate(file.row_groups):
                 labelled = counts.groups if scores else counts.labelled
-                place = (gid_base, first_labelled, scores.url if scores else None)
-                yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place)
+                place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
+                yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place, source)
                 first_labelled += labelled
-        gid_base += part.dataset.manifest.counts().groups
 
 
 def _kept(n: int, split: Split) -> NDArray[np.bool_] | None:

@@ -123,7 +123,7 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: Wo
 
     Args:
         function: a module-level function; what it makes it writes to storage.
-        arguments: plain data, the same for every worker.
+        arguments: the same for every worker and at every start of one; they are pickled.
         workers: how many; more than one start Ray, or use the cluster this process is connected to. Processes that
             torchrun started are the workers themselves.
         report: receives the records of rank 0.

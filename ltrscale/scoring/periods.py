@@ -1,12 +1,10 @@
 """Periods of scores, each committed with the last of its files."""
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.config import made_by
 from ltrscale.data.manifest import Counts
 from ltrscale.data.scores import PeriodScores, period_url
 from ltrscale.errors import InputError
@@ -33,11 +31,10 @@ def score(config: ScoreConfig, out: str, *, report: Report) -> Counts:
     """
     start = time.monotonic()
     plan = make_plan(config, out)
-    origin = made_by("score", config, {config.data: plan.dataset.manifest.hash, config.bundle: plan.bundle_hash})
     total = total_of([])
     with (
         progress("score", listed_in(plan.all_files).documents) as advance,
-        _Periods(plan, origin) as periods,
+        _Periods(plan) as periods,
         closing(score_with_ray(plan, advance) if config.ray else score_here(plan, advance)) as scored,
     ):
         for done in scored:
@@ -72,8 +69,8 @@ class _Periods:
     A context manager: files of periods that are not committed at its end are taken back.
     """
 
-    def __init__(self, plan: Plan, origin: Mapping[str, Any]) -> None:
-        self._plan, self._origin = plan, origin
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._open: dict[str, tuple[storage.Commit, dict[str, Done]]] = {}
 
     def __enter__(self) -> "_Periods":
@@ -108,7 +105,7 @@ class _Periods:
             groups=counts.groups,
             documents=counts.documents,
             bundle_hash=self._plan.bundle_hash,
-            made_by=dict(self._origin),
+            made_by=self._plan.origin_of(period),
         )
         with commit:
             commit.finish(manifest.model_dump(mode="json"))

@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, digest, made_by
 from ltrscale.data.manifest import Counts, DataFile, Dataset
 from ltrscale.data.scores import read_period
 from ltrscale.data.split import Selection, Split, Texts, chosen_files, select
@@ -65,6 +66,11 @@ class Plan:
     def all_files(self) -> list[DataFile]:
         """The files of all periods."""
         return [file for files in self.files.values() for file in files]
+
+    def origin_of(self, period: str) -> dict[str, Any]:
+        """What is recorded of the origin of a period's scores."""
+        inputs = {self.config.data: self.dataset.manifest.hash_of([period]), self.config.bundle: self.bundle_hash}
+        return made_by("score", self.config, inputs)
 
 
 def make_plan(config: ScoreConfig, out: str) -> Plan:

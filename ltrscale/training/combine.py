@@ -8,7 +8,6 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.config import validate
-from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
@@ -16,10 +15,9 @@ from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
 from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
-from ltrscale.storage import join
 from ltrscale.training.phases import Best, LabelledData, Phase, train_ranker
 from ltrscale.training.ranking import RankingConfig, RankingObjective
-from ltrscale.training.resumption import PREFLIGHT
+from ltrscale.training.resumption import begin
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import set_up
 
@@ -61,23 +59,21 @@ def combine(
 
     Raises:
         InputError: a bundle is no single neural ranker or was made for other features, or a split has no labelled
-            group.
+            group, or a run that was cut short here read other data.
         Stopped: the run was asked to stop.
     """
     features = select(train, labelled=True).features
     for url in bundles:
         bundle.load(url).check_features(features)
     splits = {"train": train, "validation": validation}
-    good = checked(splits, config.preflight, join(out, PREFLIGHT), origin, report=report)
+    good = begin(splits, config.preflight, out, origin=origin, report=report)
+    data = LabelledData.of(train, validation, without=good.without)
     if config.how == "concat":
-        selection = select(train, labelled=True, without=good.without)
-        GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
+        GroupStream(data.train, config.stream, world=workers.most)  # refuses before anything is started
     arguments = {
         "config": config.model_dump(mode="json"),
         "bundles": list(bundles),
-        "train": train.model_dump(mode="json"),
-        "validation": validation.model_dump(mode="json"),
-        "without": sorted(good.without),
+        "data": data,
         "out": out,
         "origin": dict(origin),
     }
@@ -87,7 +83,7 @@ def combine(
 def combine_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `combine`; rank 0 writes checkpoints and the bundle."""
     config = validate(CombineConfig, arguments["config"], "combine")
-    data = LabelledData.of(arguments)
+    data: LabelledData = arguments["data"]
     torch.manual_seed(config.seed)
     parts = [_part(url, data.train) for url in arguments["bundles"]]
     device = set_up(config)

@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle
 from ltrscale.config import validate
-from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
@@ -28,7 +27,7 @@ from ltrscale.storage import join
 from ltrscale.training.network import NetworkConfig, fitted
 from ltrscale.training.phases import LabelledData, Phase, train_ranker
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
-from ltrscale.training.resumption import PREFLIGHT, TRANSFORM
+from ltrscale.training.resumption import TRANSFORM, begin
 from ltrscale.training.settings import set_up
 
 
@@ -108,7 +107,7 @@ def finetune(
 
     Raises:
         InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
-            layers asked for, or nothing would be trained.
+            layers asked for, nothing would be trained, or a run that was cut short here read other data.
         Stopped: the run was asked to stop.
     """
     start = bundle.load(pretrained) if pretrained else None
@@ -119,9 +118,9 @@ def finetune(
     if start is not None:
         start.check_features(select(train, labelled=True).features)
     splits = {"train": train, "validation": validation}
-    good = checked(splits, config.preflight, join(out, PREFLIGHT), origin, report=report)
-    selection = select(train, labelled=True, without=good.without)
-    GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
+    good = begin(splits, config.preflight, out, origin=origin, report=report)
+    data = LabelledData.of(train, validation, without=good.without)
+    GroupStream(data.train, config.stream, world=workers.most)  # refuses before anything is started
     with cluster_for(workers):
         transform = None
         if start is None:
@@ -129,9 +128,7 @@ def finetune(
             transform = fitted(documents, config.network, join(out, TRANSFORM), run=run_for(workers)).state_dict()
         arguments = {
             "config": config.model_dump(mode="json"),
-            "train": train.model_dump(mode="json"),
-            "validation": validation.model_dump(mode="json"),
-            "without": sorted(good.without),
+            "data": data,
             "transform": transform,
             "pretrained": pretrained,
             "out": out,
@@ -143,7 +140,7 @@ def finetune(
 def finetune_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `finetune`; rank 0 writes checkpoints and the bundle."""
     config = validate(FinetuneConfig, arguments["config"], "finetune")
-    data = LabelledData.of(arguments)
+    data: LabelledData = arguments["data"]
     device = set_up(config)
     ranker = _ranker(arguments, config, data.train).to(device)
     objective = RankingObjective(ranker, config, config.list_loss).to(device)

@@ -1,7 +1,7 @@
 """Training a ranker in phases, with early stopping on a validation metric: what finetuning and combining share."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ltrscale import bundle
-from ltrscale import config as configs
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, iterate
 from ltrscale.draws import mix
@@ -38,11 +37,9 @@ class LabelledData:
     validation: Selection
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """The labelled groups of the splits `train` and `validation`, without the files that are left out."""
-        without = arguments["without"]
-        splits = [configs.validate(Split, arguments[name], name) for name in ("train", "validation")]
-        return cls(*(select(split, labelled=True, without=without) for split in splits))
+    def of(cls, train: Split, validation: Split, *, without: Collection[str]) -> Self:
+        """The labelled groups of two splits, without the files that are left out."""
+        return cls(*(select(split, labelled=True, without=without) for split in (train, validation)))
 
 
 class Best:

@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle
 from ltrscale.config import is_current, overlay, validate
-from ltrscale.data.preflight import checked
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.draws import mix
@@ -34,7 +33,7 @@ from ltrscale.training.pretexts import (
     SimCLRSampleConfig,
     draws_from_marginals,
 )
-from ltrscale.training.resumption import EPOCHS, PREFLIGHT, TRANSFORM, checkpoints_of, finish
+from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, checkpoints_of, finish
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import TrainingConfig, set_up
 from ltrscale.training.snapshot import restore
@@ -94,10 +93,11 @@ def pretrain(
         workers: data-parallel workers; the updates do not depend on their number.
 
     Raises:
-        InputError: there is less than one canonical stream a worker, or the data cannot be read.
+        InputError: there is less than one canonical stream a worker, the data cannot be read, or a run that was cut
+            short here read other data.
         Stopped: the run was asked to stop.
     """
-    good = checked({"train": train}, config.preflight, join(out, PREFLIGHT), origin, report=report)
+    good = begin({"train": train}, config.preflight, out, origin=origin, report=report)
     selection, marginals_SF = select(train, labelled=False, without=good.without), None
     GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
     with cluster_for(workers):
@@ -107,8 +107,7 @@ def pretrain(
             marginals_SF = sample_inputs(selection, transform, run=run)
         arguments = {
             "config": config.model_dump(mode="json"),
-            "train": train.model_dump(mode="json"),
-            "without": sorted(good.without),
+            "selection": selection,
             "transform": transform.state_dict(),
             "marginals": marginals_SF,
             "out": out,
@@ -120,9 +119,8 @@ def pretrain(
 def pretrain_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `pretrain`; rank 0 writes checkpoints and the bundle."""
     config = validate(PretrainConfig, arguments["config"], "pretrain")
-    train = validate(Split, arguments["train"], "train")
+    selection: Selection = arguments["selection"]
     out, origin = arguments["out"], arguments["origin"]
-    selection = select(train, labelled=False, without=arguments["without"])
     torch.manual_seed(config.seed)
     transform = FeatureTransform.from_state(arguments["transform"], config.network.transform)
     model = Pretrainer(transform, config.network, config.method, config.augment, arguments["marginals"])

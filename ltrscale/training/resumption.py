@@ -1,13 +1,18 @@
 """What a run keeps below its output directory so that it can be resumed, and removes once its output is committed."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from ltrscale.config import is_made_by
+from ltrscale.data.preflight import Preflight, PreflightConfig, checked, read_by
+from ltrscale.data.split import Split, contents_of_read, difference
+from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
+from ltrscale.progress import Report
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training import checkpoint as checkpoints
-from ltrscale.training.checkpoint import Checkpoints
+from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
 from ltrscale.training.settings import TrainingConfig
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transform", "epochs"
@@ -31,6 +36,47 @@ def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether a run of this origin was cut short and would go on from a checkpoint."""
     manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
     return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
+
+
+def begin(
+    splits: Mapping[str, Split], config: PreflightConfig, out: str, *, origin: Mapping[str, Any], report: Report
+) -> Preflight:
+    """What a run into `out` begins with, or goes on with: the pre-flight of what it reads.
+
+    Args:
+        splits: what the run reads, by the names that errors call them.
+        config: of the pre-flight.
+        out: directory of the output.
+        origin: config and inputs of the run.
+        report: receives the counts of the pre-flight.
+
+    Raises:
+        InputError: a run with the same settings was cut short there, and has read other data; or as `checked`.
+    """
+    if not is_unfinished(out, origin):
+        for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
+            before = (read_manifest(checkpoint) or {}).get("made_by", {})
+            others = [url for url, value in _data(origin).items() if _data(before).get(url) != value]
+            if others and _settings(before) == _settings(origin):
+                what = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
+                what = what or f"read something else at {others[0]}: put it back to go on with it"
+                raise InputError(f"{out}: the unfinished run there {what}, or start anew with --fresh")
+    return checked(splits, config, join(out, PREFLIGHT), origin, report=report)
+
+
+def _settings(origin: Mapping[str, Any]) -> Any:
+    """Stage and config of a run, without the periods that it read."""
+    plain = json.loads(json.dumps({"stage": origin.get("stage"), "config": origin.get("config", {})}))
+    for split in plain["config"].get("splits", []):
+        split["periods"] = []
+    return plain
+
+
+def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """The hashes of the data sets, and of the scores that serve as labels, that a run read."""
+    splits = origin.get("config", {}).get("splits", [])
+    urls = {url for split in splits for url in (*split["data"], split["scores"])}
+    return {url: value for url, value in origin.get("inputs", {}).items() if url in urls}
 
 
 def finish(out: str) -> None:

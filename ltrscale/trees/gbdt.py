@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
-from ltrscale.data.split import Split, Splits, check_disjoint, select
+from ltrscale.data.split import Selection, Splits, check_disjoint, select
 from ltrscale.errors import InputError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
@@ -61,11 +61,12 @@ def train_gbdt(
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
     check_library(config, world)
-    deal(select(splits.train, labelled=True), rank=0, world=world)  # refuses before anything is started
+    train, validation = (select(split, labelled=True) for split in (splits.train, splits.validation))
+    deal(train, rank=0, world=world)  # refuses before anything is started
     arguments = {
         "config": config.model_dump(mode="json"),
-        "train": splits.train.model_dump(mode="json"),
-        "validation": splits.validation.model_dump(mode="json"),
+        "train": train,
+        "validation": validation,
         "out": out,
         "made_by": dict(made_by),
         "cpus": workers.cpus,
@@ -78,10 +79,10 @@ def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `train_gbdt`; rank 0 writes the bundle."""
     config: GBDTConfig = TypeAdapter(GBDTConfig).validate_python(arguments["config"])
     rank, world = rank_and_world()
-    selection = select(Split(**arguments["train"]), labelled=True)
+    selection: Selection = arguments["train"]
     train, codes = read(deal(selection, rank=rank, world=world), "train")
     check_complete(selection, train)
-    validation, _ = read(select(Split(**arguments["validation"]), labelled=True), "validation")
+    validation, _ = read(arguments["validation"], "validation")
     check_validation(validation)
     if world > 1 and config.num_threads == 0:
         config = config.replace(num_threads=max(1, int(arguments["cpus"])))

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config, validate
-from ltrscale.data.split import Selection, Split, Splits, check_disjoint, select
+from ltrscale.data.split import Selection, Splits, check_disjoint, select
 from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
@@ -80,11 +80,11 @@ def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping
     for trees in (config.first, config.gbdt):
         if trees is not None:
             check_alone(trees)
-    select(splits.train, labelled=True)  # refuses before anything is started
     arguments = {
         "config": config.model_dump(mode="json"),
-        "train": splits.train.model_dump(mode="json"),
-        "validation": splits.validation.model_dump(mode="json"),
+        "train": select(splits.train, labelled=True),
+        "documents": select(splits.train, labelled=False),
+        "validation": select(splits.validation, labelled=True),
         "out": out,
         "made_by": dict(made_by),
     }
@@ -95,13 +95,13 @@ def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping
 def semi_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """What `train_semi` does, where it can be asked to stop."""
     config = validate(SemiConfig, arguments["config"], "semi")
-    split = Split(**arguments["train"])
-    labelled, everything = select(split, labelled=True), select(split, labelled=False)
+    labelled: Selection = arguments["train"]
+    everything: Selection = arguments["documents"]
     projection = None if config.pca is None else fit_projection(everything, config.pca)
     view = views.raw(labelled.features)
     view = view if projection is None else views.projected(view, projection)
     train, codes = read(labelled, "train", view)
-    validation, _ = read(select(Split(**arguments["validation"]), labelled=True), "validation", view)
+    validation, _ = read(arguments["validation"], "validation", view)
     check_validation(validation)
     metrics: dict[str, int] = {"labelled_groups": len(train.ids_Q)}
     if config.pseudo_labels is not None:

@@ -84,7 +84,8 @@ def train_stack(
     """
     check_disjoint(splits)
     check_alone(config.gbdt)
-    features = select(splits.train, labelled=True).features
+    train = select(splits.train, labelled=True)
+    features = train.features
     _chosen(features, config.features)
     for member in members.values():
         for url in (member.bundle, *member.folds):
@@ -92,8 +93,9 @@ def train_stack(
     arguments = {
         "config": config.model_dump(mode="json"),
         "members": {name: member.model_dump(mode="json") for name, member in members.items()},
-        "train": splits.train.model_dump(mode="json"),
-        "validation": splits.validation.model_dump(mode="json"),
+        "train": train,
+        "folds": folds_of(config, splits.train) if any(member.folds for member in members.values()) else [],
+        "validation": select(splits.validation, labelled=True),
         "out": out,
         "made_by": dict(made_by),
     }
@@ -105,14 +107,13 @@ def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """What `train_stack` does, where it can be asked to stop."""
     config = validate(StackConfig, arguments["config"], "stack")
     members = {name: StackMember(**values) for name, values in arguments["members"].items()}
-    split = Split(**arguments["train"])
-    selection = select(split, labelled=True)
+    selection: Selection = arguments["train"]
     chosen = _chosen(selection.features, config.features)
     view = views.raw(selection.features) if chosen is None else views.chosen(selection.features, chosen)
 
-    held_out = {name: out_of_fold(config, name, member, split) for name, member in members.items()}
+    held_out = {name: out_of_fold(name, member, selection, arguments["folds"]) for name, member in members.items()}
     train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
-    validation, on_validation = _validation(config, Split(**arguments["validation"]), members, view)
+    validation, on_validation = _validation(config, arguments["validation"], members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
     alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
@@ -136,23 +137,26 @@ def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
     log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in alone.items()))
 
 
-def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Split) -> Scores:
+def folds_of(config: StackConfig, train: Split) -> list[Selection]:
+    """The parts that the labelled training groups are dealt to."""
+    folds = (config.fold(number, held_out=True) for number in range(config.folds))
+    return [select(train.replace(fold=fold.model_dump()), labelled=True) for fold in folds]
+
+
+def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> Scores:
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
 
     Args:
-        config: how the groups are dealt to folds.
         name: of the member, in errors.
         member: its bundles.
-        train: the training split.
+        train: the labelled training groups.
+        folds: the parts of these groups; they may be left out where the member has no bundle for each.
     """
     if not member.folds:
-        return score(select(train, labelled=True), load(member.bundle).scorer(), name)
-    assert len(member.folds) == config.folds
+        return score(train, load(member.bundle).scorer(), name)
     parts = []
-    for number, url in enumerate(member.folds):
+    for number, (url, held_out) in enumerate(zip(member.folds, folds, strict=True)):
         opened = load(url)
-        fold = config.fold(number, held_out=True)
-        held_out = select(train.replace(fold=fold.model_dump()), labelled=True)
         _check_has_not_seen(opened, held_out)
         parts.append(score(held_out, opened.scorer(), f"{name}, fold {number}"))
     return Scores.joined(parts)
@@ -168,10 +172,9 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
 
 
 def _validation(
-    config: StackConfig, split: Split, members: Mapping[str, StackMember], view: View
+    config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
 ) -> tuple[Labelled, Mapping[str, Scores]]:
     """The validation groups as the trees see them, and the members' scores of them."""
-    selection = select(split, labelled=True)
     scores = {name: score(selection, load(member.bundle).scorer(), name) for name, member in members.items()}
     validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
     check_validation(validation)

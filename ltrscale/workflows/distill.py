@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.manifest import one_view
 from ltrscale.data.split import Split, Splits, check_disjoint, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
@@ -113,6 +114,7 @@ class DistillJob(Config):
         return self
 
 
+@one_view()
 def run_distill(job: DistillJob) -> None:
     """Score, train students and direct trees, evaluate, compare, export, report; skips what is up to date.
 

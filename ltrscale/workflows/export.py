@@ -2,6 +2,7 @@
 
 from ltrscale.bundle import load
 from ltrscale.config import is_current, made_by
+from ltrscale.data.manifest import one_view
 from ltrscale.data.split import Split, Texts
 from ltrscale.progress import log
 from ltrscale.trees.export import ParityConfig, check_parity, publish
@@ -28,6 +29,7 @@ class _Identity(ParityConfig):
     periods: Texts
 
 
+@one_view()
 def export_stage(job: ExportJob) -> None:
     """Compare scores, then publish; nothing is left where they are further apart than allowed.
 

@@ -1,7 +1,7 @@
 """What a stage's output was made from: what is recorded of it, and what may be told from that later."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import SerializeAsAny
 
@@ -10,7 +10,7 @@ from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
 from ltrscale.data.manifest import open_dataset
 from ltrscale.data.scores import read_period
-from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select
+from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, hashes_of_read, select, with_periods_named
 from ltrscale.errors import InputError
 
 
@@ -20,11 +20,16 @@ class Identity(Config):
     config: SerializeAsAny[Config]
     splits: tuple[Split, ...]
 
+    @classmethod
+    def of(cls, config: Config, *splits: Split) -> Self:
+        """Splits by the names of their periods: one that is added later is none of them, however they were named."""
+        return cls(config=config, splits=tuple(map(with_periods_named, splits)))
+
 
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
-    """Content hash of every data set that the splits read, and of the scores that serve as labels."""
+    """Content hash of what the splits read of every data set, and of the scores that serve as labels."""
     splits = list(splits)
-    hashes = {url: open_dataset(url).manifest.hash for split in splits for url in split.data}
+    hashes = hashes_of_read(splits)
     for split in splits:
         if split.scores:
             parts = [hashes[split.scores]] if split.scores in hashes else []
@@ -45,14 +50,27 @@ def check_unseen(url: str, test: Split) -> None:
     seen = [validate(Split, split, url) for split in origin.get("config", {}).get("splits", [])]
     for made_from in origin["inputs"] if seen else ():
         check_unseen(made_from, test)
-    if len(seen) != 2 or not all(storage.exists(storage.join(data, storage.MANIFEST)) for s in seen for data in s.data):
+    if len(seen) != 2 or not all(map(_is_there, seen)):
         return
+    seen = [split.replace(periods=_still_there(split)) for split in seen]
     try:
         check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
     for teacher in {teacher for split in seen if split.scores for teacher in scored_by(split)}:
         check_unseen(teacher, test)
+
+
+def _is_there(split: Split) -> bool:
+    """Whether the data sets are where they were, with any of the periods that were read."""
+    there = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
+    return there and bool(_still_there(split) or not split.periods)
+
+
+def _still_there(split: Split) -> list[str]:
+    """The periods and ranges that a split names, without the periods that its data sets have no more."""
+    known = {period for url in split.data for period in open_dataset(url).manifest.periods}
+    return [item for item in split.periods if item in known or ".." in item]
 
 
 def scored_by(split: Split) -> list[str]:

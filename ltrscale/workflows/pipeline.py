@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import open_dataset
+from ltrscale.data.manifest import one_view, open_dataset
 from ltrscale.data.prepare import PrepareConfig
 from ltrscale.data.rewrite import column_names
 from ltrscale.data.split import LabelColumn, Splits, check_disjoint, select
@@ -99,6 +99,12 @@ def _run(config: PipelineConfig) -> None:
         relabelled = join(config.out, "relabelled")
         relabel_stage(RelabelJob(data=data, out=relabelled, relabel=config.relabel))
         data = relabelled
+    with one_view():  # of what is made by now
+        _compare(config, data)
+
+
+def _compare(config: PipelineConfig, data: str) -> None:
+    """Train every method with every seed on a data set, and evaluate."""
     _check_splits(_splits(config.splits, data, 0), config.evaluate_on)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     for seed in config.seeds:

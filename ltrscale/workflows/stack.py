@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
+from ltrscale.data.manifest import one_view
 from ltrscale.data.split import Splits, check_disjoint
 from ltrscale.launch.workers import ONE, Workers, cluster_for
 from ltrscale.storage import join
@@ -46,6 +47,7 @@ class StackJob(Config):
         return self
 
 
+@one_view()
 def run_stack(job: StackJob) -> None:
     """Train members and stack, and commit the stack's bundle; skips what is up to date.
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, made_by
-from ltrscale.data.manifest import open_dataset
+from ltrscale.data.manifest import one_view, open_dataset
 from ltrscale.data.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
 from ltrscale.data.split import Split, Splits, check_disjoint
 from ltrscale.errors import InputError
@@ -189,6 +189,7 @@ def _place(url: str) -> str:
     return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
+@one_view()
 def pretrain_stage(job: PretrainJob) -> None:
     """Pretrain an encoder and commit its bundle."""
     config = job.pretrain
@@ -196,12 +197,13 @@ def pretrain_stage(job: PretrainJob) -> None:
     _train_stage(
         "pretrain",
         job,
-        Identity(config=config.identity(), splits=(train,)),
+        Identity.of(config.identity(), train),
         dataset_hashes([train]),
         lambda origin, report: pretrain(config, train, job.out, origin=origin, report=report, workers=job.workers),
     )
 
 
+@one_view()
 def finetune_stage(job: FinetuneJob) -> None:
     """Finetune a ranker and commit its bundle."""
     check_disjoint(job.splits)
@@ -212,7 +214,7 @@ def finetune_stage(job: FinetuneJob) -> None:
     _train_stage(
         "finetune",
         job,
-        Identity(config=job.finetune.identity(), splits=(train, validation)),
+        Identity.of(job.finetune.identity(), train, validation),
         inputs,
         lambda origin, report: finetune(
             job.finetune,
@@ -227,6 +229,7 @@ def finetune_stage(job: FinetuneJob) -> None:
     )
 
 
+@one_view()
 def combine_stage(job: CombineJob) -> None:
     """Combine finetuned rankers and commit the bundle."""
     check_disjoint(job.splits)
@@ -234,7 +237,7 @@ def combine_stage(job: CombineJob) -> None:
     _train_stage(
         "combine",
         job,
-        Identity(config=job.combine.identity(), splits=(train, validation)),
+        Identity.of(job.combine.identity(), train, validation),
         dataset_hashes([train, validation]) | bundle_hashes(job.bundles),
         lambda origin, report: combine(
             job.combine,
@@ -260,6 +263,7 @@ def _train_stage(
     run_stage(stage, job.replace(fresh=False), job.out, identity, inputs, body, fresh=job.fresh)
 
 
+@one_view()
 def gbdt_stage(job: GBDTJob) -> None:
     """Train trees, or an ensemble of them, and commit their bundle."""
     check_disjoint(job.splits)
@@ -269,7 +273,7 @@ def gbdt_stage(job: GBDTJob) -> None:
         "train_gbdt",
         job,
         job.out,
-        Identity(config=settings, splits=(splits.train, splits.validation)),
+        Identity.of(settings, splits.train, splits.validation),
         dataset_hashes([splits.train, splits.validation]),
         lambda origin, report: _train_trees(job, origin, report),
     )
@@ -295,6 +299,7 @@ class _Ensemble(Config):
     ensemble: EnsembleConfig
 
 
+@one_view()
 def score_stage(job: ScoreJob) -> None:
     """Score the periods that are not up to date, and commit each."""
     if is_scored(job, job.out):
@@ -302,6 +307,7 @@ def score_stage(job: ScoreJob) -> None:
     run_stage("score", job, job.out, job, {}, lambda _, report: score(job, job.out, report=report))
 
 
+@one_view()
 def evaluate_stage(job: EvaluateJob, *, show: bool = True) -> None:
     """Evaluate bundles, commit the report, and print its table if it is to be shown."""
     config = job.evaluate

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ltrscale.config import Config
+from ltrscale.data.manifest import one_view
 from ltrscale.data.split import Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.trees.semi import SemiConfig, train_semi
@@ -21,6 +22,7 @@ class SemiJob(Config):
     semi: SemiConfig
 
 
+@one_view()
 def semi_stage(job: SemiJob) -> None:
     """Train semi-supervised trees and commit their bundle."""
     check_disjoint(job.splits)
@@ -29,7 +31,7 @@ def semi_stage(job: SemiJob) -> None:
         "train_semi",
         job,
         job.out,
-        Identity(config=job.semi, splits=(splits.train, splits.validation)),
+        Identity.of(job.semi, splits.train, splits.validation),
         dataset_hashes([splits.train, splits.validation]),
         lambda origin, report: train_semi(job.semi, splits, job.out, made_by=origin, report=report),
     )
@@ -46,6 +48,7 @@ class StackedJob(Config):
     members: dict[str, StackMember]
 
 
+@one_view()
 def stacked_stage(job: StackedJob) -> None:
     """Train trees over models and commit the bundle that holds all of them.
 
@@ -61,9 +64,7 @@ def stacked_stage(job: StackedJob) -> None:
         "stack",
         job,
         job.out,
-        Identity(
-            config=_Stacked(stack=job.stack, members=tuple(job.members)), splits=(splits.train, splits.validation)
-        ),
+        Identity.of(_Stacked(stack=job.stack, members=tuple(job.members)), splits.train, splits.validation),
         dataset_hashes([splits.train, splits.validation]) | _hashes(job.members),
         lambda origin, report: train_stack(job.stack, job.members, splits, job.out, made_by=origin, report=report),
     )

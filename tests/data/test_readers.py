@@ -1,4 +1,5 @@
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ltrscale import storage
 from ltrscale.data import readers
+from ltrscale.data.manifest import open_dataset
 from ltrscale.data.readers import Reader, read_direct, read_with_ray
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig, iterate
@@ -51,6 +54,37 @@ def read(request: pytest.FixtureRequest) -> Reader:
         return read_direct
     request.getfixturevalue("ray_cluster")
     return read_with_ray
+
+
+@pytest.mark.parametrize("how", ["other names", "the same names"])
+def test_a_data_set_that_was_replaced_is_told(make_dataset: Make, tmp_path: Path, read: Reader, how: str) -> None:
+    lengths = {"a": [[3, 4], [5]], "b": [[2]]}
+    data = make_dataset(lengths, url=str(tmp_path / "data")).url
+    selection = select(Split(data=(data,)), labelled=True)
+    changed = make_dataset(lengths if how == "other names" else {"a": [[3, 4], [5]], "b": [[7]]}, seed=1).url
+    if how == "other names":
+        shutil.rmtree(data)
+        shutil.copytree(changed, data)
+    else:
+        before, files = open_dataset(data).manifest, []
+        for old, new in zip(before.files, open_dataset(changed).manifest.files, strict=True):
+            shutil.copy(Path(changed) / new.path, Path(data) / old.path)
+            files.append(new.replace(path=old.path))
+        storage.write_bytes(f"{data}/manifest.json", before.replace(files=files).model_dump_json().encode())
+    with pytest.raises(InputError) as error:
+        list(read(selection.row_groups, ["gid"]))
+    assert str(error.value).startswith(f"{data}: the data set was replaced since the run began, and {data}/period=")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_gone_from_its_data_set_is_told_as_such(
+    make_dataset: Make, tmp_path: Path, read: Reader
+) -> None:
+    data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
+    selection = select(Split(data=(data,)), labelled=True)
+    Path(selection.row_groups[0].url).unlink()
+    with pytest.raises(InputError, match="no such file"):
+        list(read(selection.row_groups, ["gid"]))
 
 
 def test_tables_come_in_the_order_of_the_plan(made: Any, read: Reader) -> None:

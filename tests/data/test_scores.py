@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from changed import renamed
 
 from ltrscale import config, storage
 from ltrscale.data import scores
@@ -169,6 +170,13 @@ def test_the_scores_are_in_the_hash_and_where_they_lie_is_not(made: Any, scored:
     assert len({hash_of(), hash_of(scores=other), hash_of(scores=None), hash_of(labelled_fraction=0.5)}) == 4
 
 
+def test_scores_are_of_data_whose_files_have_other_names(made: Any, scored: str, tmp_path: Path) -> None:
+    one, other = (Split(data=(url,), scores=scored) for url in (made.url, renamed(made.url, tmp_path / "data")))
+    selection = select(other, labelled=True)
+    assert selection.hash == select(one, labelled=True).hash
+    assert labels_served(selection, made) == joined(made)
+
+
 def test_periods_that_are_not_scored_or_have_changed_are_named(
     made: Any, make_dataset: Make, scored: str, tmp_path: Path
 ) -> None:
@@ -213,7 +221,7 @@ def test_score_files_that_do_not_fit_are_named(made: Any, tmp_path: Path, damage
         path.write_bytes(path.read_bytes()[:-20])
     if damage == "missing":
         path.unlink()
-    with pytest.raises(InputError, match=r"jobs\.score|no such file") as error:
+    with pytest.raises(InputError, match=r"jobs\.score|no such file|'scores' is not as in") as error:
         labels_served(select(Split(data=(made.url,), scores=url), labelled=True), made)
     assert "\n" not in str(error.value)
     assert "period=b" in str(error.value)

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from changed import add_period, renamed
 
 from ltrscale import config, storage
 from ltrscale.data.manifest import open_dataset
-from ltrscale.data.split import Split, Splits, check_disjoint, select
+from ltrscale.data.split import GID_SPAN, RowGroup, Split, Splits, check_disjoint, hashes_of_read, select
 from ltrscale.errors import InputError
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]
@@ -117,6 +118,46 @@ def test_the_hash_covers_what_is_served_and_not_where_it_lies(weeks: Any, make_d
     assert select(split.replace(data=(str(moved),)), labelled=True).hash == select(split, labelled=True).hash
 
 
+def unplaced(row_group: RowGroup) -> RowGroup:
+    """The same wherever its file lies."""
+    return replace(row_group, url="", source=None)
+
+
+def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
+    weeks: Any, make_dataset: Make, tmp_path: Path
+) -> None:
+    data = renamed(weeks.url, tmp_path / "data")
+    first, last = (make_dataset({period: [[5, 5], [3]]}, seed=9).url for period in ("2025-W52", "2026-W30"))
+    one, other = (Split(data=(first, url, last), periods=("2026-W02..2026-W30",)) for url in (weeks.url, data))
+    for grown in (False, True):
+        if grown:
+            add_period(data, "2026-W00", like="2026-W03")
+        for labelled in (False, True):
+            expected, read = (select(split, labelled=labelled) for split in (one, other))
+            assert read.hash == expected.hash
+            assert list(map(unplaced, read.row_groups)) == list(map(unplaced, expected.row_groups))
+        assert list(hashes_of_read([one]).values()) == list(hashes_of_read([other]).values())
+    everything = other.replace(periods=("2026-W00..2026-W30",))
+    assert select(everything, labelled=True).hash != expected.hash
+    assert open_dataset(data).manifest.hash != open_dataset(weeks.url).manifest.hash
+
+
+def test_the_hash_of_a_manifest_is_of_content_alone(weeks: Any, tmp_path: Path) -> None:
+    data = renamed(weeks.url, tmp_path / "data")
+    made, again = (open_dataset(url).manifest for url in (weeks.url, data))
+    assert made.hash == again.hash
+    files = made.files
+    changed = [
+        made.replace(files=files[::-1]),
+        made.replace(files=files[1:]),
+        made.replace(features=made.features[::-1]),
+        made.replace(files=(files[0].replace(period="2025-W01"), *files[1:])),
+        made.replace(files=(files[0].replace(sha256="0"), *files[1:])),
+        made.replace(files=(files[0].replace(row_groups=files[0].row_groups[:1]), *files[1:])),
+    ]
+    assert len({made.hash, *(manifest.hash for manifest in changed)}) == 1 + len(changed)
+
+
 def test_the_label_column_changes_nothing_where_no_labels_are_served(weeks: Any) -> None:
     one, other = (Split(data=(weeks.url,), labels=column) for column in ("labels", "relevance"))
     assert select(one, labelled=False).hash == select(other, labelled=False).hash
@@ -138,11 +179,11 @@ def test_several_data_sets_get_ids_that_do_not_meet(weeks: Any, make_dataset: Ma
     more = make_dataset({"2026-W07": [[5, 5]]}, seed=1)
     selection = select(Split(data=(weeks.url, more.url)), labelled=True)
     last = selection.row_groups[-1]
-    assert last.gid_base == len(weeks.groups)
+    assert last.gid_base == GID_SPAN
     assert last.first_labelled == len(weeks.labelled)
     assert selection.n_groups == len(weeks.labelled) + 2
     one = select(Split(data=(weeks.url, more.url), periods=("2026-W07",)), labelled=False)
-    assert [r.gid_base for r in one.row_groups] == [len(weeks.groups)]
+    assert [r.gid_base for r in one.row_groups] == [0]  # of the other data set nothing is read
 
 
 @pytest.mark.parametrize(
@@ -157,9 +198,13 @@ def test_data_sets_must_agree_on_features(
         select(Split(data=(weeks.url, other.url)), labelled=False)
 
 
-def test_a_data_set_named_twice_is_refused(weeks: Any) -> None:
-    with pytest.raises(InputError, match="same data set"):
-        select(Split(data=(weeks.url, weeks.url)), labelled=False)
+def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
+    for other in (weeks.url, renamed(weeks.url, tmp_path / "copy")):
+        with pytest.raises(InputError, match="have the same documents"):
+            select(Split(data=(weeks.url, other)), labelled=False)
+    add_period(other, "2026-W09", like="2026-W03")
+    with pytest.raises(InputError, match="have the same documents"):
+        select(Split(data=(weeks.url, other), periods=("2026-W01",)), labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +294,38 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
         check_disjoint(splits(weeks.url, "2026-W01..2026-W04", "2026-W05", "2026-W04..2026-W06"))
     with pytest.raises(InputError, match=r"validation and test both take period '2026-W06'"):
         check_disjoint(splits(weeks.url, "2026-W01", "2026-W05..2026-W06", "2026-W06"))
+
+
+def relabelled(url: str, folder: Path) -> str:
+    """A data set as relabelling makes it of another: the same groups in other files."""
+    manifest = open_dataset(url).manifest
+    origin = {"stage": "relabel", "config": {}, "inputs": {url: manifest.hash}}
+    files = [file.replace(sha256=f"other {file.sha256}") for file in manifest.files]
+    written = manifest.replace(files=files, made_by=origin).model_dump_json().encode()
+    storage.write_bytes(f"{folder}/{storage.MANIFEST}", written)
+    return str(folder)
+
+
+@pytest.mark.parametrize("since", ["nothing", "a period more", "moved", "a copy with a period more"])
+def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, tmp_path: Path, since: str) -> None:
+    data = renamed(weeks.url, tmp_path / "data")
+    train = Split(data=(relabelled(relabelled(data, tmp_path / "one"), tmp_path / "two"),), periods=("2026-W01",))
+    match since:
+        case "a period more":
+            add_period(data, "2026-W09", like="2026-W03")
+        case "moved":
+            data = str(Path(data).rename(tmp_path / "moved"))
+        case "a copy with a period more":
+            data = renamed(data, tmp_path / "copy")
+            add_period(data, "2026-W09", like="2026-W03")
+    with pytest.raises(InputError, match="train and test both take period '2026-W01'"):
+        check_disjoint(
+            Splits(
+                train=train,
+                validation=Split(data=(data,), periods=("2026-W02",)),
+                test=Split(data=(data,), periods=("2026-W01",)),
+            )
+        )
 
 
 def test_the_same_period_of_different_data_sets_is_no_overlap(make_dataset: Make) -> None:

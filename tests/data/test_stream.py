@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ltrscale import config
 from ltrscale.batch import QueryGroups
 from ltrscale.data.readers import read_direct
-from ltrscale.data.split import RowGroup, Selection, Split, select
+from ltrscale.data.split import GID_SPAN, RowGroup, Selection, Split, select
 from ltrscale.data.stream import GroupStream, Position, StreamConfig, iterate
 from ltrscale.errors import InputError
 
@@ -221,7 +221,8 @@ def test_several_data_sets_are_served_with_unique_ids(made: Any, make_dataset: M
     more = make_dataset({"z": [[4, 2], [3]]}, seed=9)
     selection = select(Split(data=(made.url, more.url)), labelled=False)
     batches = list(iterate(selection, docs_per_batch=70))
-    assert [gid for groups in batches for gid in gids(groups)] == list(range(len(made.groups) + 3))
+    served = [gid for groups in batches for gid in gids(groups)]
+    assert served == [*range(len(made.groups)), *range(GID_SPAN, GID_SPAN + 3)]
     last = batches[-1]
     assert np.array_equal(last.features_NF[-3:].numpy(), more.groups[2].features)
 

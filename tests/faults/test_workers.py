@@ -3,9 +3,11 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from changed import add_period, renamed
 from victims import Watched, attempts, check_exactly_once, check_recovery, config_of, counted, processes, run, weights
 
 from ltrscale.data.manifest import Feature
@@ -47,6 +49,25 @@ def test_killed_again_and_again_the_weights_are_bit_equal(
     check_exactly_once(steps)
     assert counted(steps) == counted(str(expected / "steps"))
     assert weights(str(tmp_path)) == weights(str(expected))
+
+
+@pytest.mark.slow
+def test_a_period_that_is_added_before_workers_start_again_is_not_read(
+    undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path
+) -> None:
+    expected, steps, data = undisturbed(2), str(tmp_path / "steps"), renamed(synthetic_dataset, tmp_path / "data")
+
+    def launch(*arguments: Any, **named: Any) -> None:
+        with pytest.raises(AssertionError, match="die again"):
+            processes(2, restarts=0)(*arguments, **named)
+        add_period(data, "2026-W00", like="2026-W02")
+        processes(2, restarts=0)(*arguments, **named)
+
+    run(Watched(steps, kills=((7, 1),)), data, str(tmp_path / "out"), launch=launch)
+    check_recovery(steps, kills=1)
+    check_exactly_once(steps)
+    assert counted(steps) == counted(str(expected / "steps"))
+    assert weights(str(tmp_path / "out")) == weights(str(expected))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed import add_period, renamed
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -257,6 +258,85 @@ def test_checkpoints_of_another_config_are_told_of_and_gone_in_the_end(
     alone = tmp_path / "alone"
     pretrain_stage(pretrain_job(synthetic_dataset, alone, seed=1))
     assert bundle.load(str(out)).content == bundle.load(str(alone)).content
+
+
+def grow(data: str) -> None:
+    add_period(data, "2026-W05", like="2026-W02")
+
+
+def replace_a_file(data: str) -> None:
+    manifest = open_dataset(data).manifest
+    first = manifest.files[0].replace(sha256="of other content")
+    files = (first, *manifest.files[1:])
+    storage.write_bytes(f"{data}/manifest.json", manifest.replace(files=files).model_dump_json().encode())
+
+
+def shrink(data: str) -> None:
+    manifest = open_dataset(data).manifest
+    files = [file for file in manifest.files if file.period != "2026-W02"]
+    storage.write_bytes(f"{data}/manifest.json", manifest.replace(files=files).model_dump_json().encode())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (grow, "did not read period '2026-W05' of {data}: name the periods that it read to go on with it"),
+        (shrink, "read period '2026-W02' of {data} too: put it back, or name it, to go on with it"),
+        (replace_a_file, "read other files of period '2026-W01' of {data}: put them back to go on with it"),
+    ],
+    ids=["a period more", "a period less", "another file"],
+)
+def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
+    synthetic_dataset: str,
+    tmp_path: Path,
+    stop_after: Callable[[int | None], None],
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[str], None],
+    told: str,
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    data, out = renamed(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
+    job = pretrain_job(data, out).replace(train={"data": data})
+    stop_after(1)
+    with pytest.raises(Stopped):
+        run_job(job, caplog)
+    stop_after(None)
+    before = open_dataset(data).manifest.model_dump_json().encode()
+    kept = {path: path.read_bytes() for name in ("checkpoints", "transform", "preflight") for path in files(out / name)}
+    assert kept
+    change(data)
+    with pytest.raises(InputError) as error:
+        run_job(job, caplog)
+    assert str(error.value) == f"{out}: the unfinished run there {told.format(data=data)}, or start anew with --fresh"
+    assert {path: path.read_bytes() for path in kept} == kept
+
+    if change is grow:
+        job = job.replace(train={"data": data, "periods": "2026-W01..2026-W04"})
+    else:
+        storage.write_bytes(f"{data}/manifest.json", before)
+    assert run_job(job, caplog) == "resumed from"
+    alone = pretrain_job(synthetic_dataset, tmp_path / "alone").replace(train={"data": synthetic_dataset})
+    pretrain_stage(alone)
+    assert bundle.load(str(out)).content == bundle.load(str(tmp_path / "alone")).content
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_fresh_reads_what_is_there_now(
+    synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    data, out = renamed(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
+    job = pretrain_job(data, out).replace(train={"data": data})
+    stop_after(1)
+    with pytest.raises(Stopped):
+        run_job(job, caplog)
+    stop_after(None)
+    grow(data)
+    assert run_job(job.replace(fresh=True), caplog) == ""
+    assert bundle.load(str(out)).dataset_hash == select(Split(data=(data,)), labelled=False).hash
 
 
 def test_bad_files_are_left_out_of_training_and_validation(synthetic_dataset: str, tmp_path: Path) -> None:

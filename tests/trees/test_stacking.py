@@ -19,9 +19,10 @@ from ltrscale.data.split import Split, Splits, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.scored import Scores, score
-from ltrscale.trees.stacking import StackConfig, StackMember, out_of_fold, train_stack
+from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
 from ltrscale.workflows.stages import GBDTJob, gbdt_stage
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -103,6 +104,10 @@ def test_scores_are_found_for_any_groups_in_any_order() -> None:
         known(QueryGroups(torch.zeros(1, 1), torch.tensor([0, 1]), ids_Q=torch.tensor([8])))
     with pytest.raises(AssertionError, match="scored twice"):
         Scores.joined([known, known])
+
+
+def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Split) -> Scores:
+    return stacking.out_of_fold(name, member, select(train, labelled=True), stacking.folds_of(config, train))
 
 
 def test_every_training_group_is_scored_once_by_a_member_that_was_not_trained_on_it(

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from changed import add_period, renamed
 from listening import stages_run
 
 from ltrscale import bundle, storage
@@ -60,6 +61,43 @@ def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys:
         run_pipeline, small(out, "splits.train.labelled_fraction=0.25", "methods.simsiam.finetune.epochs=3")
     )
     assert set(fewer) == {*models, "evaluation"}  # pretraining reads no labels and is not repeated
+
+
+@pytest.mark.slow
+def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tmp_path: Path) -> None:
+    data, elsewhere = (renamed(synthetic_dataset, tmp_path / name) for name in ("data", "elsewhere"))
+    trees = {"num_trees": 3, "num_threads": 1}
+    finetune = {"head_epochs": 1, "epochs": 1, "stream": {"docs_per_batch": 500}}
+    pretrain = {"network": {"encoder": {"width": 8, "blocks": 1}}, "epochs": 1}
+    methods = {
+        "trees": {"kind": "gbdt", "gbdt": trees},
+        "semi": {"kind": "semi_gbdt", "semi": {"pca": 2, "gbdt": trees}},
+        "tuned": {"kind": "neural", "pretrain": pretrain, "finetune": finetune},
+        "plain": {"kind": "neural", "finetune": finetune},
+        "mean": {"kind": "combined", "parts": ["tuned", "plain"], "combine": {"how": "concat", "epochs": 1}},
+        "stack": {"kind": "stack", "members": ["trees"], "stack": {"folds": 2, "gbdt": trees}},
+    }
+    weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
+
+    def comparison(data: str, out: Path) -> PipelineConfig:
+        values = {
+            "out": str(out),
+            "data": data,
+            "splits": {name: {"periods": periods} for name, periods in weeks.items()},
+            "methods": methods,
+            "evaluate": {"baseline": None, "resamples": 100},
+        }
+        return configs.validate(PipelineConfig, values, "test")
+
+    assert len(stages_run(run_pipeline, comparison(data, tmp_path / "out"))) == 10
+    for url in (data, elsewhere):
+        add_period(url, "2025-W52", like="2026-W02")
+    assert stages_run(run_pipeline, comparison(data, tmp_path / "out")) == []
+    run_pipeline(comparison(elsewhere, tmp_path / "again"))
+    for name in methods:
+        made, again = (bundle.load(str(tmp_path / out / "seed-0" / name / "model")) for out in ("out", "again"))
+        assert made.contents == again.contents
+        assert (made.metrics, made.dataset_hash) == (again.metrics, again.dataset_hash)
 
 
 def check_evaluation(folder: Path) -> None:

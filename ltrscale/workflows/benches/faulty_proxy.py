@@ -43,8 +43,8 @@ _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-
 class FaultyProxy:
     """Forwards HTTP to `target` on loopback; a context manager, and `url` is its own address.
 
-    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. The share, what
-    may fail, and how, can be changed while it runs. Which of the requests fail is drawn from a seed, in order of
+    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. The share,
+    what may fail, and how, can be changed while it runs. Which of the requests fail is drawn from a seed, in order of
     arrival. Where the server does not answer, the connection is reset.
     """
 
