@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import scoring_actors
 import torch
+from written import without_writer
 
 from ltrscale import bundle, storage
 from ltrscale.data.manifest import Feature, Manifest, open_dataset
@@ -126,7 +127,7 @@ def run(settings: ScoreConfig, out: Path | str) -> list[str]:
 
 def files_of(out: Path) -> dict[str, bytes]:
     """Every score file by its path below the directory."""
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*.parquet"))}
+    return {without_writer(str(path.relative_to(out))): path.read_bytes() for path in sorted(out.rglob("*.parquet"))}
 
 
 def expected(data: str, url: str) -> dict[int, list[float]]:
@@ -314,7 +315,7 @@ def test_another_bundle_scores_all_again_and_changed_data_their_period(bundles: 
         select(Split(data=(data,), periods=("p1..p2",), scores=str(out)), labelled=True)
     assert run(config(data, bundles["network"]), out) == ["p2", "p5"]
     assert read(data, str(out)).keys() == expected(data, bundles["network"]).keys()
-    listed = {f"period={p}/{f.path}" for p in (*PERIODS, "p5") for f in read_period(str(out), p).files}  # type: ignore[union-attr]
+    listed = {without_writer(f"period={p}/{f.path}") for p in (*PERIODS, "p5") for f in read_period(str(out), p).files}  # type: ignore[union-attr]
     assert files_of(out).keys() == listed
     assert run(config(data, bundles["trees"], periods="p1"), out) == ["p1"]
     with pytest.raises(InputError, match=r"'p1' and 'p2' were scored by different bundles.*jobs\.score"):

@@ -101,11 +101,14 @@ def withdraw(url: str, own: re.Pattern[str] | None = None) -> None:
             the manifest is missing or damaged they are all there is.
     """
     try:
-        listed = names_in(read_manifest(url))
+        manifest = read_manifest(url)
     except InputError:
         if own is None:
             raise
-        listed = []
+        manifest = {}
+    if manifest is None and own is None:
+        return
+    listed = names_in(manifest)
     if own is not None:
         listed += [name for name in files.below(url) if own.fullmatch(name)]
     check_lease(url)

@@ -86,7 +86,8 @@ def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
     """
     with exclusively(url.rpartition("/")[0]):
         if is_local(url):
-            return read_if_there(url) == old and _replace(url, new)
+            there = read_if_there(url)
+            return there == new or (there == old and _replace(url, new))
         return conditions.swap(url, old, new) or read_if_there(url) == new
 
 

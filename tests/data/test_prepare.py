@@ -275,14 +275,15 @@ def test_too_many_rejections_commit_nothing_and_leave_the_quarantine(log_file: P
     assert all(f"{log_file}:{i + 1} unparsable ('{i} what is this')" in message for i in (3, 40, 41, 42, 43))
     assert f"{log_file}:45" not in message
     assert storage.read_manifest(str(out)) is None
-    (left,) = [path for path in out.rglob("*") if path.is_file()]
+    (left,) = [path for path in out.rglob("[!.]*") if path.is_file()]
     assert left.parent == out / "quarantine"
     table = pq.read_table(left)
     assert table.column("line").to_pylist() == [4, 41, 42, 43, 44, 45, 46]
     assert table.column("rule").to_pylist() == ["unparsable"] * 7
-    assert not [path for path in out.iterdir() if path.name != "quarantine"]
+    assert not [path for path in out.iterdir() if path.name not in ("quarantine", ".kept.json")]
     accepted = prepare(config(str(log_file), max_rejected=0.01), str(out))
     assert accepted.manifest.accounting.rows_rejected == 7
+    assert not (out / ".kept.json").exists()
     assert [path.name for path in (out / "quarantine").iterdir()] == [Path(*accepted.manifest.quarantine).name]
 
 
