@@ -201,7 +201,7 @@ class Player:
         if self.havoc.stops:
             return
         for mark in self.remains.left(not_before=self.havoc.resumed_at):
-            titles = [f"{p.pid} {p.title[:80]}" for p in processes.marked(mark)]
+            titles = [f"{p.pid} {p.name}" for p in processes.marked(mark)]
             self._fail(f"{mark} has ended, and left processes: {'; '.join(titles)}")
             processes.end(mark)
 
