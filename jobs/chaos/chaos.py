@@ -4,12 +4,13 @@ import fcntl
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from jobs.chaos.diary import Diary
 from jobs.chaos.faults import KINDS, Kind, plan
 from jobs.chaos.player import Player
 from jobs.chaos.report import write_report
-from jobs.chaos.workload import STAGES, command, fingerprint
+from jobs.chaos.workload import STAGES, Stage, chosen, command, fingerprint
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -43,6 +44,19 @@ class ChaosJob(Config):
     """Seconds after the last fault until a command that has not ended counts as hanging."""
     kinds: tuple[Kind, ...] = Field(KINDS, min_length=1)
     """Kinds of faults."""
+    stages: tuple[str, ...] = tuple(stage.name for stage in STAGES)
+    """The jobs that are given, each of which needs what those before it leave; fewer to look for one's faults."""
+    rounds: tuple[Literal["alone", "ray"], ...] = Field(("alone", "ray"), min_length=1)
+    """Where jobs that can use Ray do: in rounds in turn."""
+
+    @field_validator("stages")
+    @classmethod
+    def _are_stages(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names or (unknown := set(names) - {stage.name for stage in STAGES}):
+            raise ValueError(
+                f"{', '.join(unknown) if names else 'empty'}: the jobs are {', '.join(s.name for s in STAGES)}"
+            )
+        return names
 
 
 def chaos(job: ChaosJob) -> bool:
@@ -54,8 +68,9 @@ def chaos(job: ChaosJob) -> bool:
     folder = Path(job.out).absolute() / f"chaos-{job.seed}"
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder.parent):
-        undisturbed = {ray: _undisturbed(folder.parent, ray=ray) for ray in (False, True)}
-        _start_anew_after_a_change(folder, json.dumps([job.model_dump(), *map(_hash_of, (False, True))]))
+        stages = chosen(job.stages)
+        undisturbed = {kind == "ray": _undisturbed(folder.parent, stages, kind) for kind in sorted(set(job.rounds))}
+        _start_anew_after_a_change(folder, job.model_dump_json() + fingerprint(stages, ray=True))
         diary = Diary(folder / "events.jsonl")
         if diary.of("end"):
             log.info("chaos: %s is up to date", folder)
@@ -65,10 +80,6 @@ def chaos(job: ChaosJob) -> bool:
         summary = write_report(folder, diary, seed=job.seed, left_out=left_out)
     _show(summary, folder)
     return bool(summary["held"])
-
-
-def _hash_of(ray: bool) -> str:
-    return fingerprint(ray=ray)
 
 
 def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outcome]) -> None:
@@ -85,7 +96,9 @@ def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outc
             faults=plan(job.seed, job.minutes, job.every, kinds),
             total_s=60 * job.minutes,
             patience_s=job.patience,
-            undisturbed=undisturbed.__getitem__,
+            stages=chosen(job.stages),
+            rounds=[kind == "ray" for kind in job.rounds],
+            undisturbed=undisturbed,
         )
         player.play()
     diary.write("end", player.clock_s, f"{len(diary.of('failure'))} failures")
@@ -93,16 +106,16 @@ def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outc
         arena.remove()
 
 
-def _undisturbed(out: Path, *, ray: bool) -> Outcome:
+def _undisturbed(out: Path, stages: Sequence[Stage], kind: str) -> Outcome:
     """The outcome of a round without faults, kept for all seeds."""
-    name = f"undisturbed-{'ray' if ray else 'alone'}"
-    kept = out / f"{name}-{fingerprint(ray=ray)}.json"
+    name, ray = f"undisturbed-{kind}", kind == "ray"
+    kept = out / f"{name}-{fingerprint(stages, ray=ray)}.json"
     if kept.exists():
         values = json.loads(kept.read_text())
         return Outcome(values["facts"], tuple(values["unlisted"]), tuple(values["damage"]))
     arena = _new_arena(out / name)
     with arena.opened():
-        for number, stage in enumerate(STAGES):
+        for number, stage in enumerate(stages):
             given = give(arena, number, stage, command(stage, arena.folder, f"{BUCKET}/{name}", ray=ray))
             given.process.wait()
             log.info("undisturbed: %s, exit status %d", stage.name, given.process.returncode)
@@ -131,7 +144,9 @@ def _start_anew_after_a_change(folder: Path, identity: str) -> None:
 def _new_arena(folder: Path) -> Arena:
     """A place to run in without what an earlier run there has left, its processes and its disk included."""
     if folder.exists():
-        Arena(folder, _mark(folder)).clear()
+        old = Arena(folder, _mark(folder))
+        old.clear()
+        old.remove()
         shutil.rmtree(folder)
     folder.mkdir()
     return Arena(folder, _mark(folder))

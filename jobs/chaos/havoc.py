@@ -59,10 +59,11 @@ class Havoc:
                 command.sent.add(number)
         if not process.signal(number):
             return None
+        which = f"{process.role} {process.pid}: {process.name}"
         if fault.kind == "kill":
-            return f"killed {process.role} {process.pid}: {process.title[:60]}"
+            return f"killed {which}"
         self._until(fault, "stop", lambda: process.signal(signal.SIGCONT))
-        return f"stopped {process.role} {process.pid} for {fault.seconds:.0f} s: {process.title[:60]}"
+        return f"stopped for {fault.seconds:.0f} s {which}"
 
     def _disturb(self, fault: Fault) -> str:
         arena, proxy, seconds = self.arena, self.arena.proxy, f"for {fault.seconds:.0f} s"

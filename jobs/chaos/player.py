@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobs.chaos import processes
@@ -12,7 +12,7 @@ from jobs.chaos.compare import Outcome, differences, outcome
 from jobs.chaos.diary import Diary
 from jobs.chaos.faults import Fault
 from jobs.chaos.havoc import Havoc
-from jobs.chaos.workload import STAGES, Stage, command
+from jobs.chaos.workload import Stage, command
 
 _TICK_S = 0.1
 _LOOK_S = 2.0
@@ -36,7 +36,10 @@ class Player:
     total_s: float
     patience_s: float
     """After the last fault, until a command counts as hanging and remains as left over."""
-    undisturbed: Callable[[bool], Outcome]
+    stages: Sequence[Stage]
+    rounds: Sequence[bool]
+    """Whether jobs that can use Ray do, in rounds in turn."""
+    undisturbed: Mapping[bool, Outcome]
     """The outcome of a round without faults, with Ray or without."""
     running: list[Command] = field(default_factory=list)
     clock_s: float = 0.0
@@ -67,17 +70,17 @@ class Player:
 
     def play_round(self, number: int) -> None:
         """Give the commands of a round, those that are done left out, and compare what it has left."""
-        ray, url = number % 2 == 1, f"{BUCKET}/round-{number:03d}"
+        ray, url = self.rounds[number % len(self.rounds)], f"{BUCKET}/round-{number:03d}"
         folder = self.arena.folder / f"round-{number:03d}"
         folder.mkdir(exist_ok=True)
         done = {event["stage"] for event in self.diary.of("ended") if event["round"] == number and event["done"]}
-        for stage in STAGES:
+        for stage in self.stages:
             words = command(stage, folder, url, ray=ray)
             while stage.name not in done:
                 if self._run(number, stage, words):
                     done.add(stage.name)
         self._settle()
-        found = differences(outcome(url), self.undisturbed(ray)) + self._scratch()
+        found = differences(outcome(url), self.undisturbed[ray]) + self._scratch()
         for line in found:
             self._fail(f"round {number}: {line}")
         how = f"{len(found)} differences" if found else "as the undisturbed one"
@@ -198,7 +201,7 @@ class Player:
         if self.havoc.stops:
             return
         for mark in self.remains.left(not_before=self.havoc.resumed_at):
-            titles = [f"{p.pid} {p.title[:80]}" for p in processes.marked(mark)]
+            titles = [f"{p.pid} {p.name}" for p in processes.marked(mark)]
             self._fail(f"{mark} has ended, and left processes: {'; '.join(titles)}")
             processes.end(mark)
 

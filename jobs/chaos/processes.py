@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "LTRSCALE_CHAOS"
-_RAY = ("gcs_server", "raylet", "dashboard", "log_monitor", "agent", "monitor.py")
 
 
 @dataclass(frozen=True, order=True)
@@ -25,10 +25,16 @@ class Process:
 
     @property
     def role(self) -> str:
-        """What it does: a part of Ray, a worker of Ray, or a process of the job's own."""
-        if self.title.startswith("ray::"):
-            return "worker"
-        return next((f"Ray's {name}" for name in _RAY if name in self.title), "job")
+        """What it does: it is the command itself, works for it under Ray, or helps, as the parts of Ray do."""
+        if " -m jobs." in self.title:
+            return "job"
+        is_worker = self.title.startswith("ray::") and not self.title.endswith("Agent")
+        return "worker" if is_worker else "helper"
+
+    @property
+    def name(self) -> str:
+        """Its title, of which the folders of programs, of little interest, are left out."""
+        return " ".join(re.sub(r"(^|\s)/\S*/", r"\1", self.title).split())[:80]
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal; returns whether the process was there."""
@@ -103,5 +109,5 @@ def stacks(mark: str) -> str:
                 dump = [str(program), "dump", "--nonblocking", "--pid", str(process.pid)]
                 done = subprocess.run(dump, capture_output=True, text=True, timeout=20, check=False)
                 text = done.stdout or done.stderr
-        texts.append(f"## {process.pid} {process.title}\n{text}\n")
+        texts.append(f"## {process.pid} {process.name}\n{text}\n")
     return "\n".join(texts)

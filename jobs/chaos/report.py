@@ -2,6 +2,7 @@
 
 import html
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,11 +52,16 @@ def _page(summary: dict[str, object], diary: Diary) -> str:
             "## What happened",
             "",
             *_table(
-                ("second", "what", ""), [(e["clock_s"], e["what"], e["text"]) for e in diary.events]
+                ("time", "second of the chaos", "what", ""),
+                [(_hour(e["time"]), e["clock_s"], e["what"], e["text"]) for e in diary.events],
             ),
             "",
         ]
     )  # fmt: skip
+
+
+def _hour(time_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:

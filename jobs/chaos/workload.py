@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -45,9 +46,14 @@ def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
     return [sys.executable, "-m", f"jobs.{stage.name}", "--config", str(path), *(stage.under_ray if ray else ())]
 
 
-def fingerprint(*, ray: bool) -> str:
+def chosen(names: Collection[str]) -> list[Stage]:
+    """The stages of these names, in the order of the chain."""
+    return [stage for stage in STAGES if stage.name in names]
+
+
+def fingerprint(stages: Sequence[Stage], *, ray: bool) -> str:
     """A hash of the code, the configs and the libraries: where it is the same, an undisturbed run is the same too."""
-    digest = hashlib.sha256(f"{ray} {[(name, version(name)) for name in PACKAGES]} {STAGES}".encode())
+    digest = hashlib.sha256(f"{ray} {[(name, version(name)) for name in PACKAGES]} {stages}".encode())
     code = Path(ltrscale.__file__).parent.rglob("*.py")
     for path in sorted([*code, *CONFIGS.glob("*.yaml"), CONFIGS.with_name("compare.py")]):
         digest.update(path.read_bytes())

@@ -161,8 +161,11 @@ def test_a_process_of_a_later_start_is_another() -> None:
 
 
 def test_each_role_is_equally_likely() -> None:
-    here = [Process(i, "", "", title) for i, title in enumerate(["ray::A", "ray::B", "ray::C", "python -m jobs.tune"])]
-    assert [choose(here, draw / 4).pid for draw in range(4)] == [3, 3, 0, 1]  # type: ignore[union-attr]
+    titles = ["ray::A", "ray::B", "/a/raylet", "/b/python -m jobs.tune --config /c/d.yaml", "ray::DashboardAgent"]
+    here = [Process(i, "", "", title) for i, title in enumerate(titles)]
+    assert [process.role for process in here] == ["worker", "worker", "helper", "job", "helper"]
+    assert here[3].name == "python -m jobs.tune --config d.yaml"
+    assert [choose(here, draw / 6).pid for draw in range(6)] == [2, 4, 3, 3, 0, 1]  # type: ignore[union-attr]
     assert choose([], 0.5) is None
 
 
