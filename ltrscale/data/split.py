@@ -6,7 +6,7 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
-from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset
+from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset, places
 from ltrscale.data.sample import Fold, keep_fold, keep_sample
 from ltrscale.data.scores import Found, find_scores
 from ltrscale.errors import InputError
@@ -86,6 +86,7 @@ class RowGroup:
     `gid_base` is added to `gid`, so that ids are unique over several data sets, and does not depend on files that are
     left out; `first_labelled` is the number of labelled groups before it in what is left of the split. `scores` is the
     file whose row group of the same index has the scores that serve as labels: then all groups count as labelled.
+    `stored` are the features in its file, where these may not be the ones that are served.
     """
 
     url: str
@@ -97,6 +98,7 @@ class RowGroup:
     gid_base: int
     first_labelled: int
     scores: str | None = None
+    stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,8 @@ class Selection:
     With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
     labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
     Which groups have labels is a matter of the column `labels`, but for `scores`, which all groups have; `label_column`
-    names the one whose values are served. `hash` changes with the data, the periods, the files left out, the sample,
+    names the one whose values are served. `features` are served, in this order, which may be another than in the files,
+    and some of those only. `hash` changes with the data, the periods, the files left out, the sample,
     the fold, that column and the scores, not with where the data lie.
     """
 
@@ -116,6 +119,15 @@ class Selection:
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
     label_column: Literal[LabelColumn, "scores"] = "labels"
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features in this order, matched by name.
+
+        Raises:
+            InputError: as `places`.
+        """
+        places(features, self.features, whose=whose, where=where)
+        return replace(self, features=tuple(features))
 
     def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
@@ -171,7 +183,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         without: URLs of files to leave out, such as `Preflight.without`; others than the split's change nothing.
 
     Raises:
-        InputError: a data set or period is missing, features differ between data sets, a data set is named twice, or
+        InputError: a data set or period is missing, a data set lacks features of the first, one is named twice, or
             there is no group (no labelled one, if `labelled`) to serve, or too few for the folds; or the scores are
             not those of the split's periods as they are now.
     """
@@ -263,7 +275,8 @@ def _resolve(split: Split) -> list[_Part]:
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
     urls: dict[str, str] = {}
     for dataset in datasets:
-        _check_features(datasets[0], dataset)
+        first, features = datasets[0].url, datasets[0].manifest.features
+        places(features, dataset.manifest.features, whose=first, where=dataset.url)
         if dataset.manifest.hash in urls:
             twice = f"{urls[dataset.manifest.hash]} and {dataset.url}"
             raise InputError(f"{twice} are the same data set; name it once in a split")
@@ -295,17 +308,6 @@ def _labels_identity(split: Split, parts: list[_Part]) -> dict[str, Any]:
     return identity
 
 
-def _check_features(one: Dataset, other: Dataset) -> None:
-    """Check that two data sets have the same features in the same order."""
-    if one.manifest.features == other.manifest.features:
-        return
-    for mine, theirs in itertools.zip_longest(one.manifest.features, other.manifest.features):
-        if mine != theirs:
-            names = [f"feature {f.name!r} ({f.kind})" if f else "no feature" for f in (mine, theirs)]
-            remedy = "prepare both with the same columns"
-            raise InputError(f"{other.url} has {names[1]} where {one.url} has {names[0]}; {remedy}")
-
-
 def _chosen_periods(split: Split, known: list[str]) -> set[str]:
     """The periods that a split names; all where it names none."""
     if not split.periods:
@@ -335,7 +337,7 @@ def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGro
             scores = part.scores.get(file.path)
             for index, counts in enumerate(file.row_groups):
                 labelled = counts.groups if scores else counts.labelled
-                place = (gid_base, first_labelled, scores.url if scores else None)
+                place = (gid_base, first_labelled, scores.url if scores else None, part.dataset.manifest.features)
                 yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place)
                 first_labelled += labelled
         gid_base += part.dataset.manifest.counts().groups

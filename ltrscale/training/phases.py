@@ -10,6 +10,7 @@ from torch import nn
 
 from ltrscale import bundle
 from ltrscale import config as configs
+from ltrscale.data.manifest import Feature
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, iterate
 from ltrscale.draws import mix
@@ -42,7 +43,13 @@ class LabelledData:
         """The labelled groups of the splits `train` and `validation`, without the files that are left out."""
         without = arguments["without"]
         splits = [configs.validate(Split, arguments[name], name) for name in ("train", "validation")]
-        return cls(*(select(split, labelled=True, without=without) for split in splits))
+        train, validation = (select(split, labelled=True, without=without) for split in splits)
+        return cls(train, validation).serving(train.features, whose="the training split", where="the validation split")
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features; see `Selection.serving`."""
+        splits = (self.train, self.validation)
+        return type(self)(*(split.serving(features, whose=whose, where=where) for split in splits))
 
 
 class Best:

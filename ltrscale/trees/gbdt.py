@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
-from ltrscale.data.split import Split, Splits, check_disjoint, select
+from ltrscale.data.split import Selection, Split, Splits, check_disjoint, select
 from ltrscale.errors import InputError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
@@ -74,6 +74,16 @@ def train_gbdt(
     return load(out)
 
 
+def validation_of(train: Selection, arguments: Mapping[str, Any]) -> Selection:
+    """The labelled groups of the split `validation`, with the features of the training split.
+
+    Raises:
+        InputError: as `select`, or it lacks some.
+    """
+    validation = select(Split(**arguments["validation"]), labelled=True)
+    return validation.serving(train.features, whose="the training split", where="the validation split")
+
+
 def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `train_gbdt`; rank 0 writes the bundle."""
     config: GBDTConfig = TypeAdapter(GBDTConfig).validate_python(arguments["config"])
@@ -81,7 +91,7 @@ def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
     selection = select(Split(**arguments["train"]), labelled=True)
     train, codes = read(deal(selection, rank=rank, world=world), "train")
     check_complete(selection, train)
-    validation, _ = read(select(Split(**arguments["validation"]), labelled=True), "validation")
+    validation, _ = read(validation_of(selection, arguments), "validation")
     check_validation(validation)
     if world > 1 and config.num_threads == 0:
         config = config.replace(num_threads=max(1, int(arguments["cpus"])))

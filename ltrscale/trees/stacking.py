@@ -20,7 +20,7 @@ from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, validation_of
 from ltrscale.trees.scored import Scores, score
 from ltrscale.views import View
 
@@ -84,11 +84,11 @@ def train_stack(
     """
     check_disjoint(splits)
     check_alone(config.gbdt)
-    features = select(splits.train, labelled=True).features
-    _chosen(features, config.features)
+    train = select(splits.train, labelled=True)
+    _chosen(train.features, config.features)
     for member in members.values():
         for url in (member.bundle, *member.folds):
-            load(url).check_features(features)
+            train.serving(load(url).features, whose=url)
     arguments = {
         "config": config.model_dump(mode="json"),
         "members": {name: member.model_dump(mode="json") for name, member in members.items()},
@@ -112,7 +112,7 @@ def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
 
     held_out = {name: out_of_fold(config, name, member, split) for name, member in members.items()}
     train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
-    validation, on_validation = _validation(config, Split(**arguments["validation"]), members, view)
+    validation, on_validation = _validation(config, validation_of(selection, arguments), members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
     alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
@@ -146,7 +146,7 @@ def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Spli
         train: the training split.
     """
     if not member.folds:
-        return score(select(train, labelled=True), load(member.bundle).scorer(), name)
+        return _score(select(train, labelled=True), load(member.bundle), name)
     assert len(member.folds) == config.folds
     parts = []
     for number, url in enumerate(member.folds):
@@ -154,8 +154,13 @@ def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Spli
         fold = config.fold(number, held_out=True)
         held_out = select(train.replace(fold=fold.model_dump()), labelled=True)
         _check_has_not_seen(opened, held_out)
-        parts.append(score(held_out, opened.scorer(), f"{name}, fold {number}"))
+        parts.append(_score(held_out, opened, f"{name}, fold {number}"))
     return Scores.joined(parts)
+
+
+def _score(selection: Selection, member: Bundle, name: str) -> Scores:
+    """A member's scores of a selection, which may have more features than the member."""
+    return score(selection, member.scorer(features=selection.features), name)
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
@@ -168,11 +173,10 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
 
 
 def _validation(
-    config: StackConfig, split: Split, members: Mapping[str, StackMember], view: View
+    config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
 ) -> tuple[Labelled, Mapping[str, Scores]]:
     """The validation groups as the trees see them, and the members' scores of them."""
-    selection = select(split, labelled=True)
-    scores = {name: score(selection, load(member.bundle).scorer(), name) for name, member in members.items()}
+    scores = {name: _score(selection, load(member.bundle), name) for name, member in members.items()}
     validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
     check_validation(validation)
     return validation, scores
