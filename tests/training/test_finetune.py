@@ -182,6 +182,16 @@ def test_a_pretrained_encoder_reads_its_features_by_name(
         run(narrow, tmp_path / "three", pretrained)
 
 
+def test_validation_data_may_have_its_features_in_another_order(synthetic_dataset: str, reorder: Any) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    moved = validation.replace(data=reorder(synthetic_dataset, turned(synthetic_dataset)))
+    served = []
+    for split in (validation, moved):
+        arguments = {"train": train.model_dump(), "validation": split.model_dump(), "without": []}
+        served.append(next(iterate(phases.LabelledData.of(arguments).validation)).features_NF)
+    torch.testing.assert_close(*served, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("how", ["mean", "concat"])
 def test_finetuned_rankers_are_combined(
     synthetic_dataset: str, pretrained: str, reorder: Any, tmp_path: Path, how: str
