@@ -14,7 +14,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest
+from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest, open_dataset
 from ltrscale.workflows.benches.s3 import free_ports, make_bucket
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
@@ -60,6 +60,41 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> WriteDataset:
             manifest = Manifest(features=tuple(features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
         return url
+
+    return write
+
+
+Reorder = Callable[[str, Sequence[Feature]], str]
+
+
+@pytest.fixture(scope="session")
+def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
+    """Writes the groups of a data set with its features in another order, fewer or more; returns its URL."""
+
+    def write(url: str, features: Sequence[Feature]) -> str:
+        before = open_dataset(url).manifest
+        names = [feature.name for feature in before.features]
+        out, files = str(tmp_path_factory.mktemp("reordered") / "set"), []
+        with storage.Commit(out) as commit:
+            for file in before.files:
+                table = pq.ParquetFile(storage.join(url, file.path)).read()
+                x_NF = table["features"].combine_chunks().flatten().to_numpy().reshape(-1, len(names))
+                columns = [x_NF[:, names.index(f.name)] if f.name in names else 7.0 * x_NF[:, 0] for f in features]
+                lengths_Q = [len(values) // len(names) * len(features) for values in table["features"].to_pylist()]
+                values = pa.array(np.stack(columns, axis=1).astype(np.float32).ravel())
+                lists = pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths_Q]), pa.int32()), values)
+                place = table.schema.get_field_index("features")
+                table = table.set_column(place, "features", lists)
+                sink = commit.file(file.path.rpartition("-")[0] + "-{hash}.parquet")
+                with sink as path, pq.ParquetWriter(path, table.schema) as writer:
+                    first = 0
+                    for cell in file.row_groups:
+                        writer.write_table(table.slice(first, cell.groups))
+                        first += cell.groups
+                files.append(DataFile(**vars(commit.files[-1]), period=file.period, row_groups=file.row_groups))
+            manifest = Manifest(features=tuple(features), files=tuple(files))
+            commit.finish(manifest.model_dump(mode="json"))
+        return out
 
     return write
 

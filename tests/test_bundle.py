@@ -152,18 +152,38 @@ def test_the_first_bundles_of_trees_did_not_name_their_library() -> None:
     assert first.model_files() == ("model.txt",)
 
 
-def test_features_must_be_the_bundles(neural: str) -> None:
-    opened = bundle.load(neural)
-    opened.check_features(list(FEATURES))
+@pytest.mark.parametrize("kind", ["neural", "trees"])
+def test_features_are_matched_by_name(neural: str, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    url = neural if kind == "neural" else str(tmp_path / "trees")
+    if kind == "trees":
+        bundle.save_trees(url, {"model": trees()[1].encode()}, bundle.TreesArchitecture(), **about())
+    opened, groups = bundle.load(url), documents()
     price, age, brand = FEATURES
+    extra_N1 = torch.ones(groups.n_documents, 1)
+    x_NF = torch.cat([extra_N1, groups.features_NF[:, [2, 0]], extra_N1, groups.features_NF[:, [1]]], dim=1)
+    there = [Feature(name="new"), brand, price, Feature(name="more", kind="categorical"), age]
+    caplog.set_level("INFO", "ltrscale")
+    scorers = [opened.scorer(features=there) for _ in range(2)]
+    expected_N = opened.scorer()(groups)
+    for scorer in scorers:
+        assert torch.equal(scorer(QueryGroups(x_NF, groups.offsets_Q1)), expected_N)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{url}: does not read 2 features of the data: new, more"
+    ]
     for features, message in (
-        ([price, brand, age], r"feature 1 of the data is 'brand' \(categorical\), the bundle's is 'age' \(numeric\)"),
-        ([price, Feature(name="age", kind="categorical"), brand], r"feature 1 of the data is 'age' \(categorical\)"),
-        ([price, age], "feature 2 of the data is not there, the bundle's is 'brand'"),
-        ([price, age, brand, price], r"feature 3 of the data is 'price' \(numeric\), the bundle's is not there"),
+        (
+            [brand],
+            r"2 of its 3 features are not in the data: 'price' \(numeric, there missing\), 'age' \(numeric, there",
+        ),
+        (
+            [price, Feature(name="age", kind="categorical"), brand],
+            r"1 of .*: 'age' \(numeric, there categorical\); prep",
+        ),
+        ([price, age], r"1 of its 3 features are not in the data: 'brand' \(categorical, there missing\)"),
     ):
-        with pytest.raises(InputError, match=f"^{neural}: {message}"):
-            opened.check_features(features)
+        with pytest.raises(InputError, match=f"^{url}: {message}") as raised:
+            opened.scorer(features=features)
+        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])

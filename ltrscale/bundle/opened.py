@@ -3,10 +3,9 @@
 Shapes: N documents.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import safetensors.torch
@@ -26,7 +25,7 @@ from ltrscale.bundle.contents import (
     read_manifest,
 )
 from ltrscale.config import validate
-from ltrscale.data.manifest import Feature
+from ltrscale.data.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.build import build_encoder
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
@@ -64,20 +63,6 @@ class Bundle:
         """Weights or trees of a bundle with one such file."""
         (content,) = self.contents.values()
         return content
-
-    def check_features(self, features: Sequence[Feature]) -> None:
-        """Check that data has the features of the bundle, in its order.
-
-        Raises:
-            InputError: it has not; names the first difference.
-        """
-        for i, pair in enumerate(itertools.zip_longest(self.features, features)):
-            if pair[0] != pair[1]:
-                ours, theirs = (f"{feature.name!r} ({feature.kind})" if feature else "not there" for feature in pair)
-                raise InputError(
-                    f"{self.url}: feature {i} of the data is {theirs}, the bundle's is {ours}; prepare the data with "
-                    "the features that the bundle was trained on"
-                )
 
     def network(self) -> Architecture:
         """What a single network is built from.
@@ -141,16 +126,32 @@ class Bundle:
         model.load_state_dict(weights)
         return model.eval()
 
-    def scorer(self, *, device: torch.device | str = "cpu", threads: int = 0) -> Scorer:
+    def scorer(
+        self,
+        *,
+        features: Sequence[Feature] | None = None,
+        device: torch.device | str = "cpu",
+        threads: int = 0,
+    ) -> Scorer:
         """The function that scores a batch; scores come back on the CPU.
 
         Args:
+            features: of the batches, matched to the bundle's by name; None where they are the bundle's, in its order.
             device: where a network runs.
             threads: of a tree model; 0 takes all cores.
 
         Raises:
-            InputError: the bundle holds an encoder without a head, or CatBoost's trees and CatBoost is not installed.
+            InputError: as `places`; the bundle holds an encoder without a head, or CatBoost's trees and CatBoost is
+                not installed.
         """
+        columns = None if features is None else places(self.features, features, whose=self.url)
+        score = self._scorer(device=device, threads=threads)
+        if columns is None:
+            return score
+        return lambda groups: score(replace(groups, features_NF=groups.features_NF[:, columns]))
+
+    def _scorer(self, *, device: torch.device | str, threads: int) -> Scorer:
+        """The function that scores a batch with the features of the bundle, in its order."""
         if self.trees is not None:
             view = self._view(self.trees, device=device, threads=threads)
             return boosters.scorer(self.trees.library, list(self.contents.values()), view, threads=threads)
@@ -169,7 +170,10 @@ class Bundle:
         if self.projection is not None:
             view = views.projected(view, views.Projection.from_bytes(self.projection))
         if self.members:
-            scorers = {n: member.scorer(device=device, threads=threads) for n, member in self.members.items()}
+            scorers = {
+                name: member.scorer(features=self.features, device=device, threads=threads)
+                for name, member in self.members.items()
+            }
             view = views.scored(view, scorers, standardise=trees.standardise)
         return view
 

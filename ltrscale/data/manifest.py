@@ -4,10 +4,11 @@ A data set is what its manifest lists. Counts are kept per row group, so that pl
 a data file.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, Field
 from ltrscale import storage
 from ltrscale.config import Config, digest, validate
 from ltrscale.errors import InputError
+from ltrscale.progress import log
 
 
 class Feature(Config):
@@ -28,6 +30,49 @@ ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """Of a file below the directory whose manifest lists it."""
 Period = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
+
+
+def places(
+    wanted: Sequence[Feature], there: Sequence[Feature], *, whose: str, where: str = "the data"
+) -> list[int] | None:
+    """Where features stand among those that are there, by name; None where these are the same in the same order.
+
+    What else is there is not read, which is logged once.
+
+    Args:
+        wanted: the features that are to be read, in order.
+        there: the features of some data, in order.
+        whose: what has the wanted features, for the error.
+        where: the data.
+
+    Raises:
+        InputError: some are missing, or of another kind; all of them are named.
+
+    Example:
+        >>> a, b, c = (Feature(name=name) for name in "abc")
+        >>> places([c, a], [a, b, c], whose="a bundle")
+        [2, 0]
+    """
+    if tuple(wanted) == tuple(there):
+        return None
+    found = {feature.name: (place, feature.kind) for place, feature in enumerate(there)}
+    lacking = []
+    for feature in wanted:
+        _, kind = found.get(feature.name, (0, "missing"))
+        if kind != feature.kind:
+            lacking.append(f"{feature.name!r} ({feature.kind}, there {kind})")
+    if lacking:
+        n = f"{len(lacking)} of its {len(wanted)} features are not in {where}"
+        raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns")
+    names = {feature.name for feature in wanted}
+    _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
+    return [found[feature.name][0] for feature in wanted]
+
+
+@cache
+def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
+    if names:
+        log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
 
 
 class Counts(NamedTuple):

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
-from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset
+from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset, places
 from ltrscale.data.sample import Fold, keep_fold, keep_sample
 from ltrscale.data.scores import Found, find_scores
 from ltrscale.errors import InputError
@@ -97,6 +97,7 @@ class RowGroup:
     of which the split takes a period, files left out or not. `first_labelled` is the number of labelled groups before
     it in what is left of the split. `scores` is the file whose row group of the same index has the scores that serve as
     labels: then all groups count as labelled.
+    `stored` are the features in its file, where these may not be the ones that are served.
     """
 
     url: str
@@ -110,6 +111,7 @@ class RowGroup:
     scores: str | None = None
     source: Source | None = None
     """Tells a reader whether the file is still the one that was chosen."""
+    stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +121,8 @@ class Selection:
     With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
     labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
     Which groups have labels is a matter of the column `labels`, but for `scores`, which all groups have; `label_column`
-    names the one whose values are served. `hash` is of what is read alone: names and kinds of the features, periods,
+    names the one whose values are served. `features` are served, in this order, which may be another than in the files,
+    and some of those only. `hash` is of what is read alone: names and kinds of the features, periods,
     content and counts of the files in order, the sample, the fold, that column and the scores. Where the files lie, how
     they are called, and what else is in the data sets, is nothing to it.
     """
@@ -130,6 +133,15 @@ class Selection:
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
     label_column: Literal[LabelColumn, "scores"] = "labels"
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features in this order, matched by name.
+
+        Raises:
+            InputError: as `places`.
+        """
+        places(features, self.features, whose=whose, where=where)
+        return replace(self, features=tuple(features))
 
     def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
@@ -185,7 +197,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         without: URLs of files to leave out, such as `Preflight.without`; others than the split's change nothing.
 
     Raises:
-        InputError: a data set or period is missing, features differ between data sets, a data set is named twice, or
+        InputError: a data set or period is missing, a data set lacks features of the first, one is named twice, or
             there is no group (no labelled one, if `labelled`) to serve, or too few for the folds; or the scores are
             not those of the split's periods as they are now.
     """
@@ -345,7 +357,8 @@ def _resolve(split: Split) -> list[_Part]:
     parts = [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
     urls: dict[str, str] = {}
     for part in parts:
-        _check_features(datasets[0], part.dataset)
+        first, features = datasets[0].url, datasets[0].manifest.features
+        places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
         contents = {file.sha256 for _, file in part.files()}
         if same := contents & urls.keys():
             both = f"{urls[same.pop()]} and {part.dataset.url}"
@@ -377,17 +390,6 @@ def _labels_identity(split: Split, parts: list[_Part]) -> dict[str, Any]:
     return identity
 
 
-def _check_features(one: Dataset, other: Dataset) -> None:
-    """Check that two data sets have the same features in the same order."""
-    if one.manifest.features == other.manifest.features:
-        return
-    for mine, theirs in itertools.zip_longest(one.manifest.features, other.manifest.features):
-        if mine != theirs:
-            names = [f"feature {f.name!r} ({f.kind})" if f else "no feature" for f in (mine, theirs)]
-            remedy = "prepare both with the same columns"
-            raise InputError(f"{other.url} has {names[1]} where {one.url} has {names[0]}; {remedy}")
-
-
 def _chosen_periods(split: Split, known: list[str]) -> set[str]:
     """The periods that a split names; all where it names none."""
     if not split.periods:
@@ -417,7 +419,10 @@ def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGro
             for index, counts in enumerate(file.row_groups):
                 labelled = counts.groups if scores else counts.labelled
                 place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
-                yield RowGroup(url, index, file.period, counts.groups, counts.documents, labelled, *place, source)
+                stored = part.dataset.manifest.features
+                yield RowGroup(
+                    url, index, file.period, counts.groups, counts.documents, labelled, *place, source, stored
+                )
                 first_labelled += labelled
 
 

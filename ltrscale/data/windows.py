@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data import scores
+from ltrscale.data.manifest import Feature
+from ltrscale.data.manifest import places as find_places
 from ltrscale.data.readers import REMEDY
 from ltrscale.data.scores import SCORES
 from ltrscale.data.split import RowGroup, Selection
@@ -28,8 +30,9 @@ _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that wa
 class Window:
     """Query groups in the order in which they are served.
 
-    `features` holds for each group a flat view of an Arrow buffer; `columns_N` the labels, weights and positions that
-    there are, NaN where a group has none. `ids_Q` is None where documents of different queries stand together.
+    `features` holds for each group a flat view of an Arrow buffer, or a copy of what is served of it; `columns_N` has
+    the labels, weights and positions that there are, NaN where a group has none. `ids_Q` is None where documents of
+    different queries stand together.
     """
 
     ids_Q: NDArray[np.int64] | None
@@ -101,6 +104,7 @@ class Decoder:
         values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
         self.columns = ["gid", "features", *_OPTIONAL, *who, *values] if documents else ["gid", *who]
         self._types: dict[str, pa.DataType] = {}
+        self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
     def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
         """The rows that are served, of all tables put together: all, or the kept ones of those that have labels.
@@ -160,9 +164,12 @@ class Decoder:
         self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
     ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
         """Views of the features of some rows, and their documents."""
-        n_features = len(self.selection.features)
-        buffers, bounds = [], []
+        buffers, bounds, widths, places = [], [], [], []
         for row_group, table in zip(row_groups, tables, strict=True):
+            stored = row_group.stored or self.selection.features
+            n_features = len(stored)
+            widths.append(n_features)
+            places.append(self._places_in(stored))
             column = table.column("features")
             array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             buffers.append(_values(row_group, "features", array))
@@ -173,12 +180,22 @@ class Decoder:
                 raise mismatch(row_group, f"it has {found} feature values where the manifest lists {listed}")
         starts_Q = np.concatenate([b[:-1] for b in bounds])[rows_Q]
         stops_Q = np.concatenate([b[1:] for b in bounds])[rows_Q]
-        lengths_Q, rest_Q = np.divmod((stops_Q - starts_Q).astype(np.int64), n_features)
         owners_Q = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[rows_Q]
+        lengths_Q, rest_Q = np.divmod((stops_Q - starts_Q).astype(np.int64), np.array(widths)[owners_Q])
         if rest_Q.any():
-            raise mismatch(row_groups[owners_Q[rest_Q.argmax()]], f"a list is no multiple of {n_features} features")
-        places = zip(owners_Q.tolist(), starts_Q.tolist(), stops_Q.tolist(), strict=True)
-        return [buffers[owner][start:stop] for owner, start, stop in places], lengths_Q
+            owner = owners_Q[rest_Q.argmax()]
+            raise mismatch(row_groups[owner], f"a list is no multiple of {widths[owner]} features")
+        features = []
+        for owner, start, stop in zip(owners_Q.tolist(), starts_Q.tolist(), stops_Q.tolist(), strict=True):
+            view, columns = buffers[owner][start:stop], places[owner]
+            features.append(view if columns is None else view.reshape(-1, widths[owner])[:, columns].reshape(-1))
+        return features, lengths_Q
+
+    def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
+        """Where the features that are served stand in a file, as `places`."""
+        if stored not in self._places:
+            self._places[stored] = find_places(self.selection.features, stored, whose="the selection")
+        return self._places[stored]
 
 
 def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:

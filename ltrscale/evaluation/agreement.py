@@ -193,10 +193,7 @@ def read_agreement(url: str) -> Agreement:
 
 def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
-    bundles = [load(url) for url in config.models.values()]
-    for bundle in bundles:
-        bundle.check_features(selection.features)
-    scorers = [bundle.scorer() for bundle in bundles]
+    scorers = [load(url).scorer(features=selection.features) for url in config.models.values()]
     values, gids, documents = [], [], 0
     with progress("agreement", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=config.docs_per_batch):

@@ -117,7 +117,7 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
     trials = [_trial(name, i, url, test, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
-    measured = _measure(test, trials, _fit_detector(config), config)
+    measured = _measure(test, trials, _fit_detector(config, test), config)
     evaluation = _summarise(measured, trials, test, config)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
@@ -157,9 +157,8 @@ def _trial(method: str, number: int, url: str, test: Selection, config: Evaluate
     if method in config.scores:
         return _Trial(method, number, url, "scores", None, committed_scorer(url, config.splits.test))
     bundle = load(url)
-    bundle.check_features(test.features)
-    labelled = bundle.metrics.get("labelled_groups")
-    return _Trial(method, number, url, bundle.kind, labelled if isinstance(labelled, int) else None, bundle.scorer())
+    labelled, scorer = bundle.metrics.get("labelled_groups"), bundle.scorer(features=test.features)
+    return _Trial(method, number, url, bundle.kind, labelled if isinstance(labelled, int) else None, scorer)
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,9 @@ class _Measured:
     detector: OutlierDetector
 
 
-def _fit_detector(config: EvaluateConfig) -> OutlierDetector:
+def _fit_detector(config: EvaluateConfig, test: Selection) -> OutlierDetector:
     validation = select(config.splits.validation, labelled=False)
+    validation = validation.serving(test.features, whose="the test split", where="the validation split")
     return fit_outliers(
         lambda: iterate(validation, docs_per_batch=config.docs_per_batch),
         validation.features,

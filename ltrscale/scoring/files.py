@@ -43,8 +43,8 @@ class FileScorer:
         bundle = bundles.load(plan.config.bundle)
         if hash_of_bundle(bundle.url) != plan.bundle_hash:
             raise InputError(f"{bundle.url}: the bundle was replaced meanwhile; run the same command again")
-        bundle.check_features(plan.selection.features)
-        self._scorer = bundle.scorer(device=choose_device(device), threads=threads)
+        there = plan.selection.features
+        self._scorer = bundle.scorer(features=there, device=choose_device(device), threads=threads)
 
     def score(self, file: DataFile, advance: Advance) -> Done:
         """Score one file; its scores are in place, for the commit of the period to take over."""

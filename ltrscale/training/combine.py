@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.config import validate
-from ltrscale.data.split import Selection, Split, select
+from ltrscale.data.split import Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
@@ -62,9 +62,8 @@ def combine(
             group, or a run that was cut short here read other data.
         Stopped: the run was asked to stop.
     """
-    features = select(train, labelled=True).features
-    for url in bundles:
-        bundle.load(url).check_features(features)
+    (first, *_) = _opened(bundles)
+    select(train, labelled=True).serving(first.features, whose=first.url)
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
@@ -85,7 +84,9 @@ def combine_worker(arguments: Mapping[str, Any], context: Context) -> None:
     config = validate(CombineConfig, arguments["config"], "combine")
     data: LabelledData = arguments["data"]
     torch.manual_seed(config.seed)
-    parts = [_part(url, data.train) for url in arguments["bundles"]]
+    opened = _opened(arguments["bundles"])
+    data = data.serving(opened[0].features, whose=opened[0].url)
+    parts = [_part(one) for one in opened]
     device = set_up(config)
     model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
     if isinstance(model, ConcatRanker):
@@ -98,10 +99,20 @@ def combine_worker(arguments: Mapping[str, Any], context: Context) -> None:
         best.commit(arguments["out"], config, data.train, origin=arguments["origin"])
 
 
-def _part(url: str, selection: Selection) -> Ranker:
-    opened = bundle.load(url)
-    opened.check_features(selection.features)
+def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
+    """The bundles that are combined; the one network that comes of them sees the features of the first."""
+    opened = [bundle.load(url) for url in bundles]
+    for one in opened[1:]:
+        if one.features != opened[0].features:
+            raise InputError(
+                f"{one.url}: its features are not those of {opened[0].url} in the same order; combine rankers that "
+                "were trained on the same features, or stack these with jobs.stack"
+            )
+    return opened
+
+
+def _part(opened: bundle.Bundle) -> Ranker:
     ranker: AnyRanker = opened.ranker()
     if not isinstance(ranker, Ranker):
-        raise InputError(f"{url}: holds several rankers already; combine single ones")
+        raise InputError(f"{opened.url}: holds several rankers already; combine single ones")
     return ranker

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle
 from ltrscale.config import validate
-from ltrscale.data.split import Selection, Split, select
+from ltrscale.data.split import Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
@@ -116,7 +116,7 @@ def finetune(
     except ValueError as error:
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
     if start is not None:
-        start.check_features(select(train, labelled=True).features)
+        select(train, labelled=True).serving(start.features, whose=start.url)  # refuses before anything is started
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
@@ -141,17 +141,20 @@ def finetune_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `finetune`; rank 0 writes checkpoints and the bundle."""
     config = validate(FinetuneConfig, arguments["config"], "finetune")
     data: LabelledData = arguments["data"]
+    start = bundle.load(arguments["pretrained"]) if arguments["pretrained"] else None
+    if start is not None:
+        data = data.serving(start.features, whose=start.url)
     device = set_up(config)
-    ranker = _ranker(arguments, config, data.train).to(device)
+    ranker = _ranker(arguments, config, start).to(device)
     objective = RankingObjective(ranker, config, config.list_loss).to(device)
     phases = [Phase("full", config.epochs)]
-    if arguments["pretrained"]:
+    if start is not None:
         made_before = (ranker.transform, ranker.encoder, ranker.neck)
         phases.insert(0, Phase("head", config.head_epochs, made_before))
     train_ranker(objective, phases, data, arguments, context)
 
 
-def _ranker(arguments: Mapping[str, Any], config: FinetuneConfig, selection: Selection) -> Ranker:
+def _ranker(arguments: Mapping[str, Any], config: FinetuneConfig, pretrained: bundle.Bundle | None) -> Ranker:
     """The ranker before finetuning."""
     torch.manual_seed(config.seed)
     added: dict[str, Any] = {
@@ -160,11 +163,9 @@ def _ranker(arguments: Mapping[str, Any], config: FinetuneConfig, selection: Sel
         "grades": config.list_loss.grades if config.list_loss else 0,
         "noise": config.noise,
     }
-    if not arguments["pretrained"]:
+    if pretrained is None:
         transform = FeatureTransform.from_state(arguments["transform"], config.network.transform)
         return Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
-    pretrained = bundle.load(arguments["pretrained"])
-    pretrained.check_features(selection.features)
     made, kept = pretrained.network(), config.projector_layers
     projector = made.projector if kept else None
     architecture = Architecture(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ltrscale import bundle
+from ltrscale.data.manifest import Feature
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, iterate
 from ltrscale.draws import mix
@@ -38,8 +39,18 @@ class LabelledData:
 
     @classmethod
     def of(cls, train: Split, validation: Split, *, without: Collection[str]) -> Self:
-        """The labelled groups of two splits, without the files that are left out."""
-        return cls(*(select(split, labelled=True, without=without) for split in (train, validation)))
+        """The labelled groups of two splits, without the files that are left out; the features are those of the first.
+
+        Raises:
+            InputError: as `select`, or the validation split lacks a feature.
+        """
+        data = cls(*(select(split, labelled=True, without=without) for split in (train, validation)))
+        return data.serving(data.train.features, whose="the training split", where="the validation split")
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features; see `Selection.serving`."""
+        splits = (self.train, self.validation)
+        return type(self)(*(split.serving(features, whose=whose, where=where) for split in splits))
 
 
 class Best:

@@ -72,7 +72,12 @@ def choose(
     bundles = [load(url) for url in candidates]
     selection = select(validation, labelled=True)
     groups, _ = read(selection, "validation")
-    scores_CN = np.stack([score(selection, opened.scorer(), opened.url).scores_N.numpy() for opened in bundles])
+    scores_CN = np.stack(
+        [
+            score(selection, opened.scorer(features=selection.features), opened.url).scores_N.numpy()
+            for opened in bundles
+        ]
+    )
     taken, value, alone = forward_selection(
         scores_CN, lambda scores_N: groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
     )

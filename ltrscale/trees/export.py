@@ -176,8 +176,7 @@ def publish(files: Mapping[str, bytes], parity: Parity, out: str, *, made_by: Ma
 
 def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
     """The first groups of a split, until they have so many documents."""
-    selection = select(split, labelled=False)
-    bundle.check_features(selection.features)
+    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
     for groups in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
         yield groups
         rows -= groups.n_documents

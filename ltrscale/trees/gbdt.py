@@ -75,6 +75,16 @@ def train_gbdt(
     return load(out)
 
 
+def validation_of(train: Selection, arguments: Mapping[str, Any]) -> Selection:
+    """The labelled groups of the split `validation`, with the features of the training split.
+
+    Raises:
+        InputError: it lacks some.
+    """
+    validation: Selection = arguments["validation"]
+    return validation.serving(train.features, whose="the training split", where="the validation split")
+
+
 def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
     """One worker's part of `train_gbdt`; rank 0 writes the bundle."""
     config: GBDTConfig = TypeAdapter(GBDTConfig).validate_python(arguments["config"])
@@ -82,7 +92,7 @@ def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
     selection: Selection = arguments["train"]
     train, codes = read(deal(selection, rank=rank, world=world), "train")
     check_complete(selection, train)
-    validation, _ = read(arguments["validation"], "validation")
+    validation, _ = read(validation_of(selection, arguments), "validation")
     check_validation(validation)
     if world > 1 and config.num_threads == 0:
         config = config.replace(num_threads=max(1, int(arguments["cpus"])))

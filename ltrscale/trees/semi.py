@@ -18,7 +18,7 @@ from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, validation_of
 from ltrscale.trees.pca import fit_projection
 from ltrscale.trees.scored import score
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
@@ -101,7 +101,7 @@ def semi_worker(arguments: Mapping[str, Any], context: Context) -> None:
     view = views.raw(labelled.features)
     view = view if projection is None else views.projected(view, projection)
     train, codes = read(labelled, "train", view)
-    validation, _ = read(arguments["validation"], "validation", view)
+    validation, _ = read(validation_of(labelled, arguments), "validation", view)
     check_validation(validation)
     metrics: dict[str, int] = {"labelled_groups": len(train.ids_Q)}
     if config.pseudo_labels is not None:

@@ -20,7 +20,7 @@ from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, validation_of
 from ltrscale.trees.scored import Scores, score
 from ltrscale.views import View
 
@@ -85,11 +85,10 @@ def train_stack(
     check_disjoint(splits)
     check_alone(config.gbdt)
     train = select(splits.train, labelled=True)
-    features = train.features
-    _chosen(features, config.features)
+    _chosen(train.features, config.features)
     for member in members.values():
         for url in (member.bundle, *member.folds):
-            load(url).check_features(features)
+            train.serving(load(url).features, whose=url)
     arguments = {
         "config": config.model_dump(mode="json"),
         "members": {name: member.model_dump(mode="json") for name, member in members.items()},
@@ -113,7 +112,7 @@ def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
 
     held_out = {name: out_of_fold(name, member, selection, arguments["folds"]) for name, member in members.items()}
     train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
-    validation, on_validation = _validation(config, arguments["validation"], members, view)
+    validation, on_validation = _validation(config, validation_of(selection, arguments), members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
     alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
@@ -153,13 +152,18 @@ def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequenc
         folds: the parts of these groups; they may be left out where the member has no bundle for each.
     """
     if not member.folds:
-        return score(train, load(member.bundle).scorer(), name)
+        return _score(train, load(member.bundle), name)
     parts = []
     for number, (url, held_out) in enumerate(zip(member.folds, folds, strict=True)):
         opened = load(url)
         _check_has_not_seen(opened, held_out)
-        parts.append(score(held_out, opened.scorer(), f"{name}, fold {number}"))
+        parts.append(_score(held_out, opened, f"{name}, fold {number}"))
     return Scores.joined(parts)
+
+
+def _score(selection: Selection, member: Bundle, name: str) -> Scores:
+    """A member's scores of a selection, which may have more features than the member."""
+    return score(selection, member.scorer(features=selection.features), name)
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
@@ -175,7 +179,7 @@ def _validation(
     config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
 ) -> tuple[Labelled, Mapping[str, Scores]]:
     """The validation groups as the trees see them, and the members' scores of them."""
-    scores = {name: score(selection, load(member.bundle).scorer(), name) for name, member in members.items()}
+    scores = {name: _score(selection, load(member.bundle), name) for name, member in members.items()}
     validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
     check_validation(validation)
     return validation, scores

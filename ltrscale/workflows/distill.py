@@ -287,7 +287,7 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
     selection = select(test, labelled=False)
     groups = next(iterate(selection, docs_per_batch=config.documents))
     bundles = {name: load(url) for name, url in models.items()}
-    scorers = [bundle.scorer(threads=1) for bundle in bundles.values()]
+    scorers = [bundle.scorer(features=selection.features, threads=1) for bundle in bundles.values()]
     log.info("distill: measuring the speed of %d methods on %d documents", len(models), groups.n_documents)
     seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)
     return {

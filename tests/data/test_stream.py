@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ltrscale import config
 from ltrscale.batch import QueryGroups
+from ltrscale.data.manifest import Feature
 from ltrscale.data.readers import read_direct
 from ltrscale.data.split import GID_SPAN, RowGroup, Selection, Split, select
 from ltrscale.data.stream import GroupStream, Position, StreamConfig, iterate
@@ -225,6 +226,34 @@ def test_several_data_sets_are_served_with_unique_ids(made: Any, make_dataset: M
     assert served == [*range(len(made.groups)), *range(GID_SPAN, GID_SPAN + 3)]
     last = batches[-1]
     assert np.array_equal(last.features_NF[-3:].numpy(), more.groups[2].features)
+
+
+def test_features_are_served_by_name_and_in_the_order_of_the_first_data_set(
+    make_dataset: Make, reorder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make_dataset({"p": [[3, 1, 4], [1, 5]]})
+    two = make_dataset({"q": [[2, 6], [5]]}, seed=1)
+    names = {name: Feature(name=name) for name in "abcd"}
+    moved = reorder(two.url, [names[name] for name in "cdab"])
+
+    def served(second: str, **chosen: Any) -> list[QueryGroups]:
+        selection = select(Split(data=(one.url, second)), labelled=True)
+        if chosen:
+            selection = selection.serving([names[name] for name in chosen["features"]], whose="a bundle")
+        return list(iterate(selection, docs_per_batch=4))
+
+    caplog.set_level("INFO", "ltrscale")
+    expected = served(two.url)
+    for mine, theirs in zip(served(moved), expected, strict=True):
+        assert_equal(mine, theirs)
+    assert f"{one.url}: does not read 1 features of {moved}: d" in caplog.text
+    for second in (two.url, moved):
+        for mine, theirs in zip(served(second, features="cb"), expected, strict=True):
+            assert torch.equal(mine.features_NF, theirs.features_NF[:, [2, 1]])
+    with pytest.raises(
+        InputError, match=r"a bundle: 1 of its 2 features are not in the data: 'd' \(numeric, there mis"
+    ):
+        served(moved, features="ad")
 
 
 def test_weights_are_served_where_all_files_have_them_and_nan_without_one(made: Any, make_dataset: Make) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -277,6 +278,22 @@ def test_without_outliers_and_baseline(config: EvaluateConfig, tmp_path: Path) -
     assert "Against" not in text
 
 
+def test_features_in_another_order_change_nothing(
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], reorder: Any, tmp_path: Path
+) -> None:
+    (url,) = config.splits.test.data
+    other = reorder(url, [FEATURES[2], Feature(name="more"), FEATURES[0], FEATURES[1]])
+    for moved in ({"test", "validation"}, {"test"}):
+        splits = {name: {**config.splits.by_name[name].model_dump(), "data": other} for name in moved}
+        there = config.replace(splits={**config.splits.model_dump(), **splits})
+        if moved == {"test"}:
+            with pytest.raises(InputError, match="of its 4 features are not in the validation split: 'more'"):
+                evaluate(there, str(tmp_path / "no"), made_by={}, report=lambda _: None)
+            continue
+        found = evaluate(there, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+        assert found.methods == evaluated[0].methods
+
+
 def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
     plain = config.model_dump(mode="json")
     for change, message in (
@@ -290,7 +307,7 @@ def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Spli
             validate(EvaluateConfig, {**plain, **change}, "evaluate")
     renamed = [Feature(name="x"), Feature(name="z"), Feature(name="flag")]
     other = network(tmp_path / "other", splits, seed=0, features=renamed)
-    with pytest.raises(InputError, match="feature 1 of the data is 'y'"):
+    with pytest.raises(InputError, match="1 of its 3 features are not in the data: 'z'"):
         evaluate(config.replace(models={"gbdt": [other]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
     assert not storage.exists(str(tmp_path / "out"))
     with pytest.raises(InputError, match="no evaluation is committed"):

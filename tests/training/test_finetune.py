@@ -3,12 +3,13 @@
 import typing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ltrscale import bundle
-from ltrscale.data.manifest import open_dataset
+from ltrscale.data.manifest import Feature, open_dataset
 from ltrscale.data.split import Split, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
@@ -161,8 +162,40 @@ def test_any_metric_chooses_the_epoch(
     assert float(torch.cat(value_Q).nanmean()) == pytest.approx(values[best], rel=1e-5)
 
 
+def turned(url: str) -> list[Feature]:
+    """The features of a data set backwards, with one more in front."""
+    return [Feature(name="more"), *reversed(open_dataset(url).manifest.features)]
+
+
+def test_a_pretrained_encoder_reads_its_features_by_name(
+    synthetic_dataset: str, pretrained: str, reorder: Any, tmp_path: Path
+) -> None:
+    wide, order = reorder(synthetic_dataset, turned(synthetic_dataset)), {"docs_per_batch": 500, "shuffle": False}
+    for url, out in ((synthetic_dataset, "one"), (wide, "two")):
+        run(url, tmp_path / out, pretrained, stream=order)
+    one, two = (bundle.load(str(tmp_path / out)) for out in ("one", "two"))
+    assert one.features == two.features
+    for name, value in one.weights().items():
+        assert torch.equal(value, two.weights()[name]), name
+    narrow = reorder(synthetic_dataset, one.features[2:])
+    with pytest.raises(InputError, match=rf"^{pretrained}: 2 of its \d+ features are not in the data"):
+        run(narrow, tmp_path / "three", pretrained)
+
+
+def test_validation_data_may_have_its_features_in_another_order(synthetic_dataset: str, reorder: Any) -> None:
+    train, validation, _ = splits(synthetic_dataset)
+    moved = validation.replace(data=reorder(synthetic_dataset, turned(synthetic_dataset)))
+    served = []
+    for split in (validation, moved):
+        arguments = {"train": train.model_dump(), "validation": split.model_dump(), "without": []}
+        served.append(next(iterate(phases.LabelledData.of(arguments).validation)).features_NF)
+    torch.testing.assert_close(*served, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("how", ["mean", "concat"])
-def test_finetuned_rankers_are_combined(synthetic_dataset: str, pretrained: str, tmp_path: Path, how: str) -> None:
+def test_finetuned_rankers_are_combined(
+    synthetic_dataset: str, pretrained: str, reorder: Any, tmp_path: Path, how: str
+) -> None:
     parts = [str(tmp_path / name) for name in ("one", "two")]
     run(synthetic_dataset, tmp_path / "one", pretrained, epochs=0)
     run(synthetic_dataset, tmp_path / "two", epochs=1, head={"layers": 2, "width": 5})
@@ -185,6 +218,16 @@ def test_finetuned_rankers_are_combined(synthetic_dataset: str, pretrained: str,
         torch.testing.assert_close(made(groups), expected_N)
     with pytest.raises(InputError, match="holds several rankers already; combine single ones"):
         combine(config, [out], train, validation, str(tmp_path / "no"), origin={}, report=lambda _: None)
+    wide = reorder(synthetic_dataset, turned(synthetic_dataset))
+    config = config.replace(stream={"docs_per_batch": 500, "shuffle": False})
+    for url, name in ((synthetic_dataset, "there"), (wide, "moved")):
+        train, validation, _ = splits(url)
+        combine(config, parts, train, validation, str(tmp_path / name), origin={}, report=lambda _: None)
+    there, moved = (bundle.load(str(tmp_path / name)).weights() for name in ("there", "moved"))
+    assert all(torch.equal(value, moved[name]) for name, value in there.items())
+    run(wide, tmp_path / "wide", epochs=1)
+    with pytest.raises(InputError, match=r"wide: its features are not those of \S+one in the same order"):
+        combine(config, [*parts, str(tmp_path / "wide")], train, validation, out, origin={}, report=lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,6 +202,20 @@ def test_too_few_documents_give_equal_scores_and_say_so(
     assert len(records) == 1
     scores_N = bundle.scorer()(QueryGroups(torch.randn(5, 3), torch.tensor([0, 5])))
     assert len(scores_N.unique()) == 1
+
+
+def test_the_validation_split_may_have_its_features_in_another_order(
+    write_dataset: WriteDataset, reorder: Any, tmp_path: Path
+) -> None:
+    url = write_dataset(three(np.random.default_rng(0), grades), NUMERIC)
+    moved = reorder(url, [*reversed(NUMERIC), Feature(name="more")])
+    models = []
+    for validation in (url, moved):
+        splits = splits_of(url)
+        splits = splits.replace(validation={**splits.validation.model_dump(), "data": validation})
+        models.append(train_gbdt(SMALL, splits, str(tmp_path / "out"), made_by={}, report=lambda _: None))
+    assert models[0].metrics == models[1].metrics
+    assert models[0].contents == models[1].contents
 
 
 def test_labelled_fraction_is_used(

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,6 +196,28 @@ def test_a_ready_bundle_scores_all_groups_itself(splits: Splits, member: StackMe
     assert torch.equal(scores.scores_N, expected.scores_N)
     bundle = stack(STACK, {"a": member, "b": ready}, splits, tmp_path / "out")
     assert list(bundle.members) == ["a", "b"]
+
+
+def test_members_find_their_features_by_name(splits: Splits, member: StackMember, reorder: Any, tmp_path: Path) -> None:
+    """The stack is grown on data whose features are in another order, and scores with them in yet another."""
+    (url,), (noise, brand, price) = splits.train.data, FEATURES
+    wide = splits.replace(
+        **{
+            name: {**split.model_dump(), "data": reorder(url, order)}
+            for (name, split), order in zip(
+                splits.by_name.items(),
+                ([price, Feature(name="more"), noise, brand], [noise, Feature(name="more"), brand, price], FEATURES),
+                strict=True,
+            )
+        }
+    )
+    config = STACK.replace(features=("price",))
+    made = stack(config, {"m": StackMember(bundle=member.bundle)}, wide, tmp_path / "out")
+    plain = stack(config, {"m": StackMember(bundle=member.bundle)}, splits, tmp_path / "plain")
+    assert made.contents == plain.contents
+    groups, there = read(wide.validation), select(wide.validation, labelled=True).features
+    expected_N = plain.scorer()(read(splits.validation))
+    assert torch.equal(made.scorer(features=there)(groups), expected_N)
 
 
 def test_a_damaged_member_is_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
