@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import scoring_actors
 import torch
+from changed import add_period
 from written import without_writer
 
 from ltrscale import bundle, storage
@@ -333,6 +334,39 @@ def test_features_in_another_order_get_the_same_scores(
     run(config(moved, bundles[kind]), tmp_path / "moved")
     run(config(data, bundles[kind]), tmp_path / "there")
     assert read(moved, str(tmp_path / "moved")) == read(data, str(tmp_path / "there"))
+
+
+def test_data_that_change_while_they_are_scored(bundles: dict[str, str], tmp_path: Path) -> None:
+    """A period that is added is not scored by this run; files that are gone are told, and what is committed stays."""
+    data, out = write_data(str(tmp_path / "data")), tmp_path / "out"
+    settings = config(data, bundles["trees"])
+    lost = next(file for file in open_dataset(data).manifest.files if file.period == "p4")
+    done: list[object] = []
+
+    def report(record: Mapping[str, Any]) -> None:
+        done.append(record.get("period"))
+        if len(done) == 1:
+            add_period(data, "p0", like="p1")
+        elif len(done) == 2:
+            write_data(data, {**SIZES, "p4": (9, 5)})
+            assert not (Path(data) / lost.path).exists()
+
+    message = rf"^{data}: the data set was replaced since the run began, and {data}/{lost.path} is not in it any more;"
+    with pytest.raises(InputError, match=message):
+        score(settings, str(out), report=report)
+    assert done == ["p1", "p2", "p3"]
+    assert run(settings, out) == ["p4"]
+    assert read(data, str(out)) == expected(data, bundles["trees"])
+
+
+def test_what_is_recorded_of_a_period_s_scores_is_of_that_period(bundles: dict[str, str], tmp_path: Path) -> None:
+    data, out = write_data(str(tmp_path / "data")), str(tmp_path / "out")
+    run(config(data, bundles["trees"]), out)
+    of_each = {period: read_period(out, period).made_by["inputs"][data] for period in PERIODS}  # type: ignore[union-attr]
+    assert len(set(of_each.values())) == len(PERIODS)
+    add_period(data, "p0", like="p1")
+    run(config(data, bundles["network"]), out)
+    assert {period: read_period(out, period).made_by["inputs"][data] for period in PERIODS} == of_each  # type: ignore[union-attr]
 
 
 def test_the_scores_are_an_input_of_what_reads_them(data: str, bundles: dict[str, str], tmp_path: Path) -> None:

@@ -15,12 +15,16 @@ from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by, validate
 from ltrscale.data.integrity import Columns, Level, Reason, examine
 from ltrscale.data.manifest import Counts, DataFile, Dataset, ListedPath
-from ltrscale.data.split import Contents, Split, chosen_files, contents_of_read
+from ltrscale.data.split import Split, chosen_files
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
 _NAMED = 3
 _READ = ("gid", "features", "weights", "positions")
+
+
+Contents = Mapping[str, Mapping[str, Sequence[str]]]
+"""Content hashes of files in order, by the URL of their data set and by period; plain data."""
 
 
 class PreflightConfig(Config):
@@ -130,6 +134,37 @@ def checked(
         (log.warning if result.bad else log.info)("pre-flight: %s", result)
     report(result.record())
     return result
+
+
+def contents_of_read(splits: Iterable[Split]) -> Contents:
+    """What some splits read together, file by file.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for split in splits:
+        for url, (_, files) in zip(split.data, chosen_files(split), strict=True):
+            for period in {file.period for file in files}:
+                found.setdefault(url, {})[period] = [file.sha256 for file in files if file.period == period]
+    return found
+
+
+def difference(before: Contents, now: Contents) -> str:
+    """What a run that read `before` did otherwise than one that reads `now`, and the way back to it; "" for nothing.
+
+    Data sets of which only one of the two tells are passed over.
+    """
+    for url, periods in now.items():
+        read = before.get(url, periods)
+        if added := periods.keys() - read.keys():
+            return f"did not read period {min(added)!r} of {url}: name the periods that it read to go on with it"
+        if gone := read.keys() - periods.keys():
+            return f"read period {min(gone)!r} of {url} too: put it back, or name it, to go on with it"
+        for period, files in periods.items():
+            if list(files) != list(read[period]):
+                return f"read other files of period {period!r} of {url}: put them back to go on with it"
+    return ""
 
 
 def read_by(url: str) -> Contents:

@@ -209,7 +209,8 @@ def _check_listed(part: _Part, error: InputError) -> None:
     if not part.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
     files = (storage.read_manifest(part.dataset) or {}).get("files", [])
-    if all((storage.join(part.dataset, file["path"]), file["sha256"]) != (part.url, part.sha256) for file in files):
+    there = {(storage.join(part.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
+    if (part.url, part.sha256) not in there:
         raise InputError(
             f"{part.dataset}: the data set was replaced since the run began, and {part.url} is not in it any more; put "
             "it back, or give the command again to read what is there now"

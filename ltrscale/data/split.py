@@ -6,7 +6,7 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
-from ltrscale.data.manifest import DataFile, Dataset, Feature, Manifest, open_dataset, places
+from ltrscale.data.manifest import DataFile, Dataset, Feature, open_dataset, places
 from ltrscale.data.sample import Fold, keep_fold, keep_sample
 from ltrscale.data.scores import Found, find_scores
 from ltrscale.errors import InputError
@@ -245,54 +245,6 @@ def with_periods_named(split: Split) -> Split:
     return split.replace(periods=sorted({period for part in _resolve(split) for period in part.periods}))
 
 
-def hashes_of_read(splits: Iterable[Split]) -> dict[str, str]:
-    """Content hash of what some splits read together of each of their data sets, by its URL as they have it.
-
-    Raises:
-        InputError: as `select`, before files are opened.
-    """
-    return {url: manifest.hash_of(periods) for url, (manifest, periods) in _read_together(splits).items()}
-
-
-Contents = Mapping[str, Mapping[str, Sequence[str]]]
-"""Content hashes of files in order, by the URL of their data set and by period; plain data."""
-
-
-def contents_of_read(splits: Iterable[Split]) -> Contents:
-    """What some splits read together, file by file.
-
-    Raises:
-        InputError: as `select`, before files are opened.
-    """
-    return {
-        url: {period: [file.sha256 for file in manifest.files if file.period == period] for period in sorted(periods)}
-        for url, (manifest, periods) in _read_together(splits).items()
-    }
-
-
-def difference(before: Contents, now: Contents) -> str:
-    """What a run that read `before` did otherwise than one that reads `now`, and the way back to it; "" for nothing."""
-    for url, periods in now.items():
-        read = before.get(url, {})
-        if added := periods.keys() - read.keys():
-            return f"did not read period {min(added)!r} of {url}: name the periods that it read to go on with it"
-        if gone := read.keys() - periods.keys():
-            return f"read period {min(gone)!r} of {url} too: put it back, or name it, to go on with it"
-        for period, files in periods.items():
-            if list(files) != list(read[period]):
-                return f"read other files of period {period!r} of {url}: put them back to go on with it"
-    return ""
-
-
-def _read_together(splits: Iterable[Split]) -> dict[str, tuple[Manifest, set[str]]]:
-    """The manifest of each data set of some splits, and the periods that they take of it together."""
-    found: dict[str, tuple[Manifest, set[str]]] = {}
-    for split in splits:
-        for url, part in zip(split.data, _resolve(split), strict=True):
-            found.setdefault(url, (part.dataset.manifest, set()))[1].update(part.periods)
-    return found
-
-
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
@@ -361,7 +313,7 @@ def _resolve(split: Split) -> list[_Part]:
         places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
         contents = {file.sha256 for _, file in part.files()}
         if same := contents & urls.keys():
-            both = f"{urls[same.pop()]} and {part.dataset.url}"
+            both = f"{urls[min(same)]} and {part.dataset.url}"
             raise InputError(f"{both} have the same documents; name one of them in a split")
         urls |= dict.fromkeys(contents, part.dataset.url)
     return parts

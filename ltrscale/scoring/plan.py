@@ -10,7 +10,7 @@ from pydantic import Field
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, digest, made_by
-from ltrscale.data.manifest import Counts, DataFile, Dataset
+from ltrscale.data.manifest import Counts, DataFile, Dataset, one_view
 from ltrscale.data.scores import read_period
 from ltrscale.data.split import Selection, Split, Texts, chosen_files, select
 from ltrscale.devices import Device
@@ -73,6 +73,7 @@ class Plan:
         return made_by("score", self.config, inputs)
 
 
+@one_view()
 def make_plan(config: ScoreConfig, out: str) -> Plan:
     """Find out what is to be scored below a directory.
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ltrscale.config import is_made_by
-from ltrscale.data.preflight import Preflight, PreflightConfig, checked, read_by
-from ltrscale.data.split import Split, contents_of_read, difference
+from ltrscale.data.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
+from ltrscale.data.split import Split
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.progress import Report
@@ -59,7 +59,7 @@ def begin(
             others = [url for url, value in _data(origin).items() if _data(before).get(url) != value]
             if others and _settings(before) == _settings(origin):
                 what = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
-                what = what or f"read something else at {others[0]}: put it back to go on with it"
+                what = what or f"did not read what is at {others[0]} now: put back what it read to go on with it"
                 raise InputError(f"{out}: the unfinished run there {what}, or start anew with --fresh")
     return checked(splits, config, join(out, PREFLIGHT), origin, report=report)
 

@@ -80,6 +80,14 @@ class History:
                 f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
             )
 
+    def identity(self) -> dict[str, Any] | None:
+        """What the history that is there was begun with; None where none is."""
+        url = join(self.url, _SEARCH)
+        if not storage.exists(url):
+            return None
+        found: dict[str, Any] = _read(url)
+        return found
+
     def folder(self, number: int) -> str:
         """The directory of a trial."""
         return join(self.url, _TRIALS, f"{number:05d}")

@@ -8,9 +8,9 @@ from pydantic import SerializeAsAny
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
-from ltrscale.data.manifest import open_dataset
+from ltrscale.data.manifest import Dataset, open_dataset
 from ltrscale.data.scores import read_period
-from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, hashes_of_read, select, with_periods_named
+from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select, with_periods_named
 from ltrscale.errors import InputError
 
 
@@ -29,7 +29,13 @@ class Identity(Config):
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     """Content hash of what the splits read of every data set, and of the scores that serve as labels."""
     splits = list(splits)
-    hashes = hashes_of_read(splits)
+    datasets: dict[str, Dataset] = {}
+    periods: dict[str, set[str]] = {}
+    for split in splits:
+        for url, (dataset, files) in zip(split.data, chosen_files(split), strict=True):
+            datasets[url] = dataset
+            periods.setdefault(url, set()).update(file.period for file in files)
+    hashes = {url: datasets[url].manifest.hash_of(periods[url]) for url in datasets}
     for split in splits:
         if split.scores:
             parts = [hashes[split.scores]] if split.scores in hashes else []

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import Config
+from ltrscale.data.manifest import Dataset, one_view
 from ltrscale.data.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Workers
@@ -46,9 +47,14 @@ class GBDTSearch(Config):
         """All that the metric depends on."""
         return self.replace(workers=ONE)
 
+    @property
+    def reads(self) -> dict[str, Split]:
+        """The splits that a trial reads, by name."""
+        return {"train": self.splits.train, "validation": self.splits.validation}
+
     def inputs(self) -> dict[str, str]:
         """Content hashes of what is read."""
-        return dataset_hashes([self.splits.train, self.splits.validation])
+        return dataset_hashes(self.reads.values())
 
     def run(self, folder: str, report: ReportValue) -> float:
         """Train in a directory; returns the metric."""
@@ -91,10 +97,15 @@ class FinetuneSearch(Config):
         """All that the metric depends on."""
         return self.replace(workers=ONE, finetune=self.finetune.identity())
 
+    @property
+    def reads(self) -> dict[str, Split]:
+        """The splits that a trial reads, by name."""
+        return {"train": self.splits.train, "validation": self.splits.validation}
+
     def inputs(self) -> dict[str, str]:
         """Content hashes of what is read."""
         made_from = bundle_hashes([self.pretrained]) if self.pretrained else {}
-        return dataset_hashes([self.splits.train, self.splits.validation]) | made_from
+        return dataset_hashes(self.reads.values()) | made_from
 
     def run(self, folder: str, report: ReportValue) -> float:
         """Train in a directory, or go on there; returns the metric."""
@@ -147,9 +158,14 @@ class PretrainSearch(Config):
             workers=ONE, train=self.documents, pretrain=self.pretrain.identity(), finetune=self.finetune.identity()
         )
 
+    @property
+    def reads(self) -> dict[str, Split]:
+        """The splits that a trial reads, by name."""
+        return {"documents": self.documents, "train": self.splits.train, "validation": self.splits.validation}
+
     def inputs(self) -> dict[str, str]:
         """Content hashes of what is read."""
-        return dataset_hashes([self.documents, self.splits.train, self.splits.validation])
+        return dataset_hashes(self.reads.values())
 
     def run(self, folder: str, report: ReportValue) -> float:
         """Pretrain and finetune in a directory, or go on there; returns the metric."""
@@ -224,9 +240,18 @@ def _value(url: str, metric: str) -> float:
     return float(value)
 
 
-def run_trial(job: Searched, space: Space, params: Params, folder: str, report: ReportValue) -> float:
-    """A trial: the job with these parameters, in this directory."""
-    return with_params(job, space, params)[0].run(folder, report)
+def run_trial(
+    job: Searched,
+    space: Space,
+    params: Params,
+    folder: str,
+    report: ReportValue,
+    *,
+    view: Mapping[str, Dataset] | None = None,
+) -> float:
+    """A trial: the job with these parameters, in this directory, on the data sets as the search sees them."""
+    with one_view(view):
+        return with_params(job, space, params)[0].run(folder, report)
 
 
 def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:

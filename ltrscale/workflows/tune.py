@@ -6,13 +6,16 @@ made (`trials/00007/...`), the table and report of the search, and the best sett
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.data.split import check_disjoint
+from ltrscale.data.manifest import Dataset, one_view
+from ltrscale.data.preflight import contents_of_read, difference
+from ltrscale.data.split import Split, check_disjoint, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.progress import log
@@ -57,23 +60,39 @@ class TuneJob(SearchConfig):
 def run_tune(config: TuneJob) -> None:
     """Search, or go on with a search that was cut short; then write what it found.
 
+    All trials read the data sets as they were when the search began.
+
     Raises:
-        InputError: the space does not fit the job, another search's history is in `out`, or all trials failed.
+        InputError: the space does not fit the job, a search of other settings or other data is in `out`, or all trials
+            failed.
         Stopped: the search was asked to stop.
     """
     check_space(config.job, config.space)
-    check_disjoint(config.job.splits)
-    check_replaceable(config.out, "tune")
-    history = History(config.out)
+    with one_view() as view:
+        check_disjoint(config.job.splits)
+        check_replaceable(config.out, "tune")
+        _search(config, History(config.out), _identity(config), view)
+
+
+def _open(history: History, identity: Mapping[str, Any]) -> None:
+    """Begin a history, or check that the one that is there is of this search on these data."""
+    before = history.identity()
+    if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
+        raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
+    history.open(identity)
+
+
+def _search(config: TuneJob, history: History, identity: Mapping[str, Any], view: Mapping[str, Dataset]) -> None:
+    """Run the trials that are left, and write what all have found."""
     with recorded(config.out, config.replace(fresh=False)) as report, stop_on_sigterm() as stopping:
         if config.fresh:
             history.remove(RUN_FILES)
             for name in (*_WRITTEN, *_BEST):
                 storage.remove(join(config.out, name))
-        history.open(_identity(config))
+        _open(history, identity)
         run_search(
             _resources(config),
-            functools.partial(run_trial, config.job, config.space),
+            functools.partial(run_trial, config.job, config.space, view=view),
             history,
             given=given_params(config.job, config.space),
             same=functools.partial(_same, config),
@@ -87,10 +106,19 @@ def run_tune(config: TuneJob) -> None:
 def _identity(config: TuneJob) -> dict[str, Any]:
     """What the value of a trial depends on, besides its parameters."""
     return {
-        "job": config.job.result().model_dump(mode="json"),
+        "job": _named(config.job.result().model_dump(mode="json"), config.job.reads),
         "space": {key: dimension.model_dump(mode="json") for key, dimension in config.space.items()},
         "inputs": config.job.inputs(),
+        "data": contents_of_read(config.job.reads.values()),
     }
+
+
+def _named(job: dict[str, Any], reads: Mapping[str, Split]) -> dict[str, Any]:
+    """The settings of a job, where the splits that it reads name all of their periods."""
+    named = {name: with_periods_named(split).model_dump(mode="json") for name, split in reads.items()}
+    if "documents" in named:
+        job = {**job, "train": named.pop("documents")}
+    return {**job, "splits": {**job["splits"], **named}}
 
 
 def _same(config: TuneJob, params: Params) -> str:

@@ -10,8 +10,9 @@ from changed import add_period, renamed
 
 from ltrscale import config, storage
 from ltrscale.data.manifest import open_dataset
-from ltrscale.data.split import GID_SPAN, RowGroup, Split, Splits, check_disjoint, hashes_of_read, select
+from ltrscale.data.split import GID_SPAN, RowGroup, Split, Splits, check_disjoint, select
 from ltrscale.errors import InputError
+from ltrscale.workflows.origins import dataset_hashes
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]
 Make = Callable[..., Any]
@@ -136,7 +137,7 @@ def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
             expected, read = (select(split, labelled=labelled) for split in (one, other))
             assert read.hash == expected.hash
             assert list(map(unplaced, read.row_groups)) == list(map(unplaced, expected.row_groups))
-        assert list(hashes_of_read([one]).values()) == list(hashes_of_read([other]).values())
+        assert list(dataset_hashes([one]).values()) == list(dataset_hashes([other]).values())
     everything = other.replace(periods=("2026-W00..2026-W30",))
     assert select(everything, labelled=True).hash != expected.hash
     assert open_dataset(data).manifest.hash != open_dataset(weeks.url).manifest.hash

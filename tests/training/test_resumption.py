@@ -277,14 +277,24 @@ def shrink(data: str) -> None:
     storage.write_bytes(f"{data}/manifest.json", manifest.replace(files=files).model_dump_json().encode())
 
 
+def forget_and_grow(data: str) -> None:
+    """A run that does not tell what it has read."""
+    path = Path(data).parent / "out" / "preflight" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["preflight"]["read"]
+    path.write_text(json.dumps(manifest))
+    grow(data)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (grow, "did not read period '2026-W05' of {data}: name the periods that it read to go on with it"),
         (shrink, "read period '2026-W02' of {data} too: put it back, or name it, to go on with it"),
         (replace_a_file, "read other files of period '2026-W01' of {data}: put them back to go on with it"),
+        (forget_and_grow, "did not read what is at {data} now: put back what it read to go on with it"),
     ],
-    ids=["a period more", "a period less", "another file"],
+    ids=["a period more", "a period less", "another file", "not told"],
 )
 def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     synthetic_dataset: str,
@@ -305,11 +315,15 @@ def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     kept = {path: path.read_bytes() for name in ("checkpoints", "transform", "preflight") for path in files(out / name)}
     assert kept
     change(data)
+    if change is forget_and_grow:
+        del kept[out / "preflight" / "manifest.json"]
     with pytest.raises(InputError) as error:
         run_job(job, caplog)
     assert str(error.value) == f"{out}: the unfinished run there {told.format(data=data)}, or start anew with --fresh"
     assert {path: path.read_bytes() for path in kept} == kept
 
+    if change is forget_and_grow:
+        return
     if change is grow:
         job = job.replace(train={"data": data, "periods": "2026-W01..2026-W04"})
     else:

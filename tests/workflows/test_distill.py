@@ -9,6 +9,7 @@ import lightgbm
 import numpy as np
 import pytest
 import torch
+from changed import add_period, renamed
 from numpy.typing import NDArray
 
 from ltrscale import storage
@@ -22,9 +23,19 @@ from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import read_evaluation
 from ltrscale.trees import export
+from ltrscale.workflows import distill
 from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.export import ExportJob, export_stage
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, GBDTJob, evaluate_stage, finetune_stage, gbdt_stage
+from ltrscale.workflows.stages import (
+    EvaluateJob,
+    FinetuneJob,
+    GBDTJob,
+    ScoreJob,
+    evaluate_stage,
+    finetune_stage,
+    gbdt_stage,
+    score_stage,
+)
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}
@@ -87,6 +98,22 @@ def found_in(out: Path) -> Distillation:
 def committed_files(out: Path) -> dict[str, float]:
     """Every file but those of run directories, which a second run writes to."""
     return {str(path): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and "run" not in path.parts}
+
+
+@pytest.mark.slow
+def test_a_period_that_is_added_on_the_way_is_not_read(
+    synthetic_dataset: str, teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = renamed(synthetic_dataset, tmp_path / "data")
+    read = select(Split(data=(data,), periods=(PERIODS["train"],)), labelled=False).n_groups
+
+    def scored(job: ScoreJob) -> None:
+        score_stage(job)
+        add_period(data, "2026-W01b", like="2026-W02")
+
+    monkeypatch.setattr(distill, "score_stage", scored)
+    run_distill(job(tmp_path / "out", data, teacher=teacher, students={"softmax": {"kind": "softmax", "trees": TREES}}))
+    assert load(str(tmp_path / "out" / "students" / "softmax")).metrics["labelled_groups"] == read
 
 
 @pytest.mark.slow

@@ -4,12 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed import add_period, renamed
 
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.manifest import open_dataset
+from ltrscale.data.split import Split, select
 from ltrscale.errors import InputError
+from ltrscale.evaluation.evaluate import evaluate
+from ltrscale.evaluation.report import read_evaluation
+from ltrscale.workflows import stages
 from ltrscale.workflows.origins import bundle_hashes
 from ltrscale.workflows.stages import (
     CombineJob,
@@ -89,6 +94,26 @@ def test_a_bundle_outlives_the_data_it_was_made_from(trees: str, tmp_path: Path,
         commit.finish({name: value for name, value in origin.items() if name != "files"})
     sound = splits(synthetic_dataset, train="2026-W01", validation="2026-W02", test="2026-W04")
     evaluate_stage(evaluation(tmp_path / "report", str(tmp_path / "moved"), sound))
+
+
+def test_an_evaluation_reads_what_it_began_with(
+    synthetic_dataset: str, trees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = renamed(synthetic_dataset, tmp_path / "data")
+    where = splits(data, train="2026-W01..2026-W02", validation="2026-W03", test="2026-W04..2026-W05")
+    add_period(data, "2026-W05", like="2026-W02")
+    began = select(Split.model_validate(where["test"]), labelled=True).hash
+
+    def growing(*arguments: Any, **named: Any) -> object:
+        add_period(data, "2026-W04b", like="2026-W02")
+        return evaluate(*arguments, **named)
+
+    monkeypatch.setattr(stages, "evaluate", growing)
+    evaluate_stage(evaluation(tmp_path / "report", trees, where))
+    assert read_evaluation(str(tmp_path / "report")).test.hash == began
+    monkeypatch.undo()
+    evaluate_stage(evaluation(tmp_path / "report", trees, where))  # not up to date: the range has a period more now
+    assert read_evaluation(str(tmp_path / "report")).test.periods == ("2026-W04", "2026-W04b", "2026-W05")
 
 
 def test_a_directory_that_is_no_bundle_is_named(synthetic_dataset: str, trees: str, tmp_path: Path) -> None:

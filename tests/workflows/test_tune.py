@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed import add_period, renamed
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import validate
+from ltrscale.data.manifest import one_view
+from ltrscale.data.split import select
 from ltrscale.errors import InputError
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.runs import heard_by
@@ -253,6 +257,39 @@ def test_the_history_of_another_job_or_space_is_not_gone_on_with(ended: TuneJob)
         run_tune(ended)
 
 
+SPACES = {"gbdt": LEAVES, "finetune": {"finetune.noise": {"choices": [0, 1]}}, "pretrain": METHODS}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_a_search_on_other_data_is_not_gone_on_with(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
+    data, out = renamed(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
+    job = {"gbdt": GBDT, "finetune": {"kind": "finetune"}, "pretrain": pretraining()}[kind]
+    config = search(SPACES[kind], data=data, out=out, job=job)  # type: ignore[arg-type]
+    History(out).open(_identity(config))
+    for period in ("2026-W01b", "2026-W09"):  # the first is in the range of the training split
+        add_period(data, period, like="2026-W02")
+    told = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
+    with pytest.raises(InputError) as error:
+        run_tune(config)
+    assert str(error.value) == f"{told} with it, or remove its history with --fresh"
+    job_of = config.job.model_dump(mode="json")
+    job_of["splits"]["train"]["periods"] = ["2026-W01", "2026-W02"]
+    History(out).open(_identity(config.replace(job=job_of)))
+
+
+def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp_path: Path) -> None:
+    data = renamed(synthetic_dataset, tmp_path / "data")
+    config = search(LEAVES, data=data)
+    hashes = []
+    with one_view() as view:
+        config.job.inputs()
+    for folder in ("first", "later"):
+        run_trial(config.job, {}, {}, str(tmp_path / folder), lambda *_: None, view=pickle.loads(pickle.dumps(view)))
+        hashes.append(bundle.load(str(tmp_path / folder / "model")).dataset_hash)
+        add_period(data, "2026-W01b", like="2026-W02")
+    assert hashes[0] == hashes[1] == select(config.job.splits.train.replace(data=synthetic_dataset), labelled=True).hash
+
+
 @pytest.mark.parametrize("kind", ["pretrain", "finetune"])
 def test_best_settings_of_networks_are_jobs(kind: str, synthetic_dataset: str, tmp_path: Path) -> None:
     values = pretraining(keep_every=2) if kind == "pretrain" else {"kind": "finetune"}
@@ -278,7 +315,8 @@ def records(out: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset: str, tmp_path: Path) -> None:
     out, path = tmp_path / "out", tmp_path / "tune.yaml"
-    config = search(LEAVES, data=synthetic_dataset, out=str(out), trials=5, concurrent=2)
+    data = renamed(synthetic_dataset, tmp_path / "data")
+    config = search(LEAVES, data=data, out=str(out), trials=5, concurrent=2)
     path.write_text(configs.dump(config))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = tmp_path / "said"
@@ -290,6 +328,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
             time.sleep(0.01)
         driver.send_signal(signal.SIGKILL)
     before = records(out)
+    add_period(data, "2026-W09", like="2026-W02")  # which no split reads
     begun = {trial.number: trial.begun for trial in History(str(out)).trials()}
     done = subprocess.run(
         command(path), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
