@@ -28,7 +28,7 @@ def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG00
         processes = [driver, *driver.children(recursive=True)]
         node = ray._private.worker._global_node
         found = {
-            "processes": [process.pid for process in processes],
+            "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
             "listening": [
                 [connection.laddr.ip, connection.laddr.port, " ".join(process.cmdline())[:100]]
                 for process in processes
