@@ -5,8 +5,9 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TypeVar
 
 from rich.logging import RichHandler
@@ -14,7 +15,7 @@ from rich.logging import RichHandler
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.launch import under_torchrun
 from ltrscale.progress import console, log
 
@@ -78,6 +79,7 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
         else:
             run(config)
 
+    sys.excepthook = _show_defect
     _show_log(under_torchrun.rank())
     try:
         if under_torchrun.is_running():
@@ -97,6 +99,11 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
 def _stop(_number: int, _frame: FrameType | None) -> None:
     """What SIGTERM does where no checkpoint is to be left first."""
     raise Stopped("asked to stop; the same command goes on with what is committed")
+
+
+def _show_defect(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    """Print a traceback as Python does, without credentials."""
+    print(without_credentials("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
 def _show_log(rank: int) -> None:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ltrscale import storage
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, without_credentials
 
 
 class Config(BaseModel):
@@ -119,8 +119,8 @@ def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> Confi
 
 
 def dump(config: Config) -> str:
-    """The config as YAML, every value stated; `load` reads it back equal."""
-    return str(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=120))
+    """The config as YAML, every value stated; `load` reads it back equal, but for credentials in URLs."""
+    return str(yaml.safe_dump(_recordable(config.model_dump(mode="json")), sort_keys=False, width=120))
 
 
 def digest(value: Any) -> str:
@@ -136,7 +136,13 @@ def digest(value: Any) -> str:
 
 def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, Any]:
     """What a committed directory records of its origin: stage, config and the hashes of its inputs."""
-    return {"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)}
+    return _recordable({"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)})
+
+
+def _recordable(values: dict[str, Any]) -> dict[str, Any]:
+    """Plain values without the credentials of URLs."""
+    recordable: dict[str, Any] = json.loads(without_credentials(json.dumps(values)))
+    return recordable
 
 
 def is_current(url: str, origin: Mapping[str, Any]) -> bool:

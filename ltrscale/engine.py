@@ -1,13 +1,20 @@
-"""Starting or joining Ray: the one place that decides which cluster the work of this process runs on."""
+"""Starting or joining Ray: the one place that decides which cluster the work of this process runs on.
+
+A cluster of our own is for this machine and this user: it listens on 127.0.0.1, asks for a token, and keeps its logs
+and sockets in scratch. Its processes inherit our environment, and with it the keys of the object storage; nothing
+hands keys to Ray, which would write them into its logs.
+"""
 
 import os
+import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ltrscale import storage
 from ltrscale.errors import InputError
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -15,6 +22,10 @@ os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means th
 os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # of a notice of seconds, five are not to be lost
 
 _ANSWER_S = 10.0
+_SOCKET_PATH = 107
+"""Bytes of the path of a Unix socket."""
+_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+"""The longest path that Ray makes one at, below the scratch directory of a cluster."""
 
 
 @contextmanager
@@ -34,20 +45,75 @@ def ray_cluster(cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if "RAY_ADDRESS" in os.environ:
-        _check_answers(os.environ["RAY_ADDRESS"])
-        _connect()
-    else:
-        _connect(
-            address="local",
-            num_cpus=max(cpus, os.cpu_count() or 1),
-            include_dashboard=True,
-            dashboard_host="127.0.0.1",
-        )
+    if "RAY_ADDRESS" not in os.environ:
+        with _own_cluster(max(cpus, os.cpu_count() or 1)):
+            yield
+        return
+    _check_answers(os.environ["RAY_ADDRESS"])
+    _connect()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_cluster(cpus: int) -> Iterator[None]:
+    """A cluster that only this machine can reach, and on it only processes that can read its token."""
+    import ray
+    from ray._private import ray_constants
+
+    with storage.scratch.directory(longest=_SOCKET_PATH - len(_SOCKET)) as folder:
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        with _environment(
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN=None,
+            RAY_AUTH_TOKEN_PATH=str(token),
+            GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
+        ):
+            # without this Ray replaces 127.0.0.1 by an address that others can reach, and listens on all there are
+            ray_constants.ENABLE_RAY_CLUSTER = False
+            try:
+                _connect(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=True,
+                    dashboard_host="127.0.0.1",
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(folder / "ray"),  # which Ray opens to everybody
+                )
+                yield
+            finally:
+                ray.shutdown()
+                ray_constants.ENABLE_RAY_CLUSTER = True
+
+
+@contextmanager
+def _environment(**values: str | None) -> Iterator[None]:
+    """While the block runs, the environment has these values, and Ray goes by what it says of the token."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    def change(to: Mapping[str, str | None]) -> None:
+        for name, value in to.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        Config.initialize("")  # Ray reads both once in a process
+        AuthenticationTokenLoader.instance().reset_cache()
+
+    before = {name: os.environ.get(name) for name in values}
+    change(values)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+def _loopback() -> str:
+    """The name of the interface of 127.0.0.1."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
 def _check_answers(address: str) -> None:

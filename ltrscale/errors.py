@@ -1,6 +1,29 @@
 """What ends a job without being a defect: an error that a user is meant to read, and a request to stop."""
 
+import re
 from typing import ClassVar
+
+_USER = re.compile(r"(?<=://)[^/\s@\"']+@")
+_SECRET_NAME = r"(?:sig|signature|token|secret|passwd|password|credential|auth|key|accesskeyid|accessid)"
+_QUERY = re.compile(rf"([?&][^=&\s]*{_SECRET_NAME}=)[^&\s\"']+", re.IGNORECASE)
+_SETTING = re.compile(rf"([\w.-]*{_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s&\"',}}]+", re.IGNORECASE)
+
+
+def without_credentials(text: str, *, settings: bool = False) -> str:
+    """A text for files, logs and messages: URLs in it lose user, password, and what signs or opens them.
+
+    Args:
+        text: any.
+        settings: `password=...`, `token: ...` and the like lose their values outside URLs as well.
+
+    Example:
+        >>> without_credentials("https://me:pass@host/log?id=7&X-Amz-Signature=ab12: forbidden")
+        'https://***@host/log?id=7&X-Amz-Signature=*** forbidden'
+        >>> without_credentials("source.token=ab12", settings=True)
+        'source.token=***'
+    """
+    text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
+    return _SETTING.sub(r"\1***", text) if settings else text
 
 
 class InputError(Exception):
@@ -13,7 +36,7 @@ class InputError(Exception):
     status: ClassVar[int] = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(without_credentials(" ".join(message.split())))
 
 
 class UnavailableError(InputError):

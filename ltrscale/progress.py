@@ -14,10 +14,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ltrscale.errors import without_credentials
+
 Report = Callable[[Mapping[str, object]], None]
 """Receives one record of metrics, for example `{"stage": "finetune", "epoch": 3, "validation_ndcg@5": .41}`."""
 
+
+def _without_credentials(record: logging.LogRecord) -> bool:
+    """Take the credentials out of a record, whoever is to handle it."""
+    record.msg, record.args = without_credentials(record.getMessage()), None
+    if record.exc_info:
+        record.exc_text = without_credentials(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
 log = logging.getLogger("ltrscale")
+log.addFilter(_without_credentials)
 console = Console(stderr=True)
 _EVERY_S = 15.0
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
 import pyarrow as pa
@@ -118,7 +119,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A directory URL on a real S3 server (SeaweedFS) on this machine; the environment names endpoint and keys."""
     folder = tmp_path_factory.mktemp("s3")
     master, volume, filer, port = free_ports(4)
-    keys = {"accessKey": "test-key", "secretKey": "test-secret"}
+    keys = {"accessKey": f"key-{token_hex(8)}", "secretKey": f"secret-{token_hex(20)}"}  # found wherever they leak to
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     identities = {"identities": [{"name": "test", "credentials": [keys], "actions": actions}]}
     (folder / "s3.json").write_text(json.dumps(identities))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale.data.rows import TEXT_LENGTH, Rejection
+from ltrscale.errors import without_credentials
 from ltrscale.storage import Commit, named_errors
 
 QUARANTINE = "quarantine"
@@ -63,6 +64,7 @@ class Quarantine:
         columns: list[Sequence[object]] = list(
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
         )
+        columns[0] = [without_credentials(str(file)) for file in columns[0]]
         columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         with named_errors(self._commit.url, "write"):

@@ -18,12 +18,13 @@ import ray
 import ray.train
 from ray.exceptions import RayActorError, RayError
 from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, UserCallback
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchTrainer
 
 from ltrscale import storage
 from ltrscale.data.readers import read_with_ray
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.mailbox import Ended, Line, Record, Sender, Standing, Started, forwarded_logs, open_mailbox
+from ltrscale.launch.rendezvous import OnItsNode
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.launch.workers import Context, TrainFunction, WorkersConfig
 from ltrscale.progress import Report, log
@@ -77,7 +78,7 @@ def _trainer(
         scaling_config=ScalingConfig(
             num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
         ),
-        torch_config=TorchConfig(backend=_backend(workers)),
+        torch_config=OnItsNode(backend=_backend(workers)),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",

@@ -10,6 +10,7 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 from ray import tune
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
@@ -20,6 +21,9 @@ from ltrscale.progress import Advance, Report, log
 from ltrscale.tuning.history import Begun, History, Result, Trial, best, ended
 from ltrscale.tuning.search import STEP, VALUE, AshaConfig, SamplerConfig, SearchConfig
 from ltrscale.tuning.space import Params, cells, from_optuna, is_in, to_optuna
+
+# Ray Tune would send our keys along with each trial, in a runtime_env, which Ray logs; trials have those of their node
+ENV_VARS_TO_PROPAGATE.difference_update([name for name in ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")])
 
 _REDRAWS = 20
 _MOST_CELLS = 100_000

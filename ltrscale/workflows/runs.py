@@ -22,7 +22,7 @@ from pathlib import Path
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.launch import under_torchrun
 from ltrscale.progress import Report, log
 from ltrscale.training import resumption
@@ -39,7 +39,7 @@ def environment() -> dict[str, object]:
     """Versions, git commit and machine: what is needed to run the same thing again."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": sys.argv,
+        "command": [without_credentials(word, settings=True) for word in sys.argv],
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed_files": len((_git("status", "--porcelain") or "").splitlines()),
         "python": platform.python_version(),
@@ -162,7 +162,9 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
                 yield report
         except BaseException as error:
             trace = None if isinstance(error, InputError | Stopped) else sys.exc_info()
-            handler.emit(log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace))
+            record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
+            log.filter(record)
+            handler.emit(record)
             raise
         finally:
             log.removeHandler(handler)

@@ -1,0 +1,56 @@
+"""A pipeline on two workers, a search and scoring on one cluster of our own, whose scratch is copied at the end.
+
+python canary_pipeline.py URL FOLDER [WORD...]
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import ray
+
+from ltrscale import config as configs
+from ltrscale.config import validate
+from ltrscale.engine import ray_cluster
+from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.workflows.stages import ScoreJob, score_stage
+from ltrscale.workflows.tune import TuneJob, run_tune
+
+CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
+SMALL = [
+    "seeds=[0]",
+    "workers=2",
+    "synthetic.weeks=4",
+    "synthetic.groups_per_week=60",
+    "synthetic.n_features=8",
+    "splits.train={periods: 2026-W01..2026-W02}",
+    "splits.validation={periods: 2026-W03}",
+    "splits.test={periods: 2026-W04}",
+    "methods={network: {kind: neural, finetune: {network: {encoder: {width: 8, blocks: 1}}, epochs: 1,"
+    " stream: {docs_per_batch: 500, streams: 2}}}}",
+    "evaluate={baseline: network, resamples: 100}",
+]
+
+
+def main(url: str) -> None:
+    """Run all of it below a URL."""
+    run_pipeline(configs.load(PipelineConfig, str(CONFIGS / "demo.yaml"), [f"out={url}/pipeline", *SMALL]))
+    data = f"{url}/pipeline/data"
+    weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
+    job = {
+        "kind": "gbdt",
+        "gbdt": {"num_trees": 5, "num_threads": 1},
+        "splits": {name: {"data": data, "periods": period} for name, period in weeks.items()},
+    }
+    space = {"gbdt.num_leaves": {"low": 2, "high": 32, "integer": True}}
+    values = {"out": f"{url}/search", "job": job, "space": space, "trials": 3, "concurrent": 2}
+    run_tune(validate(TuneJob, values, "test"))
+    score = {"bundle": f"{url}/search/trials/00001/model", "data": data, "ray": True}
+    score_stage(validate(ScoreJob, {"out": f"{url}/scores", **score}, "test"))
+
+
+if __name__ == "__main__":
+    with ray_cluster(6):
+        main(sys.argv[1])
+        cluster = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
+        shutil.copytree(cluster.parent, sys.argv[2], ignore=shutil.ignore_patterns("sockets", "token"), symlinks=True)

@@ -1,0 +1,98 @@
+"""A cluster that we start for ourselves: who can reach it, who can see its files, and how it goes away."""
+
+import ipaddress
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
+TESTS = Path(__file__).resolve().parents[1]
+LIMIT_S = 120.0
+
+
+def wait(ready: Callable[[], object]) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not ready():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """A process with a cluster and two workers, and what these found out."""
+    folder = tmp_path_factory.mktemp("driver")
+    command = [sys.executable, str(TESTS / "own_cluster.py"), str(folder / "found.json")]
+    environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
+    environment["PYTHONPATH"] = str(TESTS.parent)
+    with (folder / "said").open("w") as said, subprocess.Popen(command, env=environment, stderr=said) as process:
+        try:
+            wait(lambda: (folder / "found.json").exists() or process.poll() is not None)
+            assert process.poll() is None, (folder / "said").read_text()
+            yield process, json.loads((folder / "found.json").read_text())
+        finally:
+            process.kill()
+
+
+def test_nobody_elsewhere_can_reach_it(driver: tuple[subprocess.Popen[bytes], dict[str, Any]]) -> None:
+    listening = driver[1]["listening"]
+    names = " ".join(name for _, _, name in listening)
+    for part in ("gcs_server", "raylet", "dashboard", "DashboardAgent", "RayTrainWorker"):
+        assert part in names
+    addresses = [(ipaddress.ip_address(ip.removeprefix("::ffff:")), port, name) for ip, port, name in listening]
+    assert [entry for entry in addresses if not entry[0].is_loopback] == []
+
+
+def test_nobody_is_served_without_its_token(driver: tuple[subprocess.Popen[bytes], dict[str, Any]]) -> None:
+    found = driver[1]
+    url = f"http://{found['dashboard']}/nodes?view=summary"
+    token = Path(found["token"]).read_text()
+    own = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(own, timeout=10) as answer:
+        assert answer.status == 200
+    for headers in ({}, {"Authorization": f"Bearer {'0' * 64}"}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10)
+        refused.value.close()
+        assert refused.value.code in (401, 403)
+    code = f"from ray._raylet import GcsClient; GcsClient(address={found['gcs']!r})"
+    stranger = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    done = subprocess.run([sys.executable, "-c", code], env=stranger, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode != 0
+    assert "InvalidAuthToken" in done.stderr
+
+
+def test_its_files_are_their_owners_and_go_after_a_kill(
+    driver: tuple[subprocess.Popen[bytes], dict[str, Any]],
+) -> None:
+    process, found = driver
+    session, token = Path(found["session"]), Path(found["token"])
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    own = token.parent.parent
+    assert session.is_relative_to(token.parent)
+    for folder in (token.parent, own, own.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    makes = f"from ltrscale.storage import scratch; scratch.make(longest={len(str(token.parent))})"
+    start = [sys.executable, "-c", makes]
+    subprocess.run(start, timeout=LIMIT_S, check=True)
+    assert session.is_dir()  # its process lives
+    process.send_signal(signal.SIGKILL)
+    process.wait(LIMIT_S)
+    # Ray's agents tell its GCS that the raylet is gone before they go, and try for a minute to reach it
+    others = [pid for pid, name in found["processes"] if "Agent" not in name]
+    assert len(others) > 8
+    wait(lambda: not [pid for pid in others if Path(f"/proc/{pid}").exists()])
+    assert session.is_dir()
+    subprocess.run(start, timeout=LIMIT_S, check=True)
+    assert not own.exists()
