@@ -6,7 +6,7 @@ A split is resolved to row groups from the manifests alone; no data file is open
 import datetime
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
