@@ -316,7 +316,9 @@ def many_trees(n: int) -> bytes:
     body = tree.partition("\n")[2]
     trees = [f"Tree={i}\n{body}" for i in range(n)]
     sizes = " ".join(str(len(tree)) for tree in trees)
-    rest = LIGHTGBM.decode().partition("end of trees")[2].partition("pandas_categorical")[0] + "pandas_categorical:null\n"
+    rest = (
+        LIGHTGBM.decode().partition("end of trees")[2].partition("pandas_categorical")[0] + "pandas_categorical:null\n"
+    )
     return (re.sub("tree_sizes=.*", f"tree_sizes={sizes}", head) + "".join(trees) + "end of trees" + rest).encode()
 
 

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from ltrscale.errors import InputError
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.urls import is_local
+from ltrscale.storage.urls import check_scheme, is_local
 
 _ROUNDS = 8
 _TRIES_A_ROUND = 3
@@ -28,11 +28,12 @@ _S3_OPTIONS = {
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL and the path on it; a plain path is local."""
+    check_scheme(url)
     s3 = url.startswith("s3://")
     try:
         fs, path = fsspec.core.url_to_fs(url, **(_S3_OPTIONS if s3 else {}))
     except (ValueError, ImportError) as error:
-        raise InputError(f"{url}: {error}; use a local path, s3://, gs:// or another fsspec URL") from error
+        raise InputError(f"{url}: {error}; use a local path or s3://") from error
     if s3:
         _insist(fs)
     return fs, path
