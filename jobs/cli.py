@@ -37,7 +37,7 @@ def parser(cls: type[Config], module: str, description: str) -> argparse.Argumen
         metavar="YAML",
         action="append",
         default=[],
-        help="the config: a path or any fsspec URL (s3://...); given again, laid over the ones before",
+        help="the config: a path or a URL (s3://...); given again, laid over the ones before",
     )
     options.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, for example --set out=runs/a"

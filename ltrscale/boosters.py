@@ -4,8 +4,11 @@ Shapes: N documents, F raw features, G columns of the view that trees see.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +17,10 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
+from ltrscale.treefiles import check_lightgbm, check_xgboost
 from ltrscale.views import View
 
+T = TypeVar("T")
 Library = Literal["lightgbm", "xgboost", "catboost"]
 ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
 """Of the files that hold a model in the library's own format."""
@@ -43,46 +48,81 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     return renumbered_NF
 
 
-def scorer(library: Library, models: Sequence[bytes], view: View, *, threads: int) -> Callable[[QueryGroups], Tensor]:
+def scorer(
+    library: Library, models: Mapping[str, bytes], view: View, *, threads: int
+) -> Callable[[QueryGroups], Tensor]:
     """The function that scores a batch with trees, float64: the mean over the models.
 
     Args:
         library: whose format the models have.
-        models: content of the model files.
+        models: content of the model files, by what errors call them.
         view: what the models see of documents.
         threads: 0 takes all cores.
 
     Raises:
-        InputError: the models are CatBoost's, which is not installed.
+        InputError: a model is damaged or made for other columns; or it is CatBoost's, which is not installed.
     """
-    categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
-    predicts = [_predict(library, model, categorical, threads) for model in models]
+    predicts = []
+    for where, model in models.items():
+        with _named(where):
+            predicts.append(_predict(library, model, view, threads))
 
     def score(groups: QueryGroups) -> Tensor:
         if groups.n_documents == 0:
             return torch.zeros(0, dtype=torch.float64)
         columns_NG = view.columns(groups)
-        return torch.from_numpy(sum(predict(columns_NG) for predict in predicts) / len(predicts))
+        return torch.from_numpy(interruptibly(lambda: sum(predict(columns_NG) for predict in predicts)) / len(predicts))
 
     return score
 
 
-def _predict(library: Library, model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Turn what is found wrong with a model into one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # LightGBM's and CatBoost's own are of no other class
+        raise InputError(f"{where}: no model of these features ({error}); train the bundle again") from error
+
+
+def interruptibly(call: Callable[[], T]) -> T:
+    """What a call into a library returns: it is made by a thread of its own while this one waits.
+
+    Python handles signals in the main thread between two of its own instructions, so after the call, however long.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result()
+
+
+def _predict(library: Library, model: bytes, view: View, threads: int) -> Predict:
+    categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     match library:
         case "lightgbm":
-            return _predict_lightgbm(model, categorical, threads)
+            return _predict_lightgbm(model, len(view.features), categorical, threads)
         case "xgboost":
-            return _predict_xgboost(model, categorical, threads)
+            return _predict_xgboost(model, len(view.features), categorical, threads)
         case "catboost":
             return _predict_catboost(model, categorical, threads)
 
 
-def _predict_lightgbm(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+def _predict_lightgbm(model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
     import lightgbm  # here, so that scoring with a network does not load it
 
+    check_lightgbm(model, n_columns)
     booster = lightgbm.Booster(model_str=model.decode())
-    codes = [np.array(codes, np.float32) for codes in booster.pandas_categorical or []]  # LightGBM's own place for them
-    vocabularies = dict(zip(categorical, codes, strict=True))
+    vocabularies = _vocabularies(categorical, booster.pandas_categorical or [])  # LightGBM's own place for them
 
     def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
         scores_N = booster.predict(renumber(columns_NG, vocabularies), num_threads=threads, raw_score=True)
@@ -91,11 +131,12 @@ def _predict_lightgbm(model: bytes, categorical: Sequence[int], threads: int) ->
     return predict
 
 
-def _predict_xgboost(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
+def _predict_xgboost(model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
     import xgboost
 
+    check_xgboost(model, n_columns)
     booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
-    vocabularies = _vocabularies(categorical, booster.attr("codes"))
+    vocabularies = _vocabularies(categorical, json.loads(booster.attr("codes")))
 
     def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
         scores_N = booster.inplace_predict(renumber(columns_NG, vocabularies), predict_type="margin")
@@ -108,7 +149,7 @@ def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) ->
     catboost = import_catboost()
     booster = catboost.CatBoost()
     booster.load_model(blob=model)
-    vocabularies = _vocabularies(categorical, booster.get_metadata()["codes"])
+    vocabularies = _vocabularies(categorical, json.loads(booster.get_metadata()["codes"]))
     table = CatBoostTable(vocabularies)
 
     def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -118,9 +159,16 @@ def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) ->
     return predict
 
 
-def _vocabularies(categorical: Sequence[int], codes: str) -> dict[int, NDArray[np.float32]]:
-    """The codes of categorical columns, which are kept as JSON where a library has a place for texts."""
-    return dict(zip(categorical, (np.array(found, np.float32) for found in json.loads(codes)), strict=True))
+def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
+    """The codes of categorical columns, which are kept as JSON where a library has a place for texts.
+
+    Raises:
+        ValueError: they are not the rising codes of so many columns.
+    """
+    for of_column in codes:
+        if not all(type(code) is int and abs(code) < 1 << 24 for code in of_column) or of_column != sorted(of_column):
+            raise ValueError("the codes of a categorical column are no rising integers below 2^24")
+    return dict(zip(categorical, (np.array(of_column, np.float32) for of_column in codes), strict=True))
 
 
 def import_catboost() -> Any:

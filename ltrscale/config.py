@@ -195,6 +195,8 @@ def _summary(cls: type[BaseModel]) -> str:
 
 def _read_yaml(url: str) -> dict[str, Any]:
     try:
+        if storage.size(url) > _MOST_BYTES:
+            raise InputError(f"{url}: more than {_MOST_BYTES:,} bytes; a config is smaller, check the path")
         text = storage.read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{url}: not text in UTF-8 ({error}); save it as UTF-8") from error
@@ -206,8 +208,30 @@ def _read_yaml(url: str) -> dict[str, Any]:
     return values
 
 
+_MOST_BYTES, _MOST_DEPTH = 1 << 19, 50
+_MOST_UNSHARED = 1 << 22
+"""Characters of all scalars, and `_OF_A_NODE` more for each node, with every alias written out."""
+_OF_A_NODE = 32
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice in a mapping is an error; PyYAML would take the last one's value."""
+    """YAML of bounded size with all aliases written out, in which no key stands twice in a mapping.
+
+    Of two such keys PyYAML would take the last one's value.
+    """
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _measure(node, {})
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ValueError, LookupError, AttributeError, TypeError) as error:  # a number of thousands of digits, ...
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(problem=f"no {kind} ({error})", problem_mark=node.start_mark) from error
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -217,6 +241,25 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands here twice", problem_mark=key.start_mark)
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return node
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Size and depth of a node with every alias in it written out; `known` has those of nodes seen before.
+
+    Raises:
+        MarkedYAMLError: it is too large or too deep, or has itself inside.
+    """
+    if id(node) not in known:
+        known[id(node)] = None  # until it is known
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        below = [_measure(n, known) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
+        own = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        known[id(node)] = own + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+    found = known[id(node)]
+    if found is None or found[0] > _MOST_UNSHARED or found[1] > _MOST_DEPTH:
+        problem = "an alias inside what it stands for" if found is None else "too large or too deep for a config"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return found
 
 
 def _parse(text: str, where: str) -> Any:

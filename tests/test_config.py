@@ -1,17 +1,25 @@
 """Configs: what is read back equals what was dumped, and whatever is wrong is one line that names the key."""
 
+import contextlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from ltrscale import storage
 from ltrscale.config import Config, describe, digest, dump, is_current, load, made_by, validate
 from ltrscale.errors import InputError
+
+PIECES = [
+    "a", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ", ", "&x ", "*x", "<<: ", "!!binary ", "!!int ", "!!set ", "? ",
+    "| ", "'", '"', "#", "%", "---", "1", "1:1", "0x", "1e999", ".nan", "2020-01-01", "~", "\t", "\0", "\ud800", "\x85",
+    "kind", "circle", "radius",
+]  # fmt: skip
 
 
 class Circle(Config):
@@ -248,3 +256,77 @@ def test_an_override_changes_one_use_of_a_yaml_alias(tmp_path: Path) -> None:
     path.write_text("a: &inner {x: 1}\nb: *inner\n")
     loaded = load(Outer, str(path), ["b.x=2"])
     assert (loaded.a.x, loaded.b.x) == (1, 2)
+
+
+def aliases(levels: int, form: str) -> str:
+    """A few hundred bytes that are 10 ** levels values with every alias written out."""
+    lines = [f"tags: &a0 {{{', '.join(f'k{i}: x' for i in range(10))}}}"]
+    lines += [form.format(i=i, before=i - 1) for i in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "t{i}: &a{i} [" + ", ".join(["*a{before}"] * 10) + "]",
+        "t{i}: &a{i} {{<<: [" + ", ".join(["*a{before}"] * 10) + "]}}",
+        "t{i}: &a{i} {{" + ", ".join(f"k{j}: *a{{before}}" for j in range(10)) + "}}",
+    ],
+)
+def test_a_small_text_that_aliases_make_huge_is_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text(aliases(9, form))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"bomb\.yaml: not YAML: line .* too large or too deep for a config"):
+            load(Job, str(path))
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("tags: &a [*a]", "an alias inside what it stands for"),
+        ("tags: &a {k: {k: *a}}", "an alias inside what it stands for"),
+        ("tags: " + "[" * 60 + "]" * 60, "too large or too deep"),
+        ("tags: " + "[" * 100_000, "maximum recursion depth"),
+        ("tags: &a " + "x" * 100_000 + "\nsteps: [" + "*a, " * 50 + "]", "too large or too deep"),
+        ("steps: [" + "9" * 5000 + "]", "line 1, column 9: no int .*digits"),
+        ("steps: !!bool x", "line 1, column 8: no bool"),
+        ("steps: 2020-13-45", "month"),
+        ("name: " + "x" * (1 << 19), "more than 524,288 bytes"),
+    ],
+)
+def test_a_text_that_no_config_is_made_of_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=rf"job\.yaml: .*{reason}"):
+        load(Job, str(path))
+
+
+def test_an_alias_in_a_config_of_usual_size_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("shape: &a {kind: circle, radius: 2}\nshapes: [" + "*a, " * 1000 + "]")
+    assert len(load(Job, str(path)).shapes) == 1000
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_any_text_is_a_config_or_one_line(text: str) -> None:
+    with contextlib.suppress(InputError):
+        load(Job, overrides=[f"name={text}", f"tags={text}", f"shape={text}", f"steps={text}"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:1/job.yaml", "https://example.org/job.yaml", "simplecache::http://127.0.0.1:1/job.yaml",
+        "zip://job.yaml::/etc/x.zip", "github://a:b@c/job.yaml", "data:text/plain,name: x", "ftp://127.0.0.1/x",
+        "memory://job.yaml", "s3://bucket/a::http://127.0.0.1:1/x", "reference://x", "S3://bucket/x",
+    ],
+)  # fmt: skip
+def test_a_config_is_read_from_stores_of_files_only(url: str) -> None:
+    with pytest.raises(InputError, match="not a path or URL that is read; use a local path, or one of s3://, gs://"):
+        load(Job, url)

@@ -314,7 +314,7 @@ def test_a_missing_file_is_named(url: str) -> None:
 
 
 def test_an_unknown_scheme_is_named() -> None:
-    with pytest.raises(InputError, match="what://x: Protocol not known"):
+    with pytest.raises(InputError, match="what://x: not a path or URL that is read"):
         storage.filesystem("what://x")
 
 

@@ -154,7 +154,8 @@ class Bundle:
         """The function that scores a batch with the features of the bundle, in its order."""
         if self.trees is not None:
             view = self._view(self.trees, device=device, threads=threads)
-            return boosters.scorer(self.trees.library, list(self.contents.values()), view, threads=threads)
+            models = {storage.join(self.url, name): content for name, content in self.contents.items()}
+            return boosters.scorer(self.trees.library, models, view, threads=threads)
         ranker = self.ranker().to(device)
 
         def score(groups: QueryGroups) -> Tensor:

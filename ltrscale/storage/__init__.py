@@ -1,4 +1,4 @@
-"""Files and directories at any fsspec URL; no other module opens URLs.
+"""Files and directories, on a local disk or at the URLs of `urls.SCHEMES`; no other module opens URLs.
 
 Stages hand each other directories. A directory is what its `manifest.json` lists: data files are put in place first and
 the manifest last, so a reader sees all of a stage's output or none of it. A manifest is put on the condition that

@@ -11,7 +11,7 @@ import fsspec
 
 from ltrscale.errors import InputError
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.urls import is_local
+from ltrscale.storage.urls import check_scheme, is_local
 
 _ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
 _S3_OPTIONS = {
@@ -22,6 +22,7 @@ _S3_OPTIONS = {
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL and the path on it; a plain path is local."""
+    check_scheme(url)
     s3 = url.startswith("s3://")
     if s3:
         from ltrscale.storage.s3 import PatientS3  # here, for what never uses S3
@@ -30,7 +31,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
         fs, path = fsspec.core.url_to_fs(url, **(_S3_OPTIONS if s3 else {}))
     except (ValueError, ImportError) as error:
-        raise InputError(f"{url}: {error}; use a local path, s3://, gs:// or another fsspec URL") from error
+        raise InputError(f"{url}: {error}; use a local path or s3://") from error
     return fs, path
 
 

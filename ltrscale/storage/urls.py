@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+from ltrscale.errors import InputError
+
+SCHEMES = ("file", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
+"""Of the URLs that are read and written: stores of files, no web servers, archives, caches or chains of these."""
+
 
 def is_local(url: str) -> bool:
     """Whether the URL is on this machine's disk."""
@@ -21,3 +26,18 @@ def absolute(url: str) -> str:
 def join(url: str, *parts: str) -> str:
     """Append path parts to a URL."""
     return "/".join([url.rstrip("/") or "/", *(part.strip("/") for part in parts)]) if parts else url
+
+
+def check_scheme(url: str) -> None:
+    """Check that a URL names a store of files.
+
+    Raises:
+        InputError: it does not.
+
+    Example:
+        >>> check_scheme("s3://bucket/config.yaml")
+    """
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if scheme not in SCHEMES or "::" in url or url.startswith("data:"):  # fsspec takes `data:` for a file's content
+        known = ", ".join(f"{name}://" for name in SCHEMES[1:])
+        raise InputError(f"{url}: not a path or URL that is read; use a local path, or one of {known}")

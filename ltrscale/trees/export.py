@@ -87,6 +87,7 @@ def columns_of(bundle: Bundle) -> ExportedFeatures:
             f"{bundle.url}: several models, or trees on components or on other models' scores, which LightGBM alone "
             "cannot score; export a bundle of one model on raw features, such as a student of this one"
         )
+    bundle.scorer()  # which checks the model
     codes = iter(lightgbm.Booster(model_str=bundle.content.decode()).pandas_categorical or [])
     kinds = {feature.name: feature.kind for feature in bundle.features}
     return ExportedFeatures(

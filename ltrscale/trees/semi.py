@@ -136,7 +136,9 @@ def _all_groups(
     settings = config.first or config.gbdt
     marked = replace(context, report=lambda record: context.report({"model": "first", **record}))
     first = grow(settings, labelled, codes, validation, marked)
-    scorer = boosters.scorer(settings.kind, [first.model], labelled.view, threads=settings.num_threads)
+    scorer = boosters.scorer(
+        settings.kind, {"the first trees": first.model}, labelled.view, threads=settings.num_threads
+    )
     scores_N = score(everything, scorer, "the first trees").scores_N.numpy()
     return replace(groups, labels_N=with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
 

@@ -85,7 +85,7 @@ def direct(splits: Read, objective: str, weights: NDArray[np.float64] | None = N
 
 def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
     (groups,) = iterate(splits[0].selection, docs_per_batch=1 << 20)
-    return boosters.scorer("catboost", [model], splits[0].view, threads=1)(groups).numpy()
+    return boosters.scorer("catboost", {"model": model}, splits[0].view, threads=1)(groups).numpy()
 
 
 @pytest.mark.parametrize("objective", ["YetiRank", "QueryRMSE"])
@@ -129,4 +129,4 @@ def test_a_missing_library_is_named_before_data_is_read(
     with pytest.raises(InputError, match=one_line):
         train_gbdt(CONFIG, Splits.model_validate(splits), str(tmp_path), made_by={}, report=lambda _: None)
     with pytest.raises(InputError, match=one_line):
-        boosters.scorer("catboost", [b""], raw(()), threads=1)
+        boosters.scorer("catboost", {"model": b""}, raw(()), threads=1)

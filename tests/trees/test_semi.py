@@ -154,7 +154,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
     assert true.labels_N is not None
     assert everything.ids_Q.tolist() == true.ids_Q.tolist()
     assert everything.offsets_Q1.tolist() == true.offsets_Q1.tolist()
-    first_scorer = semi.boosters.scorer("lightgbm", [first], everything.view, threads=1)
+    first_scorer = semi.boosters.scorer("lightgbm", {"first": first}, everything.view, threads=1)
     scores_N = first_scorer(true).numpy()
     own_N = np.repeat(np.isin(true.ids_Q, labelled.ids_Q), true.lengths_Q)
     expected_N = true.labels_N.numpy().astype(np.float64)

@@ -119,7 +119,7 @@ def test_the_model_file_carries_the_codes(splits: Read) -> None:
     (codes,) = json.loads(json.loads(model)["learner"]["attributes"]["codes"])
     assert codes == list(range(1_000_000, 1_000_015))
     train = splits[0]
-    score = boosters.scorer("xgboost", [model, model], train.view, threads=1)
+    score = boosters.scorer("xgboost", {"one": model, "two": model}, train.view, threads=1)
     (groups,) = iterate(train.selection, docs_per_batch=1 << 20)
     np.testing.assert_array_equal(score(groups).numpy(), scores_of(model, splits))
 
