@@ -9,6 +9,7 @@ are not.
 import json
 import logging
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -167,8 +168,9 @@ def _folder(target: str) -> Iterator[Path]:
             folder.mkdir(parents=True, exist_ok=True)
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="ltrscale-") as scratch:
-        folder = Path(scratch)
+    folder = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
+    kept = False
+    try:
         for name in (_LOG, _METRICS):
             if storage.exists(url := storage.join(target, name)):
                 (folder / name).write_bytes(storage.read_bytes(url))
@@ -180,7 +182,20 @@ def _folder(target: str) -> Iterator[Path]:
         finally:
             over.set()
             copier.join()
-            _copy(folder, target)
+            kept = not _copied(folder, target)
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copied(folder: Path, target: str) -> bool:
+    """Copy a last time; whether that went well. What the run has come to is not changed by it."""
+    try:
+        _copy(folder, target)
+    except (InputError, OSError) as error:
+        log.warning("%s; the log and the metrics of this run are in %s", error, folder)
+        return False
+    return True
 
 
 def _copy_until(over: threading.Event, folder: Path, target: str) -> None:
