@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.split import Split
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, TrainFunction, WorkersConfig
 from ltrscale.progress import Report
@@ -36,6 +36,8 @@ from ltrscale.training.reduce import from_rank_0
 
 _COMMIT_WITHIN_S = 60.0
 _RESTARTS = 40
+_FOR_EVER_S = 3600.0
+_KINDS: dict[str, type[Exception]] = {"input": InputError, "defect": ValueError, "storage": UnavailableError}
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Watched:
     kills: tuple[tuple[int, int], ...] = ()
     """(step, rank) of workers that are killed, once a checkpoint of this start of theirs is committed."""
     raises: tuple[tuple[int, int, str], ...] = ()
-    """(step, rank, kind) of an `input` error or a `defect`."""
+    """(step, rank, kind) of an `input` error, a `defect`, or `storage` that cannot be reached."""
+    hangs: tuple[tuple[int, int, str], ...] = ()
+    """(step, rank, how) of workers that go no further: `stopped` with their process, or `asleep`."""
     slow: tuple[int, float] = (0, 0.0)
     """A rank that sleeps so many seconds in every step."""
     every_step_s: float = 0.0
@@ -78,9 +82,14 @@ class Watched:
                 json.dumps({"step": step, "committed": committed})
             )
             os.kill(os.getpid(), signal.SIGKILL)
+        for at, who, how in self.hangs:
+            if (at, who) == (step, rank) and self._once(f"hang-{step}-{rank}"):
+                if how == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(_FOR_EVER_S)
         for at, who, kind in self.raises:
             if (at, who) == (step, rank):
-                raise (InputError if kind == "input" else ValueError)(f"{kind} of rank {rank} in step {step}")
+                raise _KINDS[kind](f"{kind} of rank {rank} in step {step}")
         time.sleep(self.every_step_s + (self.slow[1] if rank == self.slow[0] else 0.0))
 
     def _once(self, name: str) -> bool:

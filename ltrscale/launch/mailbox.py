@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ltrscale.launch.hangs import Counts
 from ltrscale.progress import log
 
 _UNANSWERED = 64
@@ -39,7 +40,28 @@ class Ended(NamedTuple):
     """The workers have failed or stopped, and are to be started again."""
 
 
-Post = Record | Line | Started | Ended
+class Joined(NamedTuple):
+    """A worker runs the training function."""
+
+    rank: int
+    actor: Any
+    """The worker as an actor of Ray, for the case that it hangs."""
+
+
+class Left(NamedTuple):
+    """A worker has come to the end of the training function."""
+
+    rank: int
+
+
+class Beat(NamedTuple):
+    """How far a worker has come."""
+
+    rank: int
+    counts: Counts
+
+
+Post = Record | Line | Started | Ended | Joined | Left | Beat
 
 
 class Standing(NamedTuple):

@@ -7,6 +7,7 @@ the launching process was asked to stop.
 """
 
 import functools
+import math
 import threading
 import time
 import traceback
@@ -22,8 +23,21 @@ from ray.train.torch import TorchTrainer
 
 from ltrscale import storage
 from ltrscale.data.readers import read_with_ray
-from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.mailbox import Ended, Line, Record, Sender, Standing, Started, forwarded_logs, open_mailbox
+from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.launch.hangs import Pulse, Watch
+from ltrscale.launch.mailbox import (
+    Beat,
+    Ended,
+    Joined,
+    Left,
+    Line,
+    Record,
+    Sender,
+    Standing,
+    Started,
+    forwarded_logs,
+    open_mailbox,
+)
 from ltrscale.launch.rendezvous import OnItsNode
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.launch.workers import Context, TrainFunction, WorkersConfig
@@ -32,6 +46,7 @@ from ltrscale.progress import Report, log
 _POLL_S = 0.2
 _WATCH_S = 0.5
 _PATIENCE_S = 60.0
+_COLLECTIVE_S = 1800
 
 
 def train(function: TrainFunction, arguments: Mapping[str, Any], workers: WorkersConfig, report: Report) -> None:
@@ -78,7 +93,8 @@ def _trainer(
         scaling_config=ScalingConfig(
             num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
         ),
-        torch_config=OnItsNode(backend=_backend(workers)),
+        # a worker that hangs is to be found before the others give up waiting for it
+        torch_config=OnItsNode(backend=_backend(workers), timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s))),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
@@ -104,6 +120,7 @@ def _attend(
     """Deliver what the workers post until the run ends, and pass on the request to stop."""
     running, asked = False, False
     waiting_since = time.monotonic()
+    watch, actors = Watch(workers.hang_s), dict[int, Any]()
     while True:
         alive = run.is_alive()
         for post in ray.get(mailbox.take.remote()):
@@ -115,10 +132,22 @@ def _attend(
                 case Started(count):
                     running = True
                     log.info("training on %d workers", count)
+                case Joined(rank, actor):
+                    actors[rank] = actor
+                    watch.joined(rank)
+                case Beat(rank, counts):
+                    watch.heard(rank, counts)
+                case Left(rank):
+                    watch.left(rank)
                 case Ended():
                     running, waiting_since = False, time.monotonic()
+                    watch.clear()
         if not alive:
             return
+        for rank, how in watch.hung().items():
+            log.warning("rank %d hangs: it %s; it is ended", rank, how)
+            ray.kill(actors[rank])  # which Ray Train takes for any other death
+            watch.left(rank)
         if stopping() and not asked:
             if not running:
                 raise Stopped("no worker was running")
@@ -153,7 +182,7 @@ class _Overseer(UserCallback):  # type: ignore[misc]
     def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
         """Called, possibly several times, while there are workers that raised something or are gone."""
         rank, error = _cause(worker_exceptions)
-        if isinstance(error, InputError):
+        if _is_final(error):
             raise error
         standing: Standing = ray.get(self._mailbox.standing.remote())
         if isinstance(error, Stopped) and standing.stop_asked:
@@ -187,11 +216,19 @@ class _Overseer(UserCallback):  # type: ignore[misc]
 def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
     """The exception that explains the others: what the user is to read, a stop, a death, or else any."""
     errors = {rank: getattr(error, "health_check_failure", error) for rank, error in worker_exceptions.items()}
-    for kind in (InputError, Stopped, RayActorError):
+    for rank, error in errors.items():
+        if _is_final(error):
+            return rank, error
+    for kind in (Stopped, RayActorError, UnavailableError):
         for rank, error in errors.items():
             if isinstance(error, kind):
                 return rank, error
     return next(iter(errors.items()))
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether there is no use in another start: the user has to read the error; storage that is gone may come back."""
+    return isinstance(error, InputError) and not isinstance(error, UnavailableError)
 
 
 def _one_line(rank: int, error: Exception) -> str:
@@ -205,24 +242,29 @@ def _worker(config: dict[str, Any]) -> None:
     rank, sender = context.get_world_rank(), Sender(config["mailbox"])
     if rank == 0:
         sender(Started(context.get_world_size()))
+    sender(Joined(rank, ray.get_runtime_context().current_actor))
+    pulse = Pulse()
     reader = functools.partial(read_with_ray, read_on=config["read_on"]) if config["read_on"] else read_with_ray
-    with forwarded_logs(sender, rank), _watching(sender.mailbox, rank) as stopping:
+    with (
+        forwarded_logs(sender, rank),
+        _watching(sender.mailbox, rank) as stopping,
+        pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
+    ):
+        given = Context(
+            reader=reader,
+            report=sender.report if rank == 0 else lambda _: None,
+            stopping=stopping,
+            progressed=lambda: sender.mailbox.count_commit.remote(),
+        )
         try:
-            config["function"](
-                config["arguments"],
-                Context(
-                    reader=reader,
-                    report=sender.report if rank == 0 else lambda _: None,
-                    stopping=stopping,
-                    progressed=lambda: sender.mailbox.count_commit.remote(),
-                ),
-            )
+            config["function"](config["arguments"], pulse.counting(given))
         except (InputError, Stopped):
             raise
         except Exception as error:
             error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # its traceback does not travel
             raise
         finally:
+            sender(Left(rank))
             sender.flush()
 
 

@@ -42,6 +42,10 @@ class WorkersConfig(Config):
     """Custom Ray resources that a task which reads data takes, such as {reader: 1}, to keep reading on CPU nodes."""
     max_failures: int = Field(3, ge=0)
     """Failures in a row without a new checkpoint that are passed over; a node that was preempted is none."""
+    hang_minutes: float = Field(10, gt=0)
+    """Minutes in which no worker makes a step or reads anything, after which the one that the others wait for is ended:
+    a failure. Let it be more than the longest time of one tree, a validation or a wait for storage. The first step has
+    ten minutes at least."""
 
     @model_validator(mode="after")
     def _is_positive(self) -> "WorkersConfig":
@@ -58,6 +62,11 @@ class WorkersConfig(Config):
     def most(self) -> int:
         """Workers at most."""
         return self.number if isinstance(self.number, int) else self.number[1]
+
+    @property
+    def hang_s(self) -> float:
+        """`hang_minutes` in seconds."""
+        return 60 * self.hang_minutes
 
 
 ONE = WorkersConfig()

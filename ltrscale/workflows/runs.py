@@ -9,8 +9,10 @@ are not.
 import json
 import logging
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -205,7 +207,17 @@ def _folder(target: str) -> Iterator[Path]:
         finally:
             over.set()
             copier.join()
-            _copy(folder, target)
+            _copy_at_last(folder, target)
+
+
+def _copy_at_last(folder: Path, target: str) -> None:
+    """Copy, there or else where it stays on this machine; what the run has come to is not changed by it."""
+    try:
+        _copy(folder, target)
+    except (InputError, OSError) as error:
+        kept = Path(tempfile.mkdtemp(prefix="ltrscale-run-"))
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        log.warning("%s; the log and the metrics of this run are in %s", error, kept)
 
 
 def _copy_until(over: threading.Event, folder: Path, target: str) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from victims import (
 )
 
 from ltrscale.engine import ray_cluster
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.workers import WorkersConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -60,6 +61,31 @@ def test_an_input_error_ends_the_run_with_one_line(synthetic_dataset: str, tmp_p
     with pytest.raises(InputError, match=r"^input of rank 1 in step 2$"):
         run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
     assert len(attempts(str(tmp_path / "steps"))) == 1
+
+
+def test_a_worker_whose_process_is_stopped_is_found_named_and_started_again(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = str(tmp_path / "out" / "steps")
+    watched = Watched(steps, hangs=((4, 1, "stopped"),))
+    with caplog.at_level(logging.INFO, "ltrscale"):
+        run(watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO.replace(hang_minutes=0.15))
+    lines = [record.getMessage() for record in caplog.records]
+    (hangs,) = [line for line in lines if "hangs" in line]
+    assert re.match(r"rank 1 hangs: it was not heard of for \d+ s: its process is stopped, or .*; it is ended$", hangs)
+    (again,) = [line for line in lines if "start again" in line]
+    assert re.match(r"rank [01]: .*all workers start again \(failure 1 of 1", again)
+    check_exactly_once(steps)
+
+
+def test_storage_that_cannot_be_reached_counts_as_a_failure_of_workers(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = Watched(str(tmp_path / "steps"), raises=((0, 1, "storage"),))
+    with pytest.raises(UnavailableError, match=r"^storage of rank 1 in step 0$"):
+        run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
+    assert len(attempts(str(tmp_path / "steps"))) == 2
+    assert "storage of rank 1 in step 0; all workers start again (failure 1 of 1" in caplog.text
 
 
 def test_a_defect_is_raised_when_it_comes_again_and_again(synthetic_dataset: str, tmp_path: Path) -> None:

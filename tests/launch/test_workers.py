@@ -13,7 +13,7 @@ from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.split import Split
 from ltrscale.engine import ray_cluster
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.launch.under_ray import _cause
 from ltrscale.launch.workers import ONE, Workers, WorkersConfig
@@ -62,6 +62,9 @@ def test_what_the_user_is_to_read_explains_the_errors_of_the_other_workers() -> 
     assert _cause({0: lost, 1: died, 2: given}) == (2, given)
     assert _cause({0: lost, 1: stopped, 2: died}) == (1, stopped)
     assert _cause({3: lost}) == (3, lost)
+    gone = UnavailableError("no answer")
+    assert _cause({0: lost, 1: gone}) == (1, gone)
+    assert _cause({0: gone, 1: given}) == (1, given)
 
 
 def test_an_address_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """What a run leaves behind, and when a stage is skipped."""
 
 import json
+import logging
+import os
 import subprocess
 import sys
 import time
@@ -9,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from faulty_proxy import FaultyProxy
 
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
+from ltrscale.storage.patience import PATIENCE
+from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows import runs
 from ltrscale.workflows.runs import run_stage
 
@@ -110,6 +115,44 @@ def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_
     assert records() == [1.0, 0.5]
     text = storage.read_bytes(storage.join(out, "run", "log.txt")).decode()
     assert text.index("failed: interrupted") < text.index("working")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("error", [ValueError("the reason"), None], ids=["failed", "done"])
+def test_a_log_that_cannot_be_copied_stays_here_and_hides_no_error(
+    s3: str,
+    error: Exception | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = f"{s3}/{tmp_path.name}"
+    monkeypatch.setattr(runs.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(PATIENCE, "1")
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.0) as proxy, caplog.at_level(logging.WARNING, "ltrscale"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        PatientS3.clear_instance_cache()
+        proxy.fault = "reset"
+
+        def body(_: Mapping[str, object], report: Report) -> None:
+            report({"loss": 0.5})
+            proxy.share = 1.0
+            if error is not None:
+                raise error
+
+        if error is None:
+            assert run_stage("example", Settings(), out, Settings(), {}, body)
+        else:
+            with pytest.raises(ValueError, match="the reason"):
+                run_stage("example", Settings(), out, Settings(), {}, body)
+    PatientS3.clear_instance_cache()
+    said = [record.getMessage() for record in caplog.records if "are in" in record.getMessage()]
+    (folder,) = tmp_path.glob("ltrscale-run-*")
+    assert len(said) == 1
+    assert said[0].startswith(f"{out}/run/")
+    assert said[0].endswith(f"; the log and the metrics of this run are in {folder}")
+    assert ("failed: the reason" in (folder / "log.txt").read_text()) == (error is not None)
+    assert json.loads((folder / "metrics.jsonl").read_text())["loss"] == 0.5
 
 
 TWICE = """

@@ -1,0 +1,90 @@
+"""Who of several workers hangs."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ltrscale.launch import hangs
+from ltrscale.launch.hangs import Counts, Pulse, Watch
+from ltrscale.launch.workers import Context
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(hangs.time, "monotonic", clock)
+    return clock
+
+
+def seconds(clock: Clock, count: int, beat: Callable[[], None]) -> None:
+    for _ in range(count):
+        clock.now += 1
+        beat()
+
+
+def watch_of_two() -> Watch:
+    watch = Watch(60.0)
+    for rank in (0, 1):
+        watch.joined(rank)
+        watch.heard(rank, Counts(1, 0))
+    return watch
+
+
+def test_the_worker_with_the_fewest_steps_hangs(clock: Clock) -> None:
+    watch = watch_of_two()
+
+    def beat() -> None:
+        watch.heard(0, Counts(8, 3))
+        watch.heard(1, Counts(7, 9))
+
+    seconds(clock, 60, beat)
+    assert watch.hung() == {}  # a minute after the last step it is 59 s
+    seconds(clock, 1, beat)
+    assert watch.hung() == {1: "has not moved for 60 s"}
+    watch.left(1)
+    watch.heard(0, Counts(9, 3))
+    assert watch.hung() == {}
+
+
+def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
+    watch = watch_of_two()
+    watch.heard(1, Counts(8, 0))
+    seconds(clock, 61, lambda: watch.heard(0, Counts(8, 0)))
+    assert list(watch.hung()) == [1]
+    assert "was not heard of for 61 s" in watch.hung()[1]
+
+
+def test_nobody_hangs_who_reads_or_has_yet_to_begin(clock: Clock) -> None:
+    watch = watch_of_two()
+    seconds(clock, 200, lambda: watch.heard(1, Counts(1, int(clock.now))))
+    assert watch.hung() == {}
+    watch.clear()
+    watch.joined(0)
+    seconds(clock, 590, lambda: watch.heard(0, Counts(0, 0)))
+    assert watch.hung() == {}
+    seconds(clock, 11, lambda: watch.heard(0, Counts(0, 0)))
+    assert list(watch.hung()) == [0]
+
+
+def test_a_pulse_counts_steps_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "_EVERY_S", 0.01)
+    pulse, sent = Pulse(), list[Counts]()
+    context = pulse.counting(Context(reader=lambda _, __: iter(["a", "b"]), stopping=lambda: True))
+    with pulse.sent(sent.append):
+        assert context.stopping()
+        assert list(context.reader([], [])) == ["a", "b"]
+        deadline = time.monotonic() + 10
+        while Counts(1, 2) not in sent:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
