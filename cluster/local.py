@@ -6,8 +6,8 @@
     python cluster/local.py stop                end it
 
 As on a real cluster the head has no CPU for tasks. Jobs see the environment that the cluster was started in: an S3
-server's address and keys belong there, since everybody who sees the dashboard sees a job's runtime_env. All ports ask
-for the token in runs/local-ray, the dashboard listens on 127.0.0.1 only, and no usage statistics are sent.
+server's address and keys belong there, since everybody who sees the dashboard sees a job's runtime_env. Ray listens on
+127.0.0.1 only and asks for the token in runs/local-ray, and no usage statistics are sent.
 """
 
 import argparse
@@ -29,17 +29,25 @@ from processes import (
     is_free,
     one_line_errors,
     print_exports,
-    program,
     tell,
     write_private,
 )
 
+from ltrscale.engine import loopback
 from ltrscale.errors import InputError
 
 _DASHBOARD = 8265  # where Ray's own tools look first
 _READY_S = 90.0
 _STOP_S = 30.0
 _MB = 1 << 20
+# `ray`, which by itself takes 127.0.0.1 for an address that others can reach, and says that workers of other nodes
+# cannot reach a head on 127.0.0.1; its processes have RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 to leave it as it is
+_RAY = """
+from ray._private import ray_constants, services
+ray_constants.ENABLE_RAY_CLUSTER, services.resolve_ip_for_localhost = True, str
+from ray.scripts.scripts import main
+main()
+"""
 
 
 def main() -> None:
@@ -113,17 +121,17 @@ def _start(folder: Path, dashboard_port: int | None, workers: int, worker_option
         "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard_port}", f"--ray-client-server-port={client_server}",
         f"--dashboard-agent-listen-port={agents[0]}", f"--object-store-memory={128 * _MB}",
     ]  # fmt: skip
-    ray, environment = program("ray", "ray"), _environment(client)
+    ray, environment = [sys.executable, "-c", _RAY], _environment(client)
     try:
         process = Process(folder, "head")
-        process.start([ray, *head], environment)
+        process.start([*ray, *head], environment)
         process.wait(lambda: _alive(client) >= 1, _READY_S)
         for i in range(workers):
             process = Process(folder, f"worker-{i}")
             agent = f"--dashboard-agent-listen-port={agents[i + 1]}"
             address = f"--address=127.0.0.1:{gcs}"
             store = f"--object-store-memory={1024 * _MB}"
-            process.start([ray, *node, address, agent, store, *worker_options], environment)
+            process.start([*ray, *node, address, agent, store, *worker_options], environment)
         process.wait(lambda: _alive(client) >= 1 + workers, _READY_S)
     except InputError:
         _stop(folder)
@@ -134,7 +142,12 @@ def _environment(client: dict[str, str]) -> dict[str, str]:
     """This shell's environment with this `python`; Ray asks for the token in it, and ends at once when told to."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    ray = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    ray = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "GLOO_SOCKET_IFNAME": loopback(),
+    }
     return {**inherited, **client, **ray, "PATH": path}
 
 

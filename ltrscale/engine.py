@@ -71,7 +71,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
-            GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
+            GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
         ):
             # without this Ray replaces 127.0.0.1 by an address that others can reach, and listens on all there are
             ray_constants.ENABLE_RAY_CLUSTER = False
@@ -111,7 +111,7 @@ def _environment(**values: str | None) -> Iterator[None]:
         change(before)
 
 
-def _loopback() -> str:
+def loopback() -> str:
     """The name of the interface of 127.0.0.1."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 

@@ -18,6 +18,19 @@ import torch.distributed as dist
 from ltrscale.launch.workers import Context, WorkersConfig, launch
 
 
+def listening(root: int) -> list[tuple[str, int, str]]:
+    """Address, port and command of whatever listens, of a process and all that it has started."""
+    import psutil  # which Ray brings along
+
+    parent = psutil.Process(root)
+    return [
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port, " ".join(process.cmdline())[:100])
+        for process in [parent, *parent.children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+
 def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG001
     """What each worker does."""
     import psutil  # which Ray brings along
@@ -29,12 +42,7 @@ def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG00
         node = ray._private.worker._global_node
         found = {
             "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
-            "listening": [
-                [connection.laddr.ip, connection.laddr.port, " ".join(process.cmdline())[:100]]
-                for process in processes
-                for connection in process.net_connections("inet")
-                if connection.status == psutil.CONN_LISTEN
-            ],
+            "listening": listening(driver.pid),
             "dashboard": node.webui_url,
             "gcs": node.gcs_address,
             "session": node.get_session_dir_path(),

@@ -1,5 +1,6 @@
 """Jobs run unchanged by `ray job submit` to a cluster of processes of their own, with data on S3."""
 
+import ipaddress
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster_scripts import ROOT, exports, one_line, script
+from own_cluster import listening
 
 from ltrscale import bundle, storage
 from ltrscale.data.manifest import open_dataset
@@ -93,6 +95,14 @@ def test_a_failing_job_fails_the_command(cluster: dict[str, str], s3: str) -> No
     assert f"error: {s3}/none: no data set is committed there" in log
     assert "Traceback" not in log
     assert "exit code 2" in done.stdout + done.stderr
+
+
+def test_nobody_elsewhere_can_reach_it(cluster: dict[str, str]) -> None:
+    processes = [int(file.read_text().split()[0]) for file in Path(cluster["RAY_AUTH_TOKEN_PATH"]).parent.glob("*.pid")]
+    found = [entry for process in processes for entry in listening(process)]
+    assert len(processes) == 2
+    assert {"gcs_server", "raylet"} <= {Path(name.split()[0]).name for _, _, name in found}
+    assert [entry for entry in found if not ipaddress.ip_address(entry[0]).is_loopback] == []
 
 
 def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:

@@ -50,8 +50,7 @@ def test_nobody_elsewhere_can_reach_it(driver: tuple[subprocess.Popen[bytes], di
     names = " ".join(name for _, _, name in listening)
     for part in ("gcs_server", "raylet", "dashboard", "DashboardAgent", "RayTrainWorker"):
         assert part in names
-    addresses = [(ipaddress.ip_address(ip.removeprefix("::ffff:")), port, name) for ip, port, name in listening]
-    assert [entry for entry in addresses if not entry[0].is_loopback] == []
+    assert [entry for entry in listening if not ipaddress.ip_address(entry[0]).is_loopback] == []
 
 
 def test_nobody_is_served_without_its_token(driver: tuple[subprocess.Popen[bytes], dict[str, Any]]) -> None:
