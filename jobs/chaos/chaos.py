@@ -19,7 +19,7 @@ from jobs.chaos.commands import give
 from jobs.chaos.compare import Outcome, outcome
 from jobs.chaos.diary import Diary
 from jobs.chaos.faults import KINDS, Kind, plan
-from jobs.chaos.player import Player
+from jobs.chaos.player import MOST_TIMES, Player
 from jobs.chaos.report import write_report
 from jobs.chaos.workload import STAGES, Stage, chosen, command, fingerprint
 from ltrscale.config import Config
@@ -37,7 +37,8 @@ class ChaosJob(Config):
     seed: int = 0
     """Of the faults; below `out`, each seed has its directory `chaos-SEED`."""
     minutes: float = Field(default=10.0, gt=0)
-    """For which faults come; the round that is under way is then finished in peace."""
+    """For which faults come, and on a slow machine up to three times as long, until there was a round of each kind; the
+    one that is under way is then finished in peace."""
     every: float = Field(default=20.0, gt=0)
     """Seconds from one fault to the next, on average."""
     patience: float = Field(default=180.0, gt=0)
@@ -93,7 +94,7 @@ def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outc
         player = Player(
             arena,
             diary,
-            faults=plan(job.seed, job.minutes, job.every, kinds),
+            faults=plan(job.seed, MOST_TIMES * job.minutes, job.every, kinds),
             total_s=60 * job.minutes,
             patience_s=job.patience,
             stages=chosen(job.stages),

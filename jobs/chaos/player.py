@@ -20,6 +20,8 @@ _WITHHELD_S = 240.0
 _AFTERMATH_S = 5.0
 _ATTEMPTS_IN_PEACE = 3
 _SESSIONS = 2
+MOST_TIMES = 3
+"""So many times as long as asked for faults come at most, where no round of each kind has come to its end before."""
 
 
 class Abandoned(Exception):  # noqa: N818 - the failures of its commands tell why
@@ -56,9 +58,16 @@ class Player:
         self._ticked = self._looked = time.monotonic()
         self._peaceful_failures = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether no fault is to come any more; where the machine is slow, every kind of round goes through some."""
+        if self.clock_s < self.total_s:
+            return False
+        return len(self.diary.of("round")) >= len(self.rounds) or self.clock_s >= MOST_TIMES * self.total_s
+
     def play(self) -> None:
         """Play all rounds, the last of which ends in peace."""
-        while self.clock_s < self.total_s:
+        while not self.over or self._is_under_way():
             number = len(self.diary.of("round"))
             try:
                 self.play_round(number)
@@ -67,6 +76,10 @@ class Player:
                 self._settle()
                 self.arena.tidy()
                 self.diary.write("round", self.clock_s, f"{number}: given up", differences=[])
+
+    def _is_under_way(self) -> bool:
+        """Whether this program was killed in a round when no fault was to come any more."""
+        return any(event["round"] == len(self.diary.of("round")) for event in self.diary.of("command"))
 
     def play_round(self, number: int) -> None:
         """Give the commands of a round, those that are done left out, and compare what it has left."""
@@ -147,7 +160,7 @@ class Player:
         """Let a moment pass, with what it brings."""
         time.sleep(_TICK_S)
         now = time.monotonic()
-        if not self.withheld and self.clock_s < self.total_s:
+        if not self.withheld and not self.over:
             self.clock_s += now - self._ticked
         self._ticked = now
         self.havoc.pass_time()
@@ -155,7 +168,13 @@ class Player:
             self._look_at(running, number)
         first = next((running for running in self.running if not running.second), None)
         self.withheld = first is None or now - first.began > _WITHHELD_S
-        if first is not None and not self.withheld and self._pending and self._pending[0].at_s <= self.clock_s:
+        if (
+            first is not None
+            and not self.withheld
+            and not self.over
+            and self._pending
+            and self._pending[0].at_s <= self.clock_s
+        ):
             self._let_happen(self._pending[0], first, number)
         self._kill_the_second()
         if now - self._looked > _LOOK_S:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from jobs.chaos.compare import differences, outcome
 from jobs.chaos.diary import Diary
 from jobs.chaos.faults import KINDS, plan
 from jobs.chaos.judge import judge
+from jobs.chaos.player import Player
 from jobs.chaos.processes import MARK, Process, choose, end, marked
 from jobs.chaos.report import write_report
 from jobs.chaos.workload import STAGES, command
@@ -209,3 +211,17 @@ def test_the_configs_of_the_commands_are_valid(tmp_path: Path, stage: object) ->
     words = command(chosen, tmp_path, "s3://b/round", ray=True)  # type: ignore[arg-type]
     job = validate(kind, yaml.safe_load(Path(words[4]).read_text()), words[4])
     assert str(job.out).startswith("s3://b/round/")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "clock_s", "over"),
+    [(0, 59, False), (0, 61, False), (1, 61, False), (2, 59, False), (2, 61, True), (0, 181, True)],
+)
+def test_faults_come_until_each_kind_of_round_is_over(tmp_path: Path, rounds: int, clock_s: float, over: bool) -> None:
+    diary = Diary(tmp_path / "events.jsonl")
+    for number in range(rounds):
+        diary.write("round", 1.0, str(number), differences=[])
+    diary.write("resumed", clock_s, "")
+    nothing: Any = None
+    player = Player(nothing, diary, [], 60.0, 180.0, stages=(), rounds=(False, True), undisturbed={})
+    assert player.over == over
