@@ -217,7 +217,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError) as error:  # a number of thousands of digits, ...
             kind = node.tag.rpartition(":")[2]
             raise yaml.MarkedYAMLError(problem=f"no {kind} ({error})", problem_mark=node.start_mark) from error
