@@ -194,6 +194,7 @@ def _summary(cls: type[BaseModel]) -> str:
 
 
 def _read_yaml(url: str) -> dict[str, Any]:
+    storage.check_scheme(url)  # a web server's answer may be another each time, and anybody's
     try:
         if storage.size(url) > _MOST_BYTES:
             raise InputError(f"{url}: more than {_MOST_BYTES:,} bytes; a config is smaller, check the path")

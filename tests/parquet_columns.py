@@ -1,11 +1,14 @@
 """Columns that a data set directory gets beside those that the fixture `make_dataset` writes."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from ltrscale import storage
 
 
 def add_column(url: str, name: str, kind: pa.DataType, value: Callable[[int], Any]) -> None:
@@ -18,3 +21,14 @@ def add_column(url: str, name: str, kind: pa.DataType, value: Callable[[int], An
         with pq.ParquetWriter(path, tables[0].schema) as writer:
             for table in tables:
                 writer.write_table(table, row_group_size=len(table))
+    restate(url)
+
+
+def restate(url: str) -> None:
+    """Let the manifest of a data set list its files as they are now."""
+    path = Path(url) / storage.MANIFEST
+    manifest = json.loads(path.read_text())
+    for file in manifest["files"]:
+        data = Path(url) / file["path"]
+        file.update(bytes=data.stat().st_size, sha256=storage.sha256(data))
+    path.write_text(json.dumps(manifest))

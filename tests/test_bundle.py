@@ -1,5 +1,6 @@
 """Bundles: what is saved scores the same once loaded, and nothing damaged or foreign is loaded."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -21,6 +22,7 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.scoring.plan import hash_of_bundle
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
 
@@ -210,6 +212,58 @@ def test_what_is_no_bundle_is_told(neural: str, tmp_path: Path) -> None:
     path.write_text(json.dumps({**manifest, "format": "ltrscale-dataset"}))
     with pytest.raises(InputError, match="not a bundle but 'ltrscale-dataset'"):
         bundle.load(neural)
+
+
+def test_where_some_bundles_are_trusted_no_other_is_opened(
+    neural: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = bundle.content_hash(bundle.read_manifest(neural))
+    trusted = tmp_path / "trusted.txt"
+    monkeypatch.setenv("LTRSCALE_TRUSTED_BUNDLES", str(trusted))
+    with pytest.raises(InputError, match=r"trusted\.txt: no such file"):
+        bundle.load(neural)
+    trusted.write_text(f"# ours\n{'0' * 64}\n# {digest}\n")
+    for read in (bundle.load, lambda url: bundle.member_files("a", url), hash_of_bundle):
+        with pytest.raises(InputError, match=rf"its content hash {digest} is not in .*trusted\.txt"):
+            read(neural)
+    trusted.write_text(f"{'0' * 64}\n  {digest} # the one in production\r\n")
+    assert bundle.load(neural).scorer()(documents()).isfinite().all()
+    Path(neural, "config.json").write_bytes(b"{}")
+    with pytest.raises(InputError, match="hash differs"):
+        bundle.load(neural)
+
+
+def change(url: str, name: str, content: bytes) -> None:
+    """Replace a file of a bundle, and its hash in the manifest."""
+    path, manifest = Path(url, storage.MANIFEST), bundle.read_manifest(url)
+    for file in manifest["files"]:
+        if file["path"] == name:
+            file |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    path.write_text(json.dumps(manifest))
+    Path(url, name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "reason"),
+    [
+        ("config.json", b'"width": 16', b'"width": 17', "the architecture has other weights"),
+        ("config.json", b'"width": 16', b'"width": 1000000000', "the architecture has other weights"),
+        ("config.json", b"{", b"[" * 100_000, "recursion"),
+        ("config.json", b"{", b"", "Extra data"),
+        ("config.json", b"{", b"\xff", "decode"),
+        ("weights.safetensors", b'"F32"', b'"F16"', "invalid|Invalid"),
+        ("weights.safetensors", b"encoder", b"encodes", "the architecture has other weights"),
+        ("weights.safetensors", b"transform.numeric_F", b"transform.numeric_X", "numeric_F"),
+    ],
+)
+def test_files_that_do_not_fit_each_other_are_refused(
+    neural: str, name: str, old: bytes, new: bytes, reason: str
+) -> None:
+    content = Path(neural, name).read_bytes()
+    assert old in content
+    change(neural, name, content.replace(old, new, 1))
+    with pytest.raises(InputError, match=f"neural.*: the bundle's files do not fit each other .*({reason})"):
+        bundle.load(neural).scorer()
 
 
 def test_the_directory_holds_a_card_and_the_files_of_the_run(tmp_path: Path) -> None:

@@ -73,9 +73,11 @@ def commit(url: str, text: str) -> None:
         writer.finish({"writer": text})
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_second_job_waits_until_the_first_has_ended(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_job_waits_until_the_first_has_ended(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     events: list[str] = []
+    monkeypatch.setattr(leases, "_LOOK_S", 0.1)
 
     def second() -> None:
         first_ready.wait()
@@ -181,7 +183,7 @@ def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) ->
         with pytest.raises(storage.LeaseLost, match="has taken over"):
             commit(f"{url}/period=a", "x")
         with pytest.raises(storage.LeaseLost):
-            storage.withdraw(url)
+            storage.check_lease(f"{url}/period=b")
     assert storage.held() == ()
 
 
@@ -192,3 +194,24 @@ def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
         (tmp_path / leases.LEASE).write_text(text)
         with storage.hold(url) as before:
             storage.sweep(url, before)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lease_does_not_lapse_while_the_store_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder, who needs the same store, could not renew it either."""
+    (tmp_path / leases.LEASE).write_text(json.dumps({"token": "01234567", "machine": "another"}))
+    read, reads, away_s = storage.files.read_if_there, [], 3.0
+
+    def slow(url: str) -> bytes | None:
+        reads.append(url)
+        if len(reads) == 5:
+            time.sleep(away_s)
+        return read(url)
+
+    monkeypatch.setattr(storage.files, "read_if_there", slow)
+    began = time.monotonic()
+    with storage.hold(str(tmp_path)) as before:
+        assert time.monotonic() - began > away_s + leases._LAPSE_S
+    assert before == ("01234567",)

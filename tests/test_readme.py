@@ -16,6 +16,7 @@ from ltrscale.data.split import Splits
 from ltrscale.progress import log
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -115,3 +116,14 @@ def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_each_promise_names_a_test_that_is_there() -> None:
+    rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if not row.startswith("| promise |")]
+    assert len(promises) > 30
+    for row in promises:
+        named = TESTS.findall(row)
+        assert named, row
+        for path, name in named:
+            assert f"def {name}(" in (ROOT / path).read_text(), f"{path}::{name}"

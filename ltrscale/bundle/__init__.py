@@ -9,10 +9,11 @@
     README.md             a card for people
     manifest.json         written last: format, content hashes, origin
 
-`load` checks all files against these hashes.
+`load` checks all files that it reads against these hashes. Where the environment variable `LTRSCALE_TRUSTED_BUNDLES`
+names a file, a bundle is opened only if its content hash is a line of it.
 """
 
-from ltrscale.bundle.contents import BundleConfig, Kind, Metric, TreesArchitecture, read_manifest
+from ltrscale.bundle.contents import BundleConfig, Kind, Metric, TreesArchitecture, content_hash, read_manifest
 from ltrscale.bundle.opened import Bundle, Scorer, load
 from ltrscale.bundle.saving import About, Pretrained, member_files, save_pretrained, save_ranker, save_trees
 
@@ -25,6 +26,7 @@ __all__ = [
     "Pretrained",
     "Scorer",
     "TreesArchitecture",
+    "content_hash",
     "load",
     "member_files",
     "read_manifest",

@@ -1,11 +1,13 @@
 """What the files of a bundle are, and what `config.json` says."""
 
+import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from ltrscale import boosters, storage
-from ltrscale.config import Config
+from ltrscale.config import Config, digest
 from ltrscale.data.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.combine import CombinedArchitecture
@@ -14,6 +16,8 @@ from ltrscale.models.ranker import Architecture
 Metric = float | int | str | None
 Kind = Literal["neural", "pretrained", "trees"]
 FORMAT, VERSION = "ltrscale-bundle", 1
+TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
+"""The environment variable that names a file with the content hashes of the bundles that may be opened."""
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
 
 
@@ -79,7 +83,8 @@ def read_manifest(url: str) -> dict[str, Any]:
     """The manifest of a bundle: its files with their hashes, and its origin.
 
     Raises:
-        InputError: nothing is committed there, or it is no bundle or one of another version.
+        InputError: nothing is committed there, it is no bundle or one of another version, or it is none of those that
+            are trusted where the environment names some.
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
@@ -95,4 +100,22 @@ def read_manifest(url: str) -> dict[str, Any]:
             f"{where}: a bundle of version {manifest.get('version')}, this ltrscale reads version {VERSION}; "
             "install the ltrscale that made it, or train it again"
         )
+    _check_trusted(manifest, url)
     return manifest
+
+
+def content_hash(manifest: Mapping[str, Any]) -> str:
+    """Hash of the names and content hashes of a bundle's files, from its manifest."""
+    return digest(sorted((file["path"], file["sha256"]) for file in manifest.get("files", [])))
+
+
+def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
+    """Check that a bundle is one of those that the file which the environment names has, where it names one."""
+    if not (trusted := os.environ.get(TRUSTED)):
+        return
+    lines = storage.read_bytes(trusted).decode(errors="replace").splitlines()
+    if (found := content_hash(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
+        raise InputError(
+            f"{url}: its content hash {found} is not in {trusted}, which {TRUSTED} names; "
+            "add a line with the hash if you trust the bundle"
+        )

@@ -4,12 +4,14 @@ Shapes: N documents.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale import boosters, storage, views
@@ -35,6 +37,15 @@ from ltrscale.models.ranker import Architecture, Ranker
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""
+
+
+@contextmanager
+def fitting(where: str) -> Iterator[None]:
+    """Turn what is raised where the files of a bundle do not fit each other into one line."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # too deep JSON is the fourth
+        raise InputError(f"{where}: the bundle's files do not fit each other ({error}); train it again") from error
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,8 @@ class Bundle:
         Raises:
             InputError: as `network`.
         """
-        return FeatureTransform.from_state(_below("transform.", self.weights()), self.network().transform)
+        with fitting(self.url):
+            return FeatureTransform.from_state(_below("transform.", self.weights()), self.network().transform)
 
     def encoder(self) -> Encoder:
         """The encoder of a network.
@@ -92,9 +104,10 @@ class Bundle:
         Raises:
             InputError: as `network`.
         """
-        encoder = build_encoder(self.network().encoder, self.transform())
-        encoder.load_state_dict(_below("encoder.", self.weights()))
-        return encoder
+        with fitting(self.url):
+            encoder = build_encoder(self.network().encoder, self.transform())
+            encoder.load_state_dict(_below("encoder.", self.weights()))
+            return encoder
 
     def projector_layers(self) -> int:
         """Hidden layers of a projector that are there to go on from: a finetuned ranker has those that it kept."""
@@ -114,17 +127,25 @@ class Bundle:
         Raises:
             InputError: the bundle holds trees, or an encoder without a head.
         """
-        weights = self.weights()
-        if isinstance(self.architecture, CombinedArchitecture):
-            made = self.architecture
-            parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(made.parts)]
-            model: AnyRanker = combine_rankers(parts, how=made.how, dropout=made.dropout)
-        elif self.network().head is None:
+        if not isinstance(self.architecture, CombinedArchitecture) and self.network().head is None:
             raise InputError(f"{self.url}: a pretrained encoder cannot score; finetune it first with jobs.finetune")
-        else:
-            model = _build(self.network(), weights)
-        model.load_state_dict(weights)
-        return model.eval()
+        with fitting(self.url):
+            weights = self.weights()
+            with torch.device("meta"):  # first without memory, of which a damaged architecture could want any amount
+                outline = self._ranker(weights).state_dict()
+            if {name: value.shape for name, value in outline.items()} != {n: v.shape for n, v in weights.items()}:
+                raise ValueError("the architecture has other weights")
+            model = self._ranker(weights)
+            model.load_state_dict(weights)
+            return model.eval()
+
+    def _ranker(self, weights: Mapping[str, Tensor]) -> AnyRanker:
+        """The network as it is built, before it has its weights."""
+        if not isinstance(self.architecture, CombinedArchitecture):
+            return _build(self.network(), weights)
+        made = self.architecture
+        parts = [_build(part, _below(f"parts.{i}.", weights)) for i, part in enumerate(made.parts)]
+        return combine_rankers(parts, how=made.how, dropout=made.dropout)
 
     def scorer(
         self,
@@ -199,7 +220,10 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
     def read(name: str) -> bytes:
         return storage.read_verified(url, folder + name, manifest)
 
-    config = validate(BundleConfig, json.loads(read(CONFIG)), storage.join(url, folder + CONFIG))
+    where = storage.join(url, folder + CONFIG)
+    with fitting(where):
+        values = json.loads(read(CONFIG))
+    config = validate(BundleConfig, values, where)
     trees = config.trees
     return Bundle(
         url,
@@ -219,7 +243,9 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
 
 def _build(architecture: Architecture, weights: Mapping[str, Tensor]) -> Ranker:
     """A ranker for these weights, of which it has the feature transform only: the rest is to be loaded."""
-    return Ranker(architecture, FeatureTransform.from_state(_below("transform.", weights), architecture.transform))
+    with torch.device("cpu"):  # whatever the device of the rest
+        transform = FeatureTransform.from_state(_below("transform.", weights), architecture.transform)
+    return Ranker(architecture, transform)
 
 
 def _below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

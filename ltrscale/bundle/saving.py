@@ -25,6 +25,7 @@ from ltrscale.bundle.contents import (
     read_manifest,
 )
 from ltrscale.data.manifest import Feature
+from ltrscale.markdown import code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.ranker import Architecture
 from ltrscale.views import Projection
@@ -155,16 +156,18 @@ def _card(config: BundleConfig) -> str:
     }
     inside = [f"- its trees see {trees.projection} principal components"] if trees.projection else []
     if trees.members:
-        inside.append(f"- its trees see the scores of the bundles in `members/`: {', '.join(trees.members)}")
+        inside.append(
+            f"- its trees see the scores of the bundles in `members/`: {', '.join(map(escape, trees.members))}"
+        )
     categorical = sum(feature.kind == "categorical" for feature in config.features)
-    metrics = [f"| {name} | {value} |" for name, value in config.metrics.items()]
+    metrics = [f"| {escape(name)} | {escape(str(value))} |" for name, value in config.metrics.items()]
     versions = ", ".join(f"{name} {value}" for name, value in config.versions.items())
     lines = [
         f"# {what[config.kind]}",
         "",
         f"- features: {len(config.features)}, {categorical} of them categorical; names and order in `{CONFIG}`",
         *inside,
-        f"- trained on the data set with hash `{config.dataset_hash}`",
+        f"- trained on the data set with hash {code(config.dataset_hash)}",
         f"- made with {versions}",
         "",
         *(["| metric | value |", "|---|---|", *metrics, ""] if metrics else []),

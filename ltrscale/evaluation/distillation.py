@@ -16,6 +16,7 @@ from ltrscale.evaluation.folds import read_groups
 from ltrscale.evaluation.report import EvaluatedData, read_evaluation
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary, scopes
 from ltrscale.evaluation.tables import against, definitions, markdown, metric_label, number
+from ltrscale.markdown import code, escape
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""
@@ -202,17 +203,17 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     ]
     parts = [
         "# Distillation",
-        f"Test data: {', '.join(f'`{url}`' for url in test.data)}; {test.groups:,} labelled query groups, "
+        f"Test data: {', '.join(map(code, test.data))}; {test.groups:,} labelled query groups, "
         f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups. {primary} is defined in "
         f"{found.methods[0].everywhere.summaries[found.primary].groups:,} of the groups.",
         table(found),
         "## Findings",
-        "\n".join(f"- {line}" for line in findings(found)),
+        "\n".join(f"- {escape(line)}" for line in findings(found)),
         f"![{primary}, agreement with the teacher and scoring speed of each method]({picture})",
         "## How to read the table",
         "\n".join(f"- {line}" for line in lines),
         "## More",
-        "\n".join(f"- {what}: `{where}`" for what, where in links.items()),
+        "\n".join(f"- {escape(what)}: {code(where)}" for what, where in links.items()),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -39,6 +39,7 @@ from ltrscale.evaluation.tables import (
     policies,
     with_error,
 )
+from ltrscale.markdown import escape
 from ltrscale.progress import Report
 
 _PICTURE = "folds.png"
@@ -219,7 +220,7 @@ def page(found: Crossval) -> str:
     parts = [
         "# Cross-validation",
         f"{len(found.folds)} folds with {sum(found.folds.values()):,} labelled test groups together: "
-        f"{', '.join(f'{fold} {groups:,}' for fold, groups in found.folds.items())}.",
+        f"{', '.join(f'{escape(fold)} {groups:,}' for fold, groups in found.folds.items())}.",
         *_tables(found),
         _how_to_read(found),
         f"![{metric_label(found.primary)} of each method, fold by fold]({_PICTURE})",
@@ -229,7 +230,7 @@ def page(found: Crossval) -> str:
         all_summaries(_pooled(found)),
     ]
     if found.baseline is not None:
-        parts += [f"## Against {found.baseline}, all test groups together", all_comparisons(_pooled(found))]
+        parts += [f"## Against {escape(found.baseline)}, all test groups together", all_comparisons(_pooled(found))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -23,6 +23,7 @@ from ltrscale.evaluation.tables import (
     policies,
     with_error,
 )
+from ltrscale.markdown import code, escape
 
 METRICS = "metrics.json"
 _RULES_SHOWN = 10
@@ -121,7 +122,7 @@ def page(evaluation: Evaluation, *, picture: str) -> str:
         all_summaries(_scopes(evaluation)),
     ]
     if evaluation.baseline is not None:
-        parts += [f"## Against {evaluation.baseline}", all_comparisons(_scopes(evaluation))]
+        parts += [f"## Against {escape(evaluation.baseline)}", all_comparisons(_scopes(evaluation))]
     parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods)]
     return "\n\n".join(parts) + "\n"
 
@@ -157,9 +158,11 @@ def plot(evaluation: Evaluation, path: Path) -> None:
 def _data(evaluation: Evaluation) -> str:
     test = evaluation.test
     first, last = test.periods[0], test.periods[-1]
-    periods = f"period `{first}`" if first == last else f"{len(test.periods)} periods, `{first}` to `{last}`"
+    periods = (
+        f"period {code(first)}" if first == last else f"{len(test.periods)} periods, {code(first)} to {code(last)}"
+    )
     return (
-        f"Test data: {', '.join(f'`{url}`' for url in test.data)}, {periods}; {test.groups:,} labelled query groups, "
+        f"Test data: {', '.join(map(code, test.data))}, {periods}; {test.groups:,} labelled query groups, "
         f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups (selection `{test.hash[:12]}`)."
     )
 
@@ -212,14 +215,14 @@ def _outliers(detector: OutlierDetector) -> str:
             *([f">= {rule.at_least:g}"] if rule.at_least is not None else []),
             *(["missing"] if rule.missing else []),
         ]
-        lines.append(f"- `{name}`: {' or '.join(conditions)}")
+        lines.append(f"- {code(name)}: {' or '.join(conditions)}")
     more = f", the first {_RULES_SHOWN} of them:" if len(detector.rules) > _RULES_SHOWN else ":" if lines else "."
     return "\n".join([text + more, *([""] if lines else []), *lines])
 
 
 def _methods(methods: Sequence[MethodResult]) -> str:
     rows = [
-        [method.name, kind, "-" if groups is None else f"{groups:,}", f"`{url}`"]
+        [method.name, kind, "-" if groups is None else f"{groups:,}", code(url)]
         for method in methods
         for kind, groups, url in zip(method.kinds, method.labelled_groups, method.bundles, strict=True)
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ltrscale.evaluation.summarise import Comparison, Scope
+from ltrscale.markdown import code, escape
 
 Scopes = Mapping[str, Mapping[str, Scope]]
 """What was found of each method, by the name of the groups and that of the method."""
@@ -131,13 +132,15 @@ def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with columns of one width, so that it reads well in a terminal too; numbers to the right.
 
+    Cells are texts, or code as `ltrscale.markdown.code` gives it.
+
     Example:
         >>> print(markdown(["method", "MAP"], [["gbdt", "0.5"]]))
         | method | MAP |
         | ------ | --: |
         | gbdt   | 0.5 |
     """
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    cells = [[_cell(text) for text in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [all(row[i][:1] in "0123456789+-<" for row in cells[1:]) for i in range(len(header))]
 
@@ -147,3 +150,8 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     ruler = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
     return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
+
+
+def _cell(text: str) -> str:
+    is_code = text == code(text[1:-1])
+    return text.replace("|", "\\|") if is_code else escape(text)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import Config, digest, made_by
+from ltrscale.config import Config, made_by
 from ltrscale.data.manifest import Counts, DataFile, Dataset, one_view
 from ltrscale.data.scores import read_period
 from ltrscale.data.split import Selection, Split, Texts, chosen_files, select
@@ -101,7 +101,7 @@ def hash_of_bundle(url: str) -> str:
     Raises:
         InputError: nothing is committed there, or it is no bundle.
     """
-    return digest(sorted((file["path"], file["sha256"]) for file in bundles.read_manifest(url)["files"]))
+    return bundles.content_hash(bundles.read_manifest(url))
 
 
 def listed_in(files: Sequence[DataFile]) -> Counts:

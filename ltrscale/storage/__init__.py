@@ -42,7 +42,7 @@ from ltrscale.storage.filesystems import arrow_filesystem, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
 from ltrscale.storage.names import listed_file, listed_path, period_name
 from ltrscale.storage.patience import patiently
-from ltrscale.storage.urls import absolute, is_local, join, local_path
+from ltrscale.storage.urls import absolute, check_scheme, is_local, join, local_path
 
 __all__ = [
     "MANIFEST",
@@ -54,6 +54,7 @@ __all__ = [
     "absolute",
     "arrow_filesystem",
     "check_lease",
+    "check_scheme",
     "children",
     "create_exclusively",
     "exists",

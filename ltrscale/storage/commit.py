@@ -160,10 +160,10 @@ class Commit:
         with self._alone():
             check_lease(self.url)
             there = files.read_if_there(join(self.url, MANIFEST))
-            if there == data:  # a writer of the same was quicker
-                self.finished = True
-                return
-            if there != self._before or not files.swap(join(self.url, MANIFEST), self._place_waiting(data), data):
+            if there not in (self._before, data):
+                raise self._lost()
+            before = self._place_waiting(data)
+            if there != data and not files.swap(join(self.url, MANIFEST), before, data):  # it is another writer's, too
                 raise self._lost()
             if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
                 # this process was stopped in this very moment for so long that another has taken the directory over

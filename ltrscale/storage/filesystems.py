@@ -11,7 +11,7 @@ import fsspec
 
 from ltrscale.errors import InputError
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.urls import check_scheme, is_local
+from ltrscale.storage.urls import WEB, check_scheme, is_local
 
 _ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
 _S3_OPTIONS = {
@@ -22,7 +22,7 @@ _S3_OPTIONS = {
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL and the path on it; a plain path is local."""
-    check_scheme(url)
+    check_scheme(url, WEB)
     s3 = url.startswith("s3://")
     if s3:
         from ltrscale.storage.s3 import PatientS3  # here, for what never uses S3

@@ -1,11 +1,14 @@
 """URLs as text."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ltrscale.errors import InputError
 
 SCHEMES = ("file", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
-"""Of the URLs that are read and written: stores of files, no web servers, archives, caches or chains of these."""
+"""Of the URLs that are read and written: stores of files, no archives, caches or chains of these."""
+WEB = ("http", "https")
+"""Of inputs that may lie on a web server too."""
 
 
 def is_local(url: str) -> bool:
@@ -28,8 +31,8 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/") or "/", *(part.strip("/") for part in parts)]) if parts else url
 
 
-def check_scheme(url: str) -> None:
-    """Check that a URL names a store of files.
+def check_scheme(url: str, also: Collection[str] = ()) -> None:
+    """Check that a URL names a store of files, or has one of some other schemes.
 
     Raises:
         InputError: it does not.
@@ -38,6 +41,8 @@ def check_scheme(url: str) -> None:
         >>> check_scheme("s3://bucket/config.yaml")
     """
     scheme = url.partition("://")[0] if "://" in url else "file"
-    if scheme not in SCHEMES or "::" in url or url.startswith("data:"):  # fsspec takes `data:` for a file's content
+    if (
+        scheme not in (*SCHEMES, *also) or "::" in url or url.startswith("data:")
+    ):  # fsspec takes `data:` for a file's content
         known = ", ".join(f"{name}://" for name in SCHEMES[1:])
         raise InputError(f"{url}: not a path or URL that is read; use a local path, or one of {known}")

@@ -93,6 +93,7 @@ def _withdraw(out: str, *names: str) -> None:
     """Withdraw all checkpoints, committed directories with these names, and those that lie directly in them."""
     for checkpoint in children(join(out, CHECKPOINTS)):
         checkpoints.withdraw(checkpoint)
+    checkpoints.withdraw(join(out, CHECKPOINTS))  # their directory
     for url in (join(out, name) for name in names):
         for directory in (*children(url), url):
             withdraw(directory)

@@ -16,6 +16,7 @@ from optuna.trial import TrialState, create_trial
 from optuna.visualization import matplotlib as pictures
 
 from ltrscale import storage
+from ltrscale.markdown import code, escape
 from ltrscale.storage import join
 from ltrscale.tuning.history import Trial, best, ended
 from ltrscale.tuning.space import Dimension, Space, is_in, label, to_optuna
@@ -97,7 +98,12 @@ def _report(outcome: Outcome, commands: Sequence[str], drawn: Sequence[str]) -> 
         lines += [*(f"![{name}]({name})" for name in drawn), ""]
     lines += ["## Trials, best first", "", *_rows(outcome, trials), ""]
     if failed := [t for t in trials if t.result and t.result.state == "failed"]:
-        lines += ["## Failed", "", *(f"- trial {t.number}: {t.result.reason}" for t in failed if t.result), ""]
+        lines += [
+            "## Failed",
+            "",
+            *(f"- trial {t.number}: {escape(t.result.reason or '')}" for t in failed if t.result),
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -111,7 +117,7 @@ def _best(outcome: Outcome, leader: Trial, trials: Sequence[Trial]) -> list[str]
         compared = "with the settings as given the trial failed"
     else:
         compared = f"the settings as given (trial 0) have {first.value:.4f}, a difference of {value - first.value:+.4f}"
-    settings = [f"- `{key}`: {shown}" for key in outcome.space if (shown := outcome.shown(leader, key))]
+    settings = [f"- {code(key)}: {escape(shown)}" for key in outcome.space if (shown := outcome.shown(leader, key))]
     return [f"Trial {leader.number}: {value:.4f}; {compared}.", "", *settings]
 
 
@@ -122,13 +128,13 @@ def _rows(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
         value = trial.result.value if trial.result else None
         return value is None, -(value or 0.0), trial.number
 
-    rows = [f"| trial | {outcome.metric} | state | seconds | {' | '.join(outcome.keys.values())} |"]
+    rows = [f"| trial | {outcome.metric} | state | seconds | {' | '.join(map(escape, outcome.keys.values()))} |"]
     rows.append("|---" * (4 + len(outcome.space)) + "|")
     for trial in sorted(trials, key=order):
         assert trial.result is not None
         value = "-" if trial.result.value is None else f"{trial.result.value:.4f}"
         given = trial.number == 0 and not trial.begun.params
-        params = ["as given" if given else outcome.shown(trial, key) or "-" for key in outcome.space]
+        params = ["as given" if given else escape(outcome.shown(trial, key)) or "-" for key in outcome.space]
         rows.append(
             f"| {trial.number} | {value} | {trial.result.state} | {trial.result.seconds:.0f} | {' | '.join(params)} |"
         )

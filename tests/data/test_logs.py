@@ -682,7 +682,7 @@ def test_a_data_set_can_be_prepared_again(shared_data: Path, tmp_path: Path) -> 
     copy = prepare(config, str(tmp_path / "two"))
     assert copy.manifest.features == features
     assert copy.manifest.accounting == log.manifest.accounting
-    one, two = (pq.read_table(tmp_path / name / log.manifest.files[0].path) for name in ("one", "two"))
+    one, two = (pq.read_table(Path(made.url) / made.manifest.files[0].path) for made in (log, copy))
     assert one.drop_columns("features").equals(two.drop_columns("features"))
     features_of_one, features_of_two = (table["features"].combine_chunks().flatten().to_numpy() for table in (one, two))
     np.testing.assert_array_equal(features_of_one, features_of_two)  # NaN equals NaN

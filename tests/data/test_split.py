@@ -301,7 +301,7 @@ def relabelled(url: str, folder: Path) -> str:
     """A data set as relabelling makes it of another: the same groups in other files."""
     manifest = open_dataset(url).manifest
     origin = {"stage": "relabel", "config": {}, "inputs": {url: manifest.hash}}
-    files = [file.replace(sha256=f"other {file.sha256}") for file in manifest.files]
+    files = [file.replace(sha256=file.sha256[::-1]) for file in manifest.files]
     written = manifest.replace(files=files, made_by=origin).model_dump_json().encode()
     storage.write_bytes(f"{folder}/{storage.MANIFEST}", written)
     return str(folder)

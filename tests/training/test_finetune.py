@@ -187,8 +187,7 @@ def test_validation_data_may_have_its_features_in_another_order(synthetic_datase
     moved = validation.replace(data=reorder(synthetic_dataset, turned(synthetic_dataset)))
     served = []
     for split in (validation, moved):
-        arguments = {"train": train.model_dump(), "validation": split.model_dump(), "without": []}
-        served.append(next(iterate(phases.LabelledData.of(arguments).validation)).features_NF)
+        served.append(next(iterate(phases.LabelledData.of(train, split, without=()).validation)).features_NF)
     torch.testing.assert_close(*served, rtol=0, atol=0, equal_nan=True)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from faulty_proxy import FaultyProxy
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -20,6 +19,7 @@ from ltrscale.progress import Report, log
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows import runs
+from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 from ltrscale.workflows.runs import run_stage
 
 

@@ -1,0 +1,29 @@
+"""Texts of others in Markdown: a name, a URL or an error stays a text, whatever is in it."""
+
+import re
+
+_MARKUP = re.compile(r"[\\`|]|<(?=[A-Za-z/!?])|](?=[(\[:])")
+
+
+def escape(text: str) -> str:
+    r"""The text in one line, where it can make no markup: no code, column, tag or link, and no control characters.
+
+    Example:
+        >>> escape("[a](javascript:b) | <script> < 5 [0.1, 0.2]")
+        '[a\\](javascript:b) \\| &lt;script> < 5 [0.1, 0.2]'
+    """
+    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", _one_line(text))
+
+
+def code(text: str) -> str:
+    """The text in one line as code.
+
+    Example:
+        >>> code("s3://bucket/a`b")
+        "`s3://bucket/a'b`"
+    """
+    return f"`{_one_line(text).replace('`', chr(39))}`"
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
