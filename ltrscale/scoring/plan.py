@@ -11,7 +11,7 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, made_by
 from ltrscale.data.manifest import Counts, DataFile, Dataset, one_view
-from ltrscale.data.scores import read_period
+from ltrscale.data.scores import period_url, read_period
 from ltrscale.data.split import Selection, Split, Texts, chosen_files, select
 from ltrscale.devices import Device
 
@@ -89,10 +89,18 @@ def make_plan(config: ScoreConfig, out: str) -> Plan:
     pending = {
         period: of_period
         for period, of_period in sorted(by_period.items())
-        if (there := read_period(out, period)) is None or there.bundle_hash != bundle_hash or not there.is_of(of_period)
+        if not _is_current(out, period, bundle_hash, of_period)
     }
     selection, n_current = select(split, labelled=False), len(by_period) - len(pending)
     return Plan(config, storage.absolute(out), bundle_hash, dataset, selection, pending, n_current)
+
+
+def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFile]) -> bool:
+    """Whether the scores of these files by this bundle are committed, and there whole."""
+    there = read_period(out, period)
+    if there is None or there.bundle_hash != bundle_hash or not there.is_of(files):
+        return False
+    return storage.is_whole(period_url(out, period), there.model_dump())
 
 
 def hash_of_bundle(url: str) -> str:
