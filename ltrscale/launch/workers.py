@@ -131,7 +131,7 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: Wo
     from ltrscale.launch import under_torchrun  # which needs the types above
 
     if under_torchrun.is_running():
-        under_torchrun.lead(function, arguments, report)
+        under_torchrun.lead(function, arguments, report, workers.hang_s)
     elif _needs_ray(workers):
         from ltrscale.launch import under_ray  # and Ray, which takes seconds
 
