@@ -114,8 +114,9 @@ class Watch:
         if not self._workers:
             return {}
         now = time.monotonic()
-        fewest = min(worker.counts.steps for worker in self._workers.values())
-        limit_s = self._limit_s if fewest else max(self._limit_s, _TO_BEGIN_S)
+        steps = [worker.counts.steps for worker in self._workers.values()]
+        # who begins the second step has seen that all made the first
+        limit_s = self._limit_s if max(steps) > 1 else max(self._limit_s, _TO_BEGIN_S)
         if now - max(worker.moved for worker in self._workers.values()) < limit_s:
             return {}
         silent = {
@@ -126,5 +127,5 @@ class Watch:
         return silent or {
             rank: f"has not moved for {now - worker.moved:.0f} s"
             for rank, worker in self._workers.items()
-            if worker.counts.steps == fewest
+            if worker.counts.steps == min(steps)
         }

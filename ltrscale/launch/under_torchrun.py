@@ -2,11 +2,14 @@
 
 Every process runs the same command. Rank 0 alone reads the config, checks the data and writes the run directory; when
 it comes to a training it hands function and arguments to the others, which wait for that and do nothing else. When one
-process fails, all end with what it has said, and not each with the loss of its neighbours.
+process fails, all end with what it has said, and not each with the loss of its neighbours. During a training they
+watch one another: where one hangs, another says so and ends, whereupon torchrun ends all, or starts them again.
 """
 
+import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,13 +22,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.hangs import Counts, Pulse, Watch
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.launch.workers import Context, TrainFunction
-from ltrscale.progress import Report
+from ltrscale.progress import Report, log
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
 _PATIENCE_S, _POLL_S = 10.0, 0.05
 _FAILURE, _LEFT = "failure", "left"
+_trainings = itertools.count()
 _KINDS: dict[str, type[Exception]] = {"input": InputError, "stopped": Stopped, "defect": RuntimeError}
 
 
@@ -90,11 +95,11 @@ def leave() -> None:
             time.sleep(_POLL_S)
 
 
-def lead(function: TrainFunction, arguments: Mapping[str, Any], report: Report) -> None:
+def lead(function: TrainFunction, arguments: Mapping[str, Any], report: Report, hang_s: float) -> None:
     """What rank 0 does with a training: share it, and take part."""
     assert _group is not None
-    dist.broadcast_object_list([(function, dict(arguments))], group=_group.control)
-    _train(_group, function, arguments, report)
+    dist.broadcast_object_list([(function, dict(arguments), hang_s)], group=_group.control)
+    _train(_group, function, arguments, report, hang_s)
 
 
 def _join() -> _Group:
@@ -115,17 +120,57 @@ def _join() -> _Group:
 def _follow(group: _Group) -> None:
     """Take part in each training until rank 0 has no more."""
     while True:
-        work: list[tuple[TrainFunction, Mapping[str, Any]] | None] = [None]
+        work: list[tuple[TrainFunction, Mapping[str, Any], float] | None] = [None]
         dist.broadcast_object_list(work, group=group.control)
         if work[0] is None:
             return
-        function, arguments = work[0]
-        _train(group, function, arguments, lambda _: None)
+        function, arguments, hang_s = work[0]
+        _train(group, function, arguments, lambda _: None, hang_s)
 
 
-def _train(group: _Group, function: TrainFunction, arguments: Mapping[str, Any], report: Report) -> None:
+def _train(group: _Group, function: TrainFunction, arguments: Mapping[str, Any], report: Report, hang_s: float) -> None:
+    pulse, watchers = Pulse(), _Watchers(group, hang_s)
     with stop_on_sigterm() as stopping, _ending_together(group):
-        function(arguments, Context(report=report, stopping=stopping))
+        try:
+            with pulse.sent(watchers.beat):
+                function(arguments, pulse.counting(Context(report=report, stopping=stopping)))
+        finally:
+            watchers.leave()
+
+
+class _Watchers:
+    """What a process tells the others of one training, and hears of them, by the agent's store."""
+
+    def __init__(self, group: _Group, hang_s: float) -> None:
+        self._rank, self._store = group.rank, PrefixStore(f"training-{next(_trainings)}", group.store)
+        self._watch, self._beats, self._heard = Watch(hang_s), 0, dict[str, str]()
+        self._ranks = {f"beat-{number}": number for number in range(dist.get_world_size())}
+        for number in self._ranks.values():
+            self._watch.joined(number)
+
+    def beat(self, counts: Counts) -> None:
+        """Tell the others how far this process has come; end it if others hang and it is the first to see that."""
+        self._beats += 1
+        self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
+        for key, number in self._ranks.items():
+            if not self._store.check([key]) or (said := self._store.get(key).decode()) == self._heard.get(key):
+                continue
+            self._heard[key] = said
+            if said:
+                self._watch.heard(number, Counts(*json.loads(said)[1:]))
+            else:
+                self._watch.left(number)
+        if hung := self._watch.hung():
+            others = set(self._ranks.values()) - set(hung)
+            if self._rank == min(others or hung):
+                for number, how in hung.items():
+                    log.warning("rank %d hangs: it %s; all processes end", number, how)
+                os.kill(os.getpid(), signal.SIGKILL)  # its own function waits in a sum over all workers
+
+    def leave(self) -> None:
+        """Tell the others that this process is done."""
+        with suppress(dist.DistError):
+            self._store.set(f"beat-{self._rank}", "")
 
 
 @contextmanager

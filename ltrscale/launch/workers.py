@@ -145,7 +145,7 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: Wo
 
     function = _Holding(function, storage.held())
     if under_torchrun.is_running():
-        under_torchrun.lead(function, arguments, report)
+        under_torchrun.lead(function, arguments, report, workers.hang_s)
     elif _needs_ray(workers):
         from ltrscale.launch import under_ray  # and Ray, which takes seconds
 

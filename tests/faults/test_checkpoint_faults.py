@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -336,3 +337,39 @@ def test_a_checkpoint_that_cannot_be_reached_is_not_taken_for_a_damaged_one(
         assert snapshot is not None
         assert snapshot.step == 2
     PatientS3.clear_instance_cache()
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_a_store_that_is_gone_for_a_while_stops_no_run(
+    synthetic_dataset: str,
+    s3: str,
+    tmp_path: Path,
+    undisturbed: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data, out = (storage.join(s3, tmp_path.name, name) for name in ("data", "out"))
+    PatientS3.clear_instance_cache()
+    storage.filesystem(data)[0].put(synthetic_dataset + "/", data, recursive=True)
+    with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        PatientS3.clear_instance_cache()
+        leaving = [threading.Event()]
+
+        def leave(gone: threading.Event) -> None:
+            with proxy.gone():
+                gone.set()
+                time.sleep(12)
+
+        def report(record: Any) -> None:
+            if "step" in record and leaving:
+                gone = leaving.pop()
+                threading.Thread(target=leave, args=(gone,)).start()
+                gone.wait()
+
+        run_pretraining(data, out, report)
+        assert not leaving
+        assert bundle.load(out).content == undisturbed
+    PatientS3.clear_instance_cache()
+    assert [line for line in caplog.messages if line.startswith("storage answers again after")]

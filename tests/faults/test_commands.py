@@ -193,6 +193,17 @@ def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, exp
     assert weights(str(job.out)) == expected[2]
 
 
+def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
+    make_job: MakeJob, expected: dict[int, bytes]
+) -> None:
+    job = make_job(torchrun("--max-restarts", "1"), options="--set workers.hang_minutes=0.15")
+    process = job.start()
+    os.kill(workers_of(process)[-1], signal.SIGSTOP)
+    assert process.wait(LIMIT_S) == 0, job.said.read_text()
+    assert re.search(r"rank [01] hangs: it was not heard of for \d+ s: its process is stopped", job.said.read_text())
+    assert weights(str(job.out)) == expected[2]
+
+
 def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> None:
     job = make_job(torchrun(), options="--set pretrain.optimizer.learning_rate=1e30")
     check_one_line(job, r"error: step \d+: .* training has diverged")

@@ -37,7 +37,7 @@ def watch_of_two() -> Watch:
     watch = Watch(60.0)
     for rank in (0, 1):
         watch.joined(rank)
-        watch.heard(rank, Counts(1, 0))
+        watch.heard(rank, Counts(2, 0))
     return watch
 
 
@@ -67,13 +67,14 @@ def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
 
 def test_nobody_hangs_who_reads_or_has_yet_to_begin(clock: Clock) -> None:
     watch = watch_of_two()
-    seconds(clock, 200, lambda: watch.heard(1, Counts(1, int(clock.now))))
+    seconds(clock, 200, lambda: watch.heard(1, Counts(2, int(clock.now))))
     assert watch.hung() == {}
     watch.clear()
     watch.joined(0)
-    seconds(clock, 590, lambda: watch.heard(0, Counts(0, 0)))
+    watch.heard(0, Counts(1, 0))
+    seconds(clock, 590, lambda: watch.heard(0, Counts(1, 0)))
     assert watch.hung() == {}
-    seconds(clock, 11, lambda: watch.heard(0, Counts(0, 0)))
+    seconds(clock, 11, lambda: watch.heard(0, Counts(1, 0)))
     assert list(watch.hung()) == [0]
 
 
