@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
@@ -71,6 +71,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
+            TMPDIR=str(folder),  # Ray's processes leave sockets there when they are killed
             GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
         ):
             # without this Ray replaces 127.0.0.1 by an address that others can reach, and listens on all there are
@@ -134,6 +135,15 @@ def _connect(**options: Any) -> None:
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level="warning", **options)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        ray.init(log_to_driver=False, logging_level="warning", **options)
+    except SystemExit as stop:  # what Ray makes of a SIGTERM meanwhile
+        raise Stopped("asked to stop while Ray was starting; the same command goes on with what is committed") from stop
+    except (InputError, Stopped):
+        raise
+    except Exception as error:  # Ray raises plain ones where a process of its own does not come up
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise InputError(f"Ray has not started ({first}); give the same command again") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

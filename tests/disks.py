@@ -1,5 +1,6 @@
 """Disks so small that they run full."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,3 +20,10 @@ def small_disk_at(folder: Path, mebibytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave 4 KiB on a disk; returns the file that takes the room."""
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - 4096))
+    return ballast

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from ltrscale.config import Config
+from ltrscale.data.manifest import Manifest
 
 _WRITER = re.compile(r"(-[0-9a-f]{8})-[0-9a-f]{8}(?=\.\w+$)")
 FileT = TypeVar("FileT", bound=Config)
@@ -18,3 +19,9 @@ def without_writer(name: str) -> str:
 def by_anyone(files: Iterable[FileT]) -> tuple[FileT, ...]:
     """The same files as any writer would have listed them."""
     return tuple(file.replace(path=without_writer(file.path)) for file in files)  # type: ignore[attr-defined]
+
+
+def manifest_by_anyone(manifest: Manifest) -> Manifest:
+    """A manifest as any writer would have committed it."""
+    quarantine = tuple(map(without_writer, manifest.quarantine))
+    return manifest.replace(files=by_anyone(manifest.files), quarantine=quarantine)

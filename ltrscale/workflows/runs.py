@@ -8,6 +8,7 @@ are not.
 
 import json
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -16,9 +17,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import metadata
+from io import FileIO
 from pathlib import Path
 
 from ltrscale import config as configs
@@ -147,17 +149,18 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
     Log and metrics of an earlier run there, such as one that is resumed, go on.
     """
     with held(out), _folder(storage.join(out, "run")) as folder:
-        (folder / _CONFIG).write_text(configs.dump(config))
-        (folder / _ENVIRONMENT).write_text(json.dumps(environment(), indent=1) + "\n")
-        handler = logging.FileHandler(folder / _LOG)
+        with storage.named_errors(str(folder), "write"):
+            (folder / _CONFIG).write_text(configs.dump(config))
+            (folder / _ENVIRONMENT).write_text(json.dumps(environment(), indent=1) + "\n")
+            handler = _LogFile(folder / _LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
         listener = _listener.get()
         try:
-            with (folder / _METRICS).open("a") as metrics:
+            with (folder / _METRICS).open("ab", buffering=0) as metrics:
 
                 def report(record: Mapping[str, object]) -> None:
-                    print(json.dumps({"time": round(time.time(), 3), **record}), file=metrics, flush=True)
+                    _append(metrics, json.dumps({"time": round(time.time(), 3), **record}), folder)
                     if listener is not None:
                         listener(record)
 
@@ -170,7 +173,37 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
             raise
         finally:
             log.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # a full disk: the last lines are lost, and that was said
+                handler.close()
+
+
+def _append(file: FileIO, line: str, folder: Path) -> None:
+    """Add a line, or none of it and a warning."""
+    end, data = file.seek(0, os.SEEK_END), f"{line}\n".encode()
+    try:
+        problem = "" if file.write(data) == len(data) else "no space left"
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        file.truncate(end)
+        _warn_of_gaps(folder, problem)
+
+
+class _LogFile(logging.FileHandler):
+    """The log of a run, which the run outlives: a disk that is full for a while leaves a gap, and a warning."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002
+        """Say so once; by itself this prints a traceback for every line."""
+        _warn_of_gaps(Path(self.baseFilename).parent, str(sys.exc_info()[1]))
+
+
+_with_gaps: set[Path] = set()
+
+
+def _warn_of_gaps(folder: Path, error: str) -> None:
+    if folder not in _with_gaps:
+        _with_gaps.add(folder)  # first, for the warning goes to the same log
+        log.warning("%s: cannot write (%s); the log and the metrics of this run have gaps", folder, error)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from disks import small_disk_at
+from disks import fill, small_disk_at
 from torch import Tensor
 from trainers import make_trainer
 
@@ -247,12 +247,6 @@ class Faults:
     @property
     def warnings(self) -> list[str]:
         return [record.getMessage() for record in self.caplog.records if record.levelno == logging.WARNING]
-
-
-def fill(disk: Path) -> None:
-    """Leave 4 KiB on a disk."""
-    with (disk / "ballast").open("wb") as ballast:
-        ballast.write(bytes(shutil.disk_usage(disk).free - 4096))
 
 
 def test_a_disk_that_is_full_for_a_while(

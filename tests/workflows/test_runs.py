@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from disks import fill, small_disk_at
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -229,3 +230,30 @@ def test_a_committed_stage_whose_file_is_gone_runs_again(tmp_path: Path, caplog:
         assert "1 of 1 files are missing or cut short, the first is data.txt" in caplog.text
         caplog.clear()
         (tmp_path / "stage" / "manifest.json").unlink()
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_a_gap_in_the_log_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk_at(tmp_path / "disk", 1) as small_disk:
+        check_gaps(small_disk, caplog)
+
+
+def check_gaps(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = str(small_disk / "stage")
+
+    def body(origin: Mapping[str, object], report: Report) -> None:
+        report({"step": 1})
+        ballast = fill(small_disk)
+        for step in range(2, 2000):
+            report({"step": step})
+            log.warning("step %d", step)
+        ballast.unlink()
+        report({"step": 2000})
+        commit(out)(origin, report)
+
+    assert run_stage("example", Settings(), out, Settings(), {}, body)
+    steps = [json.loads(line).get("step") for line in (small_disk / "stage/run/metrics.jsonl").read_text().splitlines()]
+    assert (steps[0], steps[-2]) == (1, 2000)
+    assert len(steps) < 2000
+    assert len([message for message in caplog.messages if "have gaps" in message]) == 1
