@@ -28,7 +28,7 @@ def read_manifest(url: str) -> dict[str, Any] | None:
         return None
     try:
         manifest = json.loads(files.read_bytes(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")
