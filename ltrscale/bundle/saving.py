@@ -108,7 +108,7 @@ def member_files(name: str, url: str) -> dict[str, bytes]:
         InputError: as `load`.
     """
     manifest = read_manifest(url)
-    paths = [file["path"] for file in manifest["files"]]
+    paths = [file["path"] for file in manifest.get("files", [])]
     return {f"{member_folder(name)}/{path}": storage.read_verified(url, path, manifest) for path in paths}
 
 

@@ -94,8 +94,11 @@ def next_unit(before: Manifest) -> int:
 
 def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
     """Hashes of the query ids of a data set, of the periods that are no input's fixed period, block by block."""
-    inputs = [entry for command in _commands(before.manifest.made_by) for entry in command["config"]["inputs"]]
-    fixed = {entry["period"] for entry in inputs}
+    try:
+        inputs = [entry for command in _commands(before.manifest.made_by) for entry in command["config"]["inputs"]]
+        fixed = {entry["period"] for entry in inputs}
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{before.url}: does not say what it was made from; prepare it again") from error
     for file in before.manifest.files:
         if file.period not in fixed:
             for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):

@@ -188,7 +188,10 @@ def read_agreement(url: str) -> Agreement:
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: no agreement is committed there; make it with jobs.distill")
-    return Agreement.model_validate_json(storage.read_verified(url, _FILE, manifest))
+    try:
+        return Agreement.model_validate_json(storage.read_verified(url, _FILE, manifest))
+    except ValueError as error:
+        raise InputError(f"{url}: not an agreement ({error}); make it again with jobs.distill") from error
 
 
 def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDArray[np.int64], int]:

@@ -39,7 +39,7 @@ def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
     """The content of a manifest that was read from `path`."""
     try:
         manifest = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")

@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import safetensors.torch
+from pydantic import Field
 from safetensors import SafetensorError
 
 from ltrscale import storage
-from ltrscale.config import is_made_by
+from ltrscale.config import Config, is_made_by, validate
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.progress import log
@@ -27,6 +28,16 @@ from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
 _KEPT = 2
 _FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
+
+
+class _Content(Config, extra="ignore"):
+    """Of a checkpoint's manifest: what `read` gives back."""
+
+    tensors: dict[str, str]
+    """Names of the files, by kind."""
+    state: dict[str, Any]
+    progress: dict[str, Any]
+    steps_before: int = Field(ge=0)
 
 
 def write(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str) -> None:
@@ -74,13 +85,17 @@ def read(checkpoint: str) -> Snapshot:
         raise InputError(f"{checkpoint}: no checkpoint is committed there")
     if (manifest.get("format"), manifest.get("version")) != (_FORMAT, _VERSION):
         raise InputError(f"{checkpoint}: not a checkpoint of this version; start anew with --fresh")
+    content = validate(_Content, manifest, storage.join(checkpoint, storage.MANIFEST))
+    step = content.state.get("step")
+    if type(step) is not int or step < 0:
+        raise InputError(f"{checkpoint}: its state has no step; remove it")
     tensors = {}
-    for kind, name in manifest["tensors"].items():
+    for kind, name in content.tensors.items():
         try:
             tensors[kind] = safetensors.torch.load(storage.read_verified(checkpoint, name, manifest))
         except SafetensorError as error:
             raise InputError(f"{storage.join(checkpoint, name)}: damaged ({error})") from error
-    return Snapshot(manifest["state"], tensors, manifest["progress"], manifest["steps_before"])
+    return Snapshot(content.state, tensors, content.progress, content.steps_before)
 
 
 def withdraw(checkpoint: str) -> None:

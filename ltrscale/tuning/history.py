@@ -22,7 +22,7 @@ _SEARCH, _TRIALS, _BEGUN, _ENDED = "search.json", "trials", "trial.json", "resul
 class Begun(Config):
     """A trial that has begun."""
 
-    number: int
+    number: int = Field(ge=0)
     """From 0, in the order in which they began."""
     params: dict[str, Any]
     """A value for every key of the space; trial 0 may have none, which is the config as it is given."""
@@ -123,6 +123,8 @@ class History:
             url = join(folder, _BEGUN)
             if storage.exists(url):
                 begun = validate(Begun, _read(url), url)
+                if folder != self.folder(begun.number):
+                    raise InputError(f"{url}: number {begun.number} is not that of its directory; remove it")
                 found.append(Trial(begun, self.result(begun.number)))
         return sorted(found, key=lambda trial: trial.number)
 
@@ -150,7 +152,7 @@ def _lines(value: Any) -> bytes:
 def _read(url: str) -> Any:
     try:
         return json.loads(storage.read_bytes(url))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{url}: not JSON ({error}); remove the directory of this trial, or begin --fresh") from error
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import SerializeAsAny
+from pydantic import Field, SerializeAsAny
 
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
@@ -43,6 +43,19 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     return hashes
 
 
+class _Seen(Config, extra="ignore"):
+    """Of the config of a stage: the splits that it trained and selected on."""
+
+    splits: tuple[Split, ...] = ()
+
+
+class _Origin(Config, extra="ignore"):
+    """Of a manifest's `made_by`: what tells what was seen."""
+
+    config: _Seen = _Seen()
+    inputs: dict[str, str] = Field(default_factory=dict)
+
+
 def check_unseen(url: str, test: Split) -> None:
     """Check that no period of the test split was seen by a bundle, by one that it was made from, or by its teacher.
 
@@ -52,19 +65,26 @@ def check_unseen(url: str, test: Split) -> None:
     Raises:
         InputError: it was; names the period.
     """
-    origin = (storage.read_manifest(url) or {}).get("made_by", {})
-    seen = [validate(Split, split, url) for split in origin.get("config", {}).get("splits", [])]
-    for made_from in origin["inputs"] if seen else ():
-        check_unseen(made_from, test)
+    waiting, looked_at = [url], set()
+    while waiting:
+        if (one := waiting.pop()) not in looked_at:
+            looked_at.add(one)
+            waiting += _check_unseen_by(one, test)
+
+
+def _check_unseen_by(url: str, test: Split) -> list[str]:
+    """Check the splits of one bundle; returns what it was made from."""
+    origin = validate(_Origin, (storage.read_manifest(url) or {}).get("made_by", {}), url)
+    seen = origin.config.splits
+    made_from = list(origin.inputs) if seen else []
     if len(seen) != 2 or not all(map(_is_there, seen)):
-        return
-    seen = [split.replace(periods=_still_there(split)) for split in seen]
+        return made_from
+    seen = tuple(split.replace(periods=_still_there(split)) for split in seen)
     try:
         check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
-    for teacher in {teacher for split in seen if split.scores for teacher in scored_by(split)}:
-        check_unseen(teacher, test)
+    return made_from + [teacher for split in seen if split.scores for teacher in scored_by(split)]
 
 
 def _is_there(split: Split) -> bool:
@@ -84,7 +104,10 @@ def scored_by(split: Split) -> list[str]:
     assert split.scores is not None
     periods = sorted({file.period for _, files in chosen_files(split) for file in files})
     found = [read_period(split.scores, period) for period in periods]
-    return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
+    try:
+        return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{split.scores}: does not say which bundle gave the scores; score again") from error
 
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
