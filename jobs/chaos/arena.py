@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,8 +71,16 @@ class Arena:
         }
 
     def left_on_disk(self) -> list[str]:
-        """What lies in TMPDIR, but for the folder of torch's own cache."""
-        return sorted(path.name for path in self.disk.iterdir() if not path.name.startswith("torchinductor_"))
+        """What lies in TMPDIR when a next job has started, which clears what killed ones have left.
+
+        But for the folder of torch's own cache, and logs that could not be copied to S3, which are kept on purpose.
+        """
+        start = [sys.executable, "-c", "from ltrscale import storage; storage.scratch.make()"]
+        subprocess.run(start, env=self.environment("next"), check=True)
+        root = self.disk / f"ltrscale-{os.getuid()}"
+        there = [*self.disk.iterdir(), *(root.iterdir() if root.exists() else ())]
+        ours = ("torchinductor_", "ltrscale-run-", root.name)
+        return sorted(str(path.relative_to(self.disk)) for path in there if not path.name.startswith(ours))
 
     def ray_sessions(self) -> list[str]:
         """The sessions of Ray whose directories are there."""

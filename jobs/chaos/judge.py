@@ -10,6 +10,7 @@ _EXPLAINED = re.compile(
     r"check the network|overloaded|refused every retry"  # S3
     r"|disk full|[Nn]o space left"
     r"|workers died|worker|Ray|raylet|its process died"  # killed processes
+    r"|no longer holds|changed by others"  # a lease that was taken over
     r"|another (writer|process|command|job)|meanwhile|is running|runs? (here|there|on)|held by|lease"  # two writers
 )
 

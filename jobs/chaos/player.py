@@ -51,7 +51,7 @@ class Player:
     def __post_init__(self) -> None:
         self.clock_s = self.diary.clock_s
         self.havoc = Havoc(self.arena, calm_since=time.monotonic())
-        self.remains = Remains(self.patience_s / 3)
+        self.remains = Remains(self.patience_s / 2)  # Ray's agents outlive a killed job by a minute
         self._pending = self.faults[len(self.diary.of("fault")) :]
         self._number = len(self.diary.of("command"))
         self._kill_second: tuple[float, signal.Signals] | None = None
