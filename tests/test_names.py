@@ -70,6 +70,13 @@ def test_an_entry_that_lists_no_file_is_refused(tmp_path: Path, files: Any, reas
         storage.read_manifest(url)
 
 
+@pytest.mark.parametrize("quarantine", [None, "a", {"a": 1}, [3], [["a"]]])
+def test_a_quarantine_that_is_no_list_of_paths_is_refused(tmp_path: Path, quarantine: Any) -> None:
+    url = write_manifest(tmp_path / "out", files=[], quarantine=quarantine)
+    with pytest.raises(InputError, match="quarantine is no list of paths"):
+        storage.read_manifest(url)
+
+
 def test_a_sibling_that_a_manifest_names_survives_the_next_commit(tmp_path: Path) -> None:
     precious = tmp_path / "precious" / "work"
     precious.parent.mkdir()

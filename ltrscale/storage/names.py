@@ -81,9 +81,12 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         if fault:
             raise InputError(f"{where}: files.{i}: {fault}; use nothing of it, and make the directory again")
         seen.add(file["path"])
-    for name in manifest.get("quarantine", []):
+    quarantine = manifest.get("quarantine", [])
+    if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
+        raise InputError(f"{where}: quarantine is no list of paths; make the directory again")
+    for name in quarantine:
         try:
-            listed_path(str(name))
+            listed_path(name)
         except ValueError as error:
             raise InputError(f"{where}: quarantine: {error}; use nothing of it, and make the directory again") from None
 
