@@ -69,10 +69,20 @@ class Projection:
         return safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in vars(self).items()})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """What `to_bytes` gave."""
+    def from_bytes(cls, data: bytes, n_features: int) -> Self:
+        """What `to_bytes` gave, for raw features of this number.
+
+        Raises:
+            ValueError: it is none for them.
+        """
         arrays = safetensors.numpy.load(data)
-        return cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
+        found = cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
+        features_C, n_columns = found.features_C, len(found.features_C)
+        if features_C.dtype != np.int64 or not ((features_C >= 0) & (features_C < n_features)).all():
+            raise ValueError(f"the projection reads other features than the {n_features}")
+        if (found.mean_C.shape, found.scale_C.shape, found.components_KC.shape[1:]) != ((n_columns,),) * 3:
+            raise ValueError("the arrays of the projection do not fit each other")
+        return found
 
 
 def projected(view: View, projection: Projection) -> View:

@@ -9,6 +9,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -23,6 +24,7 @@ from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.scoring.plan import hash_of_bundle
+from ltrscale.views import Projection
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
 
@@ -264,6 +266,49 @@ def test_files_that_do_not_fit_each_other_are_refused(
     change(neural, name, content.replace(old, new, 1))
     with pytest.raises(InputError, match=f"neural.*: the bundle's files do not fit each other .*({reason})"):
         bundle.load(neural).scorer()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cardinalities_C": torch.tensor([1 << 50])}, "the state is one of another transform"),
+        ({"cardinalities_C": torch.tensor([-5])}, "the cardinalities are not those"),
+        ({"cardinalities_C": torch.tensor([6, 6])}, "the cardinalities are not those"),
+        ({"codes_V": torch.zeros(99)}, "the state is one of another transform"),
+    ],
+)
+def test_a_transform_of_other_sizes_is_refused_before_memory_is_taken(
+    neural: str, changes: dict[str, torch.Tensor], reason: str
+) -> None:
+    weights = bundle.load(neural).weights() | {f"transform.{name}": value for name, value in changes.items()}
+    change(neural, "weights.safetensors", safetensors.torch.save(weights))
+    for read in (lambda opened: opened.scorer(), lambda opened: opened.transform(), lambda opened: opened.encoder()):
+        with pytest.raises(InputError, match=f"the bundle's files do not fit each other .*{reason}"):
+            read(bundle.load(neural))
+
+
+def test_an_architecture_deeper_than_any_is_refused(neural: str) -> None:
+    content = Path(neural, "config.json").read_bytes()
+    change(neural, "config.json", content.replace(b'"blocks": 2', b'"blocks": 1000000000'))
+    with pytest.raises(InputError, match=r"config\.json: architecture.*blocks: .* less than or equal to 1000"):
+        bundle.load(neural)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"features_C": np.array([3])}, "reads other features than the 3"),
+        ({"features_C": np.array([-1])}, "reads other features than the 3"),
+        ({"features_C": np.array([0.0])}, "reads other features than the 3"),
+        ({"mean_C": np.zeros(2)}, "arrays of the projection do not fit"),
+        ({"components_KC": np.zeros((1, 2))}, "arrays of the projection do not fit"),
+    ],
+)
+def test_a_projection_that_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
+    fits = {"features_C": np.array([0]), "mean_C": np.zeros(1), "scale_C": np.ones(1), "components_KC": np.ones((1, 1))}
+    assert Projection.from_bytes(Projection(**fits).to_bytes(), 3).features_C.tolist() == [0]
+    with pytest.raises(ValueError, match=reason):
+        Projection.from_bytes(Projection(**fits | changes).to_bytes(), 3)
 
 
 def test_the_directory_holds_a_card_and_the_files_of_the_run(tmp_path: Path) -> None:

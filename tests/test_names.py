@@ -98,6 +98,20 @@ def test_a_period_that_names_no_directory_is_refused(data: Path, tmp_path: Path,
         read_period(str(tmp_path), "p")
 
 
+@pytest.mark.parametrize("counts", [[-1, 1, 0], [1 << 60, 1, 0], [1, 1, 2], [1, 1, -1], [1, -1, 1], [1, 1 << 60, 1]])
+def test_counts_that_no_row_group_has_are_refused(data: Path, counts: list[int]) -> None:
+    change(data, row_groups=[counts])
+    with pytest.raises(InputError, match=r"files\.0\.row_groups\.0: no row group has "):
+        open_dataset(str(data))
+
+
+def test_what_is_not_listed_is_not_looked_for(tmp_path: Path) -> None:
+    url = write_manifest(tmp_path / "out", files=[])
+    for name in ("\0", "\ud800", "../precious"):
+        with pytest.raises(InputError, match="the manifest does not list it"):
+            storage.read_verified(url, name, storage.read_manifest(url) or {})
+
+
 def test_other_lists_of_files_are_checked_too(data: Path, tmp_path: Path) -> None:
     manifest = json.loads((data / storage.MANIFEST).read_text())
     write_manifest(data, **manifest | {"quarantine": ["../../precious"]})

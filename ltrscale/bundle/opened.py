@@ -117,9 +117,10 @@ class Bundle:
     def initialise(self, ranker: Ranker) -> None:
         """Give a fresh ranker this bundle's encoder, and the layers of the projector that it keeps."""
         weights = self.weights()
-        ranker.encoder.load_state_dict(_below("encoder.", weights))
         layers = _below("neck." if self.kind == "neural" else "projector.layers.", weights)
-        ranker.neck.load_state_dict({name: layers[name] for name in ranker.neck.state_dict()})
+        with fitting(self.url):
+            ranker.encoder.load_state_dict(_below("encoder.", weights))
+            ranker.neck.load_state_dict({name: layers[name] for name in ranker.neck.state_dict()})
 
     def ranker(self) -> AnyRanker:
         """The network that scores, in inference mode.
@@ -174,7 +175,8 @@ class Bundle:
     def _scorer(self, *, device: torch.device | str, threads: int) -> Scorer:
         """The function that scores a batch with the features of the bundle, in its order."""
         if self.trees is not None:
-            view = self._view(self.trees, device=device, threads=threads)
+            with fitting(self.url):
+                view = self._view(self.trees, device=device, threads=threads)
             models = {storage.join(self.url, name): content for name, content in self.contents.items()}
             return boosters.scorer(self.trees.library, models, view, threads=threads)
         ranker = self.ranker().to(device)
@@ -190,7 +192,7 @@ class Bundle:
         """What the trees see of a batch."""
         view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
         if self.projection is not None:
-            view = views.projected(view, views.Projection.from_bytes(self.projection))
+            view = views.projected(view, views.Projection.from_bytes(self.projection, len(self.features)))
         if self.members:
             scorers = {
                 name: member.scorer(features=self.features, device=device, threads=threads)
@@ -201,7 +203,8 @@ class Bundle:
 
     def weights(self) -> dict[str, Tensor]:
         """Weights and buffers of a network, by name."""
-        return safetensors.torch.load(self.content)
+        with fitting(self.url):
+            return safetensors.torch.load(self.content)
 
 
 def load(url: str) -> Bundle:

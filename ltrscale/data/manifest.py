@@ -30,6 +30,7 @@ ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
 """Of a file below the directory whose manifest lists it."""
 Period = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
+_MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
 
 
 def places(
@@ -83,6 +84,13 @@ class Counts(NamedTuple):
     labelled: int
 
 
+def _of_row_group(counts: Counts) -> Counts:
+    """The counts, where a row group can have them: memory is taken for what they say."""
+    if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
+        raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
+    return counts
+
+
 class DataFile(Config):
     """One Parquet file: name in the directory, period, size, content hash, counts of each row group."""
 
@@ -90,7 +98,7 @@ class DataFile(Config):
     period: Period
     bytes: int
     sha256: str
-    row_groups: tuple[Counts, ...]
+    row_groups: tuple[Annotated[Counts, AfterValidator(_of_row_group)], ...]
 
     def content(self) -> tuple[str, str, tuple[Counts, ...]]:
         """What identity depends on: all but where the file lies."""

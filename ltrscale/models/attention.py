@@ -76,7 +76,7 @@ class DASALCConfig(Config):
     """Size of the attention's output and, as in the paper, of each head."""
     heads: int = Field(2, ge=1)
     """Attention heads: 2 to 5 in the paper."""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(3, ge=1, le=1000)
     """Attention layers: 3 to 6 in the paper."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of attention weights and of what attention gives; the paper names none."""
@@ -144,7 +144,7 @@ class RankFormerConfig(Config):
     """Attention heads; they share the width, so their number divides it."""
     feedforward: int = Field(512, ge=1)
     """Size of the hidden layer of each layer's feed-forward network."""
-    layers: int = Field(3, ge=1)
+    layers: int = Field(3, ge=1, le=1000)
     """Transformer layers."""
     dropout: float = Field(0.25, ge=0, lt=1)
     """Dropout of attention weights, in the feed-forward network, and of what both give."""

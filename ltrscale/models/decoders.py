@@ -16,7 +16,7 @@ from ltrscale.pretext.reconstruct import reconstruction_classes
 class DecoderConfig(Config):
     """The MLP that turns an embedding back into features."""
 
-    layers: int = Field(1, ge=1)
+    layers: int = Field(1, ge=1, le=1000)
     """Linear layers, with ReLU between them: 1 in VIME; SubTab mirrors its encoder, which has 2 or more."""
     width: int | None = Field(None, ge=1)
     """Size of the hidden layers; the encoder's width by default."""

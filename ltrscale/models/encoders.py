@@ -116,7 +116,7 @@ class IndustrialMLPConfig(Config):
     """The kind of encoder."""
     width: int = Field(136, ge=1)
     """Size of the hidden layers, the last of which is the embedding; HOU24 does not tell it."""
-    layers: int = Field(4, ge=1)
+    layers: int = Field(4, ge=1, le=1000)
     """Hidden layers."""
     activation: Activation = "relu"
     """The non-linearity."""
@@ -174,7 +174,7 @@ class ResNetConfig(Config):
     """The kind of encoder."""
     width: int = Field(136, ge=1)
     """Size of the embedding, and of every block's input and output."""
-    blocks: int = Field(3, ge=1)
+    blocks: int = Field(3, ge=1, le=1000)
     """Number of residual blocks."""
     hidden_factor: float = Field(1.0, gt=0)
     """Size of a block's hidden layer, as a multiple of the width."""

@@ -129,9 +129,20 @@ class FeatureTransform(nn.Module):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], config: TransformConfig) -> Self:
-        """Rebuild a transform from what its `state_dict` gave and the config that it was fitted with."""
+        """Rebuild a transform from what its `state_dict` gave and the config that it was fitted with.
+
+        Raises:
+            ValueError: the two do not fit each other.
+        """
         kinds: list[Kind] = ["numeric" if numeric else "categorical" for numeric in state["numeric_F"].tolist()]
-        transform = cls(config, kinds, state["cardinalities_C"].tolist())
+        cardinalities = state["cardinalities_C"].tolist()
+        if len(cardinalities) != kinds.count("categorical") or min(cardinalities, default=1) < 1:
+            raise ValueError("the cardinalities are not those of its categorical features")
+        with torch.device("meta"):  # takes no memory, whatever sizes the config and the cardinalities say
+            shapes = {name: value.shape for name, value in cls(config, kinds, cardinalities).state_dict().items()}
+        if shapes != {name: value.shape for name, value in state.items()}:
+            raise ValueError("the state is one of another transform")
+        transform = cls(config, kinds, cardinalities)
         transform.load_state_dict(state)
         return transform
 

@@ -16,7 +16,7 @@ from ltrscale.models.layers import MicroBatchNorm
 class HeadConfig(Config):
     """The MLP that turns an embedding into a score."""
 
-    layers: int = Field(3, ge=1)
+    layers: int = Field(3, ge=1, le=1000)
     """Linear layers, with ReLU between them: 3 in HOU24, 1 for its binary feedback and for linear probing."""
     width: int | None = Field(None, ge=1)
     """Size of the hidden layers; the encoder's width by default."""
@@ -52,7 +52,7 @@ def mlp_head(config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | 
 class ProjectorConfig(Config):
     """The MLP between an embedding and the pretext loss; dropped after pretraining."""
 
-    layers: int = Field(2, ge=0)
+    layers: int = Field(2, ge=0, le=1000)
     """Hidden layers."""
     width: int | None = Field(None, ge=1)
     """Size of the hidden layers; the encoder's width by default."""

@@ -129,7 +129,7 @@ class DCNv2Config(Config):
 
     kind: Literal["dcnv2"] = "dcnv2"
     """The kind of encoder."""
-    cross_layers: int = Field(3, ge=1)
+    cross_layers: int = Field(3, ge=1, le=1000)
     """Cross layers (HOU24: 2, 3 or 4); n of them give products of up to n + 1 features."""
     rank: int | None = Field(None, ge=1)
     """Rank of the matrices of the cross layers; full matrices by default."""

@@ -24,7 +24,7 @@ class Architecture(Config):
     transform: TransformConfig
     encoder: EncoderConfig
     projector: ProjectorConfig | None = None
-    projector_layers: int = Field(0, ge=0)
+    projector_layers: int = Field(0, ge=0, le=1000)
     """Hidden layers of the projector that a ranker keeps between encoder and head."""
     context: ContextConfig | None = None
     head: HeadConfig | None = None

@@ -26,7 +26,7 @@ class SetRankConfig(Config):
     """Size of the blocks."""
     heads: int = Field(8, ge=1)
     """Attention heads; they share the width, so their number divides it."""
-    blocks: int = Field(6, ge=1)
+    blocks: int = Field(6, ge=1, le=1000)
     """Number of blocks."""
     inducing: int | None = Field(None, ge=1)
     """Points through which documents attend to each other (IMSAB), which makes the work linear in

@@ -53,10 +53,10 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
     Raises:
         InputError: the manifest does not list the file, or the file is missing or was changed.
     """
-    path = names.listed_file(url, name)
     listed = listed_in(manifest)
     if name not in listed:
-        raise InputError(f"{path}: the manifest does not list it; make the directory again")
+        raise InputError(f"{join(url, name)}: the manifest does not list it; make the directory again")
+    path = names.listed_file(url, name)
     data = files.read_bytes(path)
     if hashlib.sha256(data).hexdigest() != listed[name]:
         raise InputError(f"{path}: its content is not what was committed (hash differs); make the directory again")

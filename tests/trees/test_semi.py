@@ -106,7 +106,7 @@ def test_components_do_not_depend_on_how_the_data_is_cut(url: str, monkeypatch: 
 
 def test_a_projection_survives_its_file(url: str) -> None:
     projection = pca.fit_projection(select(splits_of(url).train, labelled=False), 2)
-    again = Projection.from_bytes(projection.to_bytes())
+    again = Projection.from_bytes(projection.to_bytes(), 1000)
     for name in vars(projection):
         np.testing.assert_array_equal(getattr(again, name), getattr(projection, name))
 
