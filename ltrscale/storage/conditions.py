@@ -115,16 +115,16 @@ def _honoured(url: str) -> bool:
         warn(scheme, f"{scheme}:// has no conditional put that is used here")
         return False
     fs, path = filesystem(url)
-    return _probe(url.rpartition("/")[0], fs.split_path(path)[0], os.environ.get("AWS_ENDPOINT_URL", "Amazon"))
+    return _probe(url, fs.split_path(path)[0], os.environ.get("AWS_ENDPOINT_URL", "Amazon"))
 
 
 _probed: dict[tuple[str, str], bool] = {}
 
 
-def _probe(folder: str, bucket: str, endpoint: str) -> bool:
+def _probe(url: str, bucket: str, endpoint: str) -> bool:
     if (bucket, endpoint) not in _probed:
-        fs, path = filesystem(join(folder, f".probe-{secrets.token_hex(8)}"))
-        with named_errors(folder, "write"):
+        fs, path = filesystem(join(url.rpartition("/")[0], f".probe-{secrets.token_hex(8)}"))
+        with named_errors(url, "write"):
             fs.pipe_file(path, b"1")
             heeds = not _accepted(lambda: fs.pipe_file(path, b"2", IfNoneMatch="*"))
             heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))

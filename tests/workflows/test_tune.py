@@ -237,7 +237,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
     report = (out / "report.md").read_text()
     assert "5 trials: 3 complete, 1 stopped, 1 failed" in report
     assert "Trial 1: 0.5000; the settings as given (trial 0) have 0.3000, a difference of +0.2000." in report
-    assert "- trial 2: too many | leaves" in report
+    assert "- trial 2: too many \\| leaves" in report
     with (out / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3", "4"]
