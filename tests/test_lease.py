@@ -194,6 +194,8 @@ def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
         (tmp_path / leases.LEASE).write_text(text)
         with storage.hold(url) as before:
             storage.sweep(url, before)
+            assert json.loads((tmp_path / leases.LEASE).read_text())["token"] == storage.held()[0].token
+        assert not (tmp_path / leases.LEASE).exists()
 
 
 @pytest.mark.usefixtures("quick")

@@ -386,7 +386,9 @@ def test_keys_that_expire_while_a_file_is_read_are_named(proxy: FaultyProxy, url
     proxy.share, proxy.fault = 1.0, EXPIRED
     proxy.match = lambda method, _: method == "GET"
     for read in (lambda: next(read_direct([row_group], ["x"])), lambda: next(read_batches(url, ["x"], 10))):
-        with pytest.raises(InputError, match=f"^{url}: .*(ExpiredToken.*the keys have expired|and that they have not expired)"):
+        with pytest.raises(
+            InputError, match=f"^{url}: .*(ExpiredToken.*the keys have expired|and that they have not expired)"
+        ):
             read()
 
 

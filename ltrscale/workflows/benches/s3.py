@@ -19,6 +19,8 @@ from ltrscale import storage
 _BUCKET = "bench"
 _KEYS = {"accessKey": "bench-key", "secretKey": "bench-secret"}
 _READY_S = 60
+_PORTS = range(20_000, 22_700)
+"""Beyond those of Ray's workers; with 10,000 more, still below those that the system gives to outgoing connections."""
 
 
 def seaweedfs() -> str | None:
@@ -110,7 +112,7 @@ def free_ports(count: int) -> list[int]:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) != 0
 
-    candidates = (port for port in random.sample(range(20_000, 30_000), 1_000) if free(port) and free(port + 10_000))
+    candidates = (port for port in random.sample(_PORTS, 1_000) if free(port) and free(port + 10_000))
     return [next(candidates) for _ in range(count)]
 
 
