@@ -10,10 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import s3fs
-
 from jobs.chaos.processes import MARK, end
 from ltrscale.errors import InputError
+from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 from ltrscale.workflows.benches.s3 import SeaweedFS, environment, free_ports, seaweedfs
 
@@ -46,7 +45,7 @@ class Arena:
         self._mount()
         with environment(**self.s3.environment, **{MARK: f"{self.mark}.s3"}):
             try:
-                s3fs.S3FileSystem.clear_instance_cache()  # it would go on with the server of another arena
+                PatientS3.clear_instance_cache()  # it would go on with the server of another arena
                 self.s3.start()
                 with self.proxy:
                     self.s3.make_bucket(BUCKET.removeprefix("s3://"))
