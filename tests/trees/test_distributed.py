@@ -142,8 +142,8 @@ def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
     with_categories = splits_of("categorical")
     then = {
         "config": XGBOOST.model_dump(mode="json"),
-        "train": with_categories.train.model_dump(mode="json"),
-        "validation": with_categories.validation.model_dump(mode="json"),
+        "train": select(with_categories.train, labelled=True),
+        "validation": select(with_categories.validation, labelled=True),
         "out": str(tmp_path / "xgboost"),
     }
     monkeypatch.setattr(gbdt, "gbdt_worker", Felled(str(tmp_path), rank=1, tree=3, then=then))
