@@ -53,4 +53,6 @@ if __name__ == "__main__":
     with ray_cluster(6):
         main(sys.argv[1])
         cluster = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
-        shutil.copytree(cluster.parent, sys.argv[2], ignore=shutil.ignore_patterns("sockets", "token"), symlinks=True)
+        shutil.copytree(
+            cluster.parent, sys.argv[2], ignore=shutil.ignore_patterns("sockets", "token", "listener-*"), symlinks=True
+        )
