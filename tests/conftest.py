@@ -1,6 +1,7 @@
 """Fixtures that several tests share."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,15 @@ from ltrscale.workflows.benches.s3 import free_ports, make_bucket
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def importable() -> Iterator[None]:
+    """Lets the processes of a Ray cluster import modules of the tests."""
+    with pytest.MonkeyPatch.context() as environment:
+        paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -111,8 +111,6 @@ def ray_cluster() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
         yield
         ray.shutdown()

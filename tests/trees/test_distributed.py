@@ -1,7 +1,6 @@
 """Trees on several workers: shares, merged codes, global targets, the trees of one process, a worker that dies."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -120,12 +119,9 @@ def test_catboost_takes_one_worker(splits: Splits, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """Ray with six logical CPUs, whose processes can import modules of the tests."""
-    with pytest.MonkeyPatch.context() as environment:
-        paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-        with ray_cluster(6):
-            yield
+    """Ray with six logical CPUs."""
+    with ray_cluster(6):
+        yield
 
 
 @pytest.mark.slow
