@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.cli import main
-from ltrscale.errors import InputError, without_credentials
+from ltrscale import storage
+from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.progress import log
 from ltrscale.workflows.runs import environment
 from ltrscale.workflows.stages import PrepareJob, prepare_stage
@@ -26,9 +27,10 @@ CANARY = "canary0123456789"
 
 class Guarded(http.server.SimpleHTTPRequestHandler):
     def send_head(self) -> Any:
-        if "forbidden" not in self.path:
+        refusals = {"forbidden": 403, "busy": 503}
+        if (status := next((refusals[word] for word in refusals if word in self.path), None)) is None:
             return super().send_head()
-        self.send_error(403)
+        self.send_error(status)
         return None
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
@@ -84,10 +86,18 @@ def test_what_is_said_of_a_refused_url_does_not_repeat_the_signature(server: str
     url = f"http://me:{CANARY}@{server}/forbidden?sig={CANARY}"
     command = [sys.executable, "-m", "jobs.prepare", *settings(url, out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "/forbidden?sig=***" in done.stderr
+    assert "Traceback" not in done.stderr
     assert CANARY not in done.stdout + done.stderr
     assert [path for path in files(out) if CANARY in path.read_text()] == []
+
+
+def test_what_a_web_server_refuses_is_told_in_one_line(server: str) -> None:
+    with pytest.raises(InputError, match="/forbidden: no permission to read .* check the address"):
+        storage.read_bytes(f"http://{server}/forbidden")
+    with pytest.raises(UnavailableError, match="/busy: cannot read: the store is overloaded"):
+        storage.read_bytes(f"http://{server}/busy")
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,18 @@ def _refusal(error: BaseException) -> _Refusal | None:
         answer = cause.response
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return _Refusal(str(answer.get("Error", {}).get("Code", "")), int(status))
+    if _is_of_http(error) and (status := getattr(error, "status", 0)):
+        return _Refusal("", status)
     if (found := _ARROW.search(str(error))) is None:
         return None
     name = _ARROW_NAME.search(str(error))
     code = name[1] if name else "".join(word.capitalize() for word in found[1].split("_"))
     return _Refusal(code, int(found[2] or 0))
+
+
+def _is_of_http(error: BaseException) -> bool:
+    """Whether aiohttp has raised it, through which fsspec reads the web; importing aiohttp to ask takes .2 s."""
+    return type(error).__module__.partition(".")[0] == "aiohttp"
 
 
 def _is_overload(error: Exception) -> bool:
@@ -102,6 +109,8 @@ def _is_unreachable(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     refusal = _refusal(error)
+    if _is_of_http(error):
+        return refusal is None
     return refusal is not None and refusal.code == _NETWORK and _ARROW_CERTIFICATE.search(str(error)) is None
 
 
@@ -119,6 +128,7 @@ def disk_full(url: str, need: int, folder: Path) -> InputError:
         folder: a directory on the disk.
     """
     free = f"{shutil.disk_usage(folder).free:,}"
+    url = url.replace("-{hash}", "")  # of a file that is not whole yet
     room = f"{need:,} bytes are needed, {free} are free" if need else f"more than the {free} bytes free are needed"
     remedy = "choose another directory" if is_local(url) else "set TMPDIR to another disk"
     return InputError(f"{url}: disk full: {room} in {folder}; make room or {remedy}")
@@ -139,7 +149,9 @@ def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[No
     """
     try:
         yield
-    except (OSError, boto.BotoCoreError) as error:  # s3fs lets some of botocore's errors through
+    except Exception as error:
+        if not isinstance(error, OSError | boto.BotoCoreError) and not _is_of_http(error):  # s3fs lets some through
+            raise
         if is_disk_full(error):
             raise disk_full(url, need, _folder(url)) from error
         if not is_local(url) and may_pass(error):
@@ -164,6 +176,8 @@ def _unavailable(error: Exception, url: str) -> str:
 
 def _explanation(error: Exception, url: str, doing: str) -> str:
     text, keys = str(error), "check your credentials"
+    if _is_of_http(error):
+        keys = "check the address, and whether the server wants a login"
     if url.startswith("s3://"):
         keys = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if is_local(url):
