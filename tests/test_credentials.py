@@ -94,7 +94,7 @@ def test_what_is_said_of_a_refused_url_does_not_repeat_the_signature(server: str
 
 
 def test_what_a_web_server_refuses_is_told_in_one_line(server: str) -> None:
-    with pytest.raises(InputError, match="/forbidden: no permission to read .* check the address"):
+    with pytest.raises(InputError, match=r"/forbidden: no permission to read .* check the address"):
         storage.read_bytes(f"http://{server}/forbidden")
     with pytest.raises(UnavailableError, match="/busy: cannot read: the store is overloaded"):
         storage.read_bytes(f"http://{server}/busy")

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from matplotlib.figure import Figure
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -56,7 +58,7 @@ class EvaluatedData(Config):
 class Evaluation(Config):
     """`metrics.json` of an evaluation."""
 
-    methods: tuple[MethodResult, ...]
+    methods: Annotated[tuple[MethodResult, ...], Field(min_length=1)]
     baseline: str | None
     primary: str
     """The metric of the comparison column and the picture."""

@@ -11,7 +11,7 @@ from ltrscale.config import Config, validate
 from ltrscale.data.manifest import Dataset, open_dataset
 from ltrscale.data.scores import read_period
 from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select, with_periods_named
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 
 
 class Identity(Config):
@@ -82,6 +82,8 @@ def _check_unseen_by(url: str, test: Split) -> list[str]:
     seen = tuple(split.replace(periods=_still_there(split)) for split in seen)
     try:
         check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
+    except UnavailableError:  # which says nothing of the bundle
+        raise
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
     return made_from + [teacher for split in seen if split.scores for teacher in scored_by(split)]

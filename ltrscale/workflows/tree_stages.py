@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ltrscale.config import Config
 from ltrscale.data.manifest import one_view
 from ltrscale.data.split import Splits, check_disjoint
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, UnavailableError
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes
@@ -85,6 +85,8 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
     """Check that a bundle has not seen the labels that the trees are to learn from."""
     try:
         check_unseen(url, splits.train)
+    except UnavailableError:  # which says nothing of the bundle
+        raise
     except InputError as error:
         raise InputError(
             f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "

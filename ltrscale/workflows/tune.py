@@ -6,6 +6,7 @@ made (`trials/00007/...`), the table and report of the search, and the best sett
 
 import functools
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -155,7 +156,7 @@ def _write(config: TuneJob, history: History) -> None:
         for name, module, settings in job.jobs(config.out):
             url = join(config.out, name)
             storage.write_bytes(url, configs.dump(settings).encode())
-            commands.append(f"python -m jobs.{module} --config {url}")
+            commands.append(f"python -m jobs.{module} --config {shlex.quote(url)}")
 
     def used(trial: Trial, key: str) -> bool:
         try:
