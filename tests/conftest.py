@@ -1,9 +1,6 @@
 """Fixtures that several tests share."""
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -17,7 +14,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest, open_dataset
-from ltrscale.workflows.benches.s3 import free_ports, make_bucket
+from ltrscale.workflows.benches.s3 import SeaweedFS, environment, free_ports, seaweedfs
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("unhurried")
@@ -26,9 +23,8 @@ settings.load_profile("unhurried")
 @pytest.fixture(scope="session", autouse=True)
 def importable() -> Iterator[None]:
     """Lets the processes of a Ray cluster import modules of the tests."""
-    with pytest.MonkeyPatch.context() as environment:
-        paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
-        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    with environment(PYTHONPATH=os.pathsep.join(filter(None, paths))):
         yield
 
 
@@ -127,30 +123,12 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A directory URL on a real S3 server (SeaweedFS) on this machine; the environment names endpoint and keys."""
-    folder = tmp_path_factory.mktemp("s3")
-    master, volume, filer, port = free_ports(4)
-    keys = {"accessKey": f"key-{token_hex(8)}", "secretKey": f"secret-{token_hex(20)}"}  # found wherever they leak to
-    actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    identities = {"identities": [{"name": "test", "credentials": [keys], "actions": actions}]}
-    (folder / "s3.json").write_text(json.dumps(identities))
-    command = [
-        str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        f"-master.port={master}", "-master.telemetry=false", "-master.volumeSizeLimitMB=64",
-        f"-volume.port={volume}", "-volume.max=20", "-volume.preStopSeconds=0", "-filer", f"-filer.port={filer}",
-        "-s3", f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false",
-        f"-s3.config={folder / 's3.json'}",
-    ]  # fmt: skip
-    with (
-        (folder / "server.log").open("w") as log,
-        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder) as server,
-        pytest.MonkeyPatch.context() as environment,
-    ):
-        environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        environment.setenv("AWS_ACCESS_KEY_ID", keys["accessKey"])
-        environment.setenv("AWS_SECRET_ACCESS_KEY", keys["secretKey"])
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        try:
-            make_bucket("tests", port, server)
+    keys = (f"key-{token_hex(8)}", f"secret-{token_hex(20)}")  # found wherever they leak to
+    server = SeaweedFS(str(seaweedfs()), tmp_path_factory.mktemp("s3"), free_ports(4), keys)
+    server.start()
+    try:
+        with environment(**server.environment):
+            server.make_bucket("tests")
             yield "s3://tests/runs"
-        finally:
-            server.kill()  # a polite end takes SeaweedFS half a minute, and its data is thrown away
+    finally:
+        server.kill()

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from jobs.chaos.processes import MARK, end
 from ltrscale.errors import InputError
-from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 from ltrscale.workflows.benches.s3 import SeaweedFS, environment, free_ports, seaweedfs
 
@@ -45,7 +44,6 @@ class Arena:
         self._mount()
         with environment(**self.s3.environment, **{MARK: f"{self.mark}.s3"}):
             try:
-                PatientS3.clear_instance_cache()  # it would go on with the server of another arena
                 self.s3.start()
                 with self.proxy:
                     self.s3.make_bucket(BUCKET.removeprefix("s3://"))

@@ -15,9 +15,10 @@ from pathlib import Path
 import s3fs
 
 from ltrscale import storage
+from ltrscale.storage.s3 import PatientS3
 
 _BUCKET = "bench"
-_KEYS = {"accessKey": "bench-key", "secretKey": "bench-secret"}
+_KEYS = ("bench-key", "bench-secret")
 _READY_S = 60
 _PORTS = range(20_000, 22_700)
 """Beyond those of Ray's workers; with 10,000 more, still below those that the system gives to outgoing connections."""
@@ -36,10 +37,11 @@ class SeaweedFS:
         program: as `seaweedfs` finds it.
         folder: an existing directory for data, keys and log.
         ports: as `free_ports(4)` gives them; those of before where there are data of before.
+        keys: the id of an access key, and the key.
     """
 
-    def __init__(self, program: str, folder: Path, ports: Sequence[int]) -> None:
-        self._program, self._folder, self._ports = program, folder, ports
+    def __init__(self, program: str, folder: Path, ports: Sequence[int], keys: tuple[str, str] = _KEYS) -> None:
+        self._program, self._folder, self._ports, self._keys = program, folder, ports, keys
         self._server: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,8 +55,8 @@ class SeaweedFS:
         """What clients find endpoint and keys by."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._ports[3]}",
-            "AWS_ACCESS_KEY_ID": _KEYS["accessKey"],
-            "AWS_SECRET_ACCESS_KEY": _KEYS["secretKey"],
+            "AWS_ACCESS_KEY_ID": self._keys[0],
+            "AWS_SECRET_ACCESS_KEY": self._keys[1],
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
@@ -62,14 +64,16 @@ class SeaweedFS:
         """Start it, and do not wait until it answers."""
         master, volume, filer, port = self._ports
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
-        identities = {"identities": [{"name": "bench", "credentials": [_KEYS], "actions": actions}]}
+        keys = dict(zip(("accessKey", "secretKey"), self._keys, strict=True))
+        identities = {"identities": [{"name": "bench", "credentials": [keys], "actions": actions}]}
         (self._folder / "s3.json").write_text(json.dumps(identities))
         command = [
             self._program, "server", f"-dir={self._folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
             f"-master.port={master}", "-master.telemetry=false", "-master.volumeSizeLimitMB=256",
             "-master.electionTimeout=2s",  # which a restart waits for, though the server is alone
             f"-volume.port={volume}", "-volume.max=100", "-volume.preStopSeconds=0", "-filer", f"-filer.port={filer}",
-            "-s3", f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={self._folder}/s3.json",
+            "-s3", f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            "-s3.autoCreateBucket=false", f"-s3.config={self._folder}/s3.json",
         ]  # fmt: skip
         with (self._folder / "server.log").open("a") as log:
             # it would take keys that it finds in its environment for its own
@@ -134,12 +138,14 @@ def make_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Environment variables for as long as the block runs."""
+    """Environment variables for as long as the block runs, heeded by S3 clients too, which read them but once."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
+    PatientS3.clear_instance_cache()
     try:
         yield
     finally:
+        PatientS3.clear_instance_cache()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
