@@ -14,6 +14,8 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from ray._private import ray_constants
+from ray.experimental import internal_kv
 
 from ltrscale.launch.workers import Context, WorkersConfig, launch
 
@@ -31,6 +33,12 @@ def listening(root: int) -> list[tuple[str, int, str]]:
     ]
 
 
+def _dashboard() -> str:
+    """Where it says that it listens; the node of a worker only knows where dashboards usually do."""
+    key, room = ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD
+    return str(internal_kv._internal_kv_get(key, namespace=room).decode())
+
+
 def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG001
     """What each worker does."""
     import psutil  # which Ray brings along
@@ -43,7 +51,7 @@ def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG00
         found = {
             "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
             "listening": listening(driver.pid),
-            "dashboard": node.webui_url,
+            "dashboard": _dashboard(),
             "gcs": node.gcs_address,
             "session": node.get_session_dir_path(),
             "token": os.environ["RAY_AUTH_TOKEN_PATH"],
