@@ -5,8 +5,10 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -62,7 +64,8 @@ def parser(cls: type[Config], module: str, description: str) -> argparse.Argumen
 def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, description: str) -> None:
     """Parse the command line, then call `run`, in the processes of torchrun where it has started several.
 
-    An `InputError` and a request to stop become one line, and exit statuses 2 and 143; Ctrl-C ends with 130.
+    An `InputError`, a full disk and a request to stop become one line, and exit statuses 2, 2 and 143; Ctrl-C ends
+    with 130.
     """
     options = parser(cls, module, description).parse_args()
     if getattr(options, "if_running", None):
@@ -77,7 +80,8 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
         if options.print_config:
             print(configs.dump(config), end="")
         else:
-            run(config)
+            with _full_disk_named():
+                run(config)
 
     sys.excepthook = _show_defect
     _show_log(under_torchrun.rank())
@@ -94,6 +98,22 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
+
+
+@contextmanager
+def _full_disk_named() -> Iterator[None]:
+    """Turn what a library raises that has written for itself, as Ray Tune does, into one line."""
+    try:
+        yield
+    except (InputError, Stopped):
+        raise
+    except Exception as error:
+        if not storage.is_disk_full(error):
+            raise
+        raise InputError(
+            f"disk full ({str(error).strip().splitlines()[-1]}); make room on the disks of out and of "
+            f"{tempfile.gettempdir()}, or set TMPDIR to another disk"
+        ) from error
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

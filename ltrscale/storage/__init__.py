@@ -23,7 +23,7 @@ from ltrscale.storage.committed import (
     withdraw,
     withdraw_below,
 )
-from ltrscale.storage.faults import is_fault, named_errors
+from ltrscale.storage.faults import is_disk_full, is_fault, named_errors
 from ltrscale.storage.files import (
     children,
     create_exclusively,
@@ -62,6 +62,7 @@ __all__ = [
     "fingerprint",
     "held",
     "hold",
+    "is_disk_full",
     "is_fault",
     "is_local",
     "is_whole",

@@ -131,3 +131,20 @@ def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
     methods = {**plain.methods, "gbdt": gbdt.replace(gbdt=gbdt.gbdt.replace(num_leaves=5))}
     expected = plain.model_copy(update={"out": "elsewhere", "methods": methods, "seeds": (3,)})
     assert configs.load(PipelineConfig, str(tmp_path / "printed.yaml")) == expected
+
+
+FILLS_A_DISK = """
+import pyarrow
+from jobs.cli import main
+from ltrscale.config import Config
+def run(_):
+    with pyarrow.OSFile("/dev/full", "wb") as file:
+        file.write(b"bytes")
+main(Config, run, "job", "A job.")
+"""
+
+
+def test_a_disk_that_is_full_for_a_library_is_one_line() -> None:
+    command = [sys.executable, "-c", FILLS_A_DISK]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert one_line(done).startswith("error: disk full ([Errno 28] Error writing bytes to file.")
