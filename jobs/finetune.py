@@ -1,7 +1,7 @@
 """Finetune a ranker on the labelled groups of a split."""
 
 from jobs.cli import main
-from ltrscale.workflows.stages import FinetuneJob, finetune_stage
+from ltrscale.workflows.stages import FinetuneJob
 
 if __name__ == "__main__":
-    main(FinetuneJob, finetune_stage, "finetune", __doc__)
+    main(FinetuneJob, FinetuneJob.run, "finetune", __doc__)

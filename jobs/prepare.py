@@ -1,7 +1,7 @@
 """Turn raw logs (LETOR text, CSV, Parquet) into a data set of query groups."""
 
 from jobs.cli import main
-from ltrscale.workflows.stages import PrepareJob, prepare_stage
+from ltrscale.workflows.stages import PrepareJob
 
 if __name__ == "__main__":
-    main(PrepareJob, prepare_stage, "prepare", __doc__)
+    main(PrepareJob, PrepareJob.run, "prepare", __doc__)

@@ -1,7 +1,7 @@
 """Train LightGBM LambdaRank on the labelled groups of a split."""
 
 from jobs.cli import main
-from ltrscale.workflows.stages import GBDTJob, gbdt_stage
+from ltrscale.workflows.tree_stages import GBDTJob
 
 if __name__ == "__main__":
-    main(GBDTJob, gbdt_stage, "train_gbdt", __doc__)
+    main(GBDTJob, GBDTJob.run, "train_gbdt", __doc__)

@@ -13,7 +13,7 @@ from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.engine import ray_cluster
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import ScoreJob, score_stage
+from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.tune import TuneJob, run_tune
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
@@ -46,7 +46,7 @@ def main(url: str) -> None:
     values = {"out": f"{url}/search", "job": job, "space": space, "trials": 3, "concurrent": 2}
     run_tune(validate(TuneJob, values, "test"))
     score = {"bundle": f"{url}/search/trials/00001/model", "data": data, "ray": True}
-    score_stage(validate(ScoreJob, {"out": f"{url}/scores", **score}, "test"))
+    validate(ScoreJob, {"out": f"{url}/scores", **score}, "test").run()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from victims import Watched
 
 from jobs.cli import main
 from ltrscale.training import pretrain
-from ltrscale.workflows.stages import PretrainJob, pretrain_stage
+from ltrscale.workflows.stages import PretrainJob
 
 if __name__ == "__main__":
     pretrain.pretrain_worker = Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),))
-    main(PretrainJob, pretrain_stage, "pretrain", "A test.")
+    main(PretrainJob, PretrainJob.run, "pretrain", "A test.")

@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.progress import log
 from ltrscale.workflows.runs import environment
-from ltrscale.workflows.stages import PrepareJob, prepare_stage
+from ltrscale.workflows.stages import PrepareJob
 
 ROOT = Path(__file__).resolve().parents[1]
 CANARY = "canary0123456789"
@@ -70,7 +70,7 @@ def test_nothing_that_a_job_leaves_has_what_opens_its_input(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for given in (url, url.replace(CANARY, CANARY[::-1])):  # signed anew, the input is the same
         monkeypatch.setattr(sys, "argv", ["prepare", *settings(given, out)])
-        main(PrepareJob, prepare_stage, "prepare", "Prepare.")
+        main(PrepareJob, PrepareJob.run, "prepare", "Prepare.")
     assert [path.relative_to(out) for path in files(out) if CANARY.encode() in path.read_bytes()] == []
     (quarantine,) = out.glob("quarantine/*.parquet")
     assert pq.read_table(quarantine)["file"].to_pylist() == [

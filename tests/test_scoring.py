@@ -34,7 +34,7 @@ from ltrscale.scoring import ActorsConfig, ScoreConfig, files, score, under_ray
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.origins import dataset_hashes
-from ltrscale.workflows.stages import ScoreJob, score_stage
+from ltrscale.workflows.stages import ScoreJob
 
 FEATURES = tuple(Feature(name=name) for name in "abc")
 PERIODS = ("p1", "p2", "p3", "p4")
@@ -215,15 +215,15 @@ def test_what_is_up_to_date_is_left_alone_and_said_so(
 ) -> None:
     out = tmp_path / "out"
     job = ScoreJob(**config(data, bundles["trees"], periods=("p1..p2",)).model_dump(), out=str(out))
-    score_stage(job)
+    job.run()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     with caplog.at_level(logging.INFO, "ltrscale"):
-        score_stage(job)
+        job.run()
     assert f"{out} is up to date (2 periods)" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
     caplog.clear()
     with caplog.at_level(logging.INFO, "ltrscale"):
-        score_stage(job.replace(periods=()))
+        job.replace(periods=()).run()
     assert "2 periods scored with 65 groups" in caplog.text
     assert "2 periods were up to date" in caplog.text
     lines = (out / "run" / "metrics.jsonl").read_text().splitlines()
@@ -448,7 +448,7 @@ def test_what_cannot_score_is_told_before_anything_is_written(
             run(settings, out)
         assert not out.exists()
     with pytest.raises(InputError, match="the output of something else is there"):
-        score_stage(ScoreJob(**config(data, bundles["trees"]).model_dump(), out=data))
+        ScoreJob(**config(data, bundles["trees"]).model_dump(), out=data).run()
 
 
 def test_scores_that_are_no_numbers_are_named(data: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load
 from ltrscale.config import Config
-from ltrscale.data.split import Selection, Splits, Texts, check_disjoint, select
+from ltrscale.data.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.committed import committed_scorer
@@ -96,6 +96,16 @@ class EvaluateConfig(EvaluateSettings):
     def trials(self) -> dict[str, Texts]:
         """What is evaluated, in the order of the report: scores or bundles of each method."""
         return {**{name: (url,) for name, url in self.scores.items()}, **self.models}
+
+    @property
+    def bundles(self) -> list[str]:
+        """All bundles, one method after the other."""
+        return [url for urls in self.models.values() for url in urls]
+
+    @property
+    def scored(self) -> list[Split]:
+        """The test split with each of the scores as its labels."""
+        return [self.splits.test.replace(scores=url, labels="labels") for url in self.scores.values()]
 
 
 def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Evaluation:

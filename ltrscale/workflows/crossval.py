@@ -4,7 +4,7 @@ A fold is a run of the pipeline below `out/FOLD`, whose stages are skipped where
 folds is a stage of its own, in `out/summary` (and `out/summary-relevance`, where both labels are evaluated on).
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -14,10 +14,12 @@ from ltrscale.data.split import LabelColumn
 from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
 from ltrscale.launch.workers import cluster_for
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
 from ltrscale.storage import join
+from ltrscale.workflows.origins import content_of
 from ltrscale.workflows.pipeline import PipelineConfig, evaluation_on, run_pipeline
-from ltrscale.workflows.runs import recorded, run_stage
+from ltrscale.workflows.runs import recorded
+from ltrscale.workflows.stage import Origin, Stage
 
 PLACE = "{fold}"
 """Stands in a pipeline's texts for the name of the fold."""
@@ -69,6 +71,27 @@ class _Identity(Config):
     seed: int
 
 
+class _Summary(Stage):
+    """Summarise the evaluations of all folds."""
+
+    stage: ClassVar = "crossval"
+    evaluations: dict[str, str]
+    """Directory of each fold's evaluation."""
+    seed: int
+
+    def identity(self) -> _Identity:
+        """The folds and the seed of the intervals."""
+        return _Identity(folds=tuple(self.evaluations), seed=self.seed)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the evaluations."""
+        return {fold: _content(url) for fold, url in self.evaluations.items()}
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Summarise, and commit the report."""
+        summarise_folds(self.evaluations, self.out, seed=self.seed, made_by=origin, report=report)
+
+
 def run_crossval(config: CrossvalConfig) -> None:
     """Run the pipeline on each fold, then summarise; skips what is up to date.
 
@@ -89,15 +112,7 @@ def _summarise(config: CrossvalConfig, column: LabelColumn) -> str:
     name = evaluation_on(column)
     out = join(config.out, name.replace("evaluation", _SUMMARY))
     evaluations = {fold: join(config.out, fold, name) for fold in config.folds}
-    seed = config.pipeline.evaluate.seed
-    run_stage(
-        "crossval",
-        config,
-        out,
-        _Identity(folds=config.folds, seed=seed),
-        {fold: _content(url) for fold, url in evaluations.items()},
-        lambda origin, report: summarise_folds(evaluations, out, seed=seed, made_by=origin, report=report),
-    )
+    _Summary(out=out, evaluations=evaluations, seed=config.pipeline.evaluate.seed).run()
     return out
 
 
@@ -125,4 +140,4 @@ def _content(url: str) -> str:
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: no evaluation is committed there; run the fold again")
-    return ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest["files"]))
+    return content_of(manifest)

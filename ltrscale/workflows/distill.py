@@ -13,7 +13,7 @@ Every step is committed, and skipped where it is up to date.
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -29,27 +29,19 @@ from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather
 from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.report import METRICS
 from ltrscale.launch.workers import ONE, Workers, cluster_for
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
 from ltrscale.storage import join
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.export import ParityConfig
 from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.benches.measure import cpu_seconds
-from ltrscale.workflows.export import ExportJob, export_stage
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
-from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
-from ltrscale.workflows.stages import (
-    EvaluateJob,
-    FinetuneJob,
-    GBDTJob,
-    ScoreJob,
-    evaluate_stage,
-    finetune_stage,
-    gbdt_stage,
-    score_stage,
-)
+from ltrscale.workflows.runs import recorded
+from ltrscale.workflows.stage import Origin, Stage, check_replaceable
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
 from ltrscale.workflows.students import MLPStudent, StudentConfig
+from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
 
 DIRECT = "direct"
 """Name of the directly trained trees among the methods."""
@@ -137,6 +129,25 @@ def run_distill(job: DistillJob) -> None:
     sys.stdout.write(f"{table(found)}\n\n{join(job.out, 'report.md')}\n")
 
 
+class _AgreementStage(Stage):
+    """Compare the rankings of all methods with the teacher's."""
+
+    stage: ClassVar = "agreement"
+    agreement: AgreementConfig
+
+    def identity(self) -> AgreementConfig:
+        """All settings."""
+        return self.agreement
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data set, the teacher's scores and the bundles."""
+        return dataset_hashes([self.agreement.test]) | bundle_hashes(self.agreement.models.values())
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Compare, and commit what was found."""
+        agree(self.agreement, self.out, made_by=origin, report=report)
+
+
 class _Steps:
     """The steps of a distillation; each commits below `out`, or finds what it would make."""
 
@@ -175,16 +186,14 @@ class _Steps:
             for split in (self.splits.train, self.splits.test)
             for file in select(split, labelled=False).row_groups
         ]
-        score_stage(
-            ScoreJob(
-                out=self.scores,
-                bundle=self.job.teacher,
-                data=self.job.data,
-                periods=tuple(sorted(set(periods))),
-                docs_per_batch=self.job.docs_per_batch,
-                ray=self.job.ray,
-            )
-        )
+        ScoreJob(
+            out=self.scores,
+            bundle=self.job.teacher,
+            data=self.job.data,
+            periods=tuple(sorted(set(periods))),
+            docs_per_batch=self.job.docs_per_batch,
+            ray=self.job.ray,
+        ).run()
 
     def student(self, name: str) -> str:
         """Train a student; returns its bundle."""
@@ -193,22 +202,22 @@ class _Steps:
         splits, workers = self.splits.replace(train=train.model_dump()), self.job.workers
         match self.job.students[name]:
             case MLPStudent(finetune=settings):
-                finetune_stage(FinetuneJob(out=out, splits=splits, finetune=settings, workers=workers))
+                FinetuneJob(out=out, splits=splits, finetune=settings, workers=workers).run()
             case RegressionStudent() | LambdaRankStudent() | SoftmaxStudent() as student:
-                gbdt_stage(GBDTJob(out=out, splits=splits, gbdt=student.trees, workers=workers))
+                GBDTJob(out=out, splits=splits, gbdt=student.trees, workers=workers).run()
         return out
 
     def direct(self, config: GBDTConfig) -> str:
         """Train trees on the labels; returns their bundle."""
         out = join(self.job.out, DIRECT)
-        gbdt_stage(GBDTJob(out=out, splits=self.splits, gbdt=config, workers=self.job.workers))
+        GBDTJob(out=out, splits=self.splits, gbdt=config, workers=self.job.workers).run()
         return out
 
     def evaluate(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on the labelled groups of the test split; the teacher by its scores."""
         settings: dict[str, Any] = {**self.job.evaluate.model_dump(), "baseline": self.baseline}
         config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self.scores}, splits=self.splits)
-        evaluate_stage(EvaluateJob(out=self._place("evaluation"), evaluate=config), show=False)
+        EvaluateJob(out=self._place("evaluation"), evaluate=config).run(show=False)
 
     def agree(self, models: Mapping[str, str]) -> None:
         """Compare the rankings of all methods with the teacher's on all groups of the test split."""
@@ -221,22 +230,14 @@ class _Steps:
             seed=self.job.evaluate.seed,
             docs_per_batch=self.job.evaluate.docs_per_batch,
         )
-        out = self._place("agreement")
-        run_stage(
-            "agreement",
-            config,
-            out,
-            config,
-            dataset_hashes([config.test]) | bundle_hashes(models.values()),
-            lambda origin, report: agree(config, out, made_by=origin, report=report),
-        )
+        _AgreementStage(out=self._place("agreement"), agreement=config).run()
 
     def export(self, name: str, bundle: str) -> None:
         """Publish a student's trees as LightGBM's own text."""
         parity, test = self.job.parity, self.splits.test
         out = join(self._place("export"), name)
         job = ExportJob(out=out, bundle=bundle, data=self.job.data, periods=test.periods, **parity.model_dump())
-        export_stage(job)
+        job.run()
 
     def report(self, models: Mapping[str, str]) -> Distillation:
         """Commit the report, or read the one that is there."""

@@ -23,14 +23,7 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.workflows.methods import Method, MethodName, check_methods
 from ltrscale.workflows.runs import recorded
-from ltrscale.workflows.stages import (
-    EvaluateJob,
-    PrepareJob,
-    RelabelJob,
-    evaluate_stage,
-    prepare_stage,
-    relabel_stage,
-)
+from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
 
 
@@ -94,10 +87,10 @@ def run_pipeline(config: PipelineConfig) -> None:
 def _run(config: PipelineConfig) -> None:
     data = config.data or join(config.out, "data")
     if config.prepare is not None:
-        prepare_stage(PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic))
+        PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
     if config.relabel is not None:
         relabelled = join(config.out, "relabelled")
-        relabel_stage(RelabelJob(data=data, out=relabelled, relabel=config.relabel))
+        RelabelJob(data=data, out=relabelled, relabel=config.relabel).run()
         data = relabelled
     with one_view():  # of what is made by now
         _compare(config, data)
@@ -117,7 +110,7 @@ def _compare(config: PipelineConfig, data: str) -> None:
         splits = _splits(config.splits, data, 0)
         splits = splits.replace(test={**splits.test.model_dump(), "labels": column})
         evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=splits)
-        evaluate_stage(EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation))
+        EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
 
 
 def evaluation_on(column: LabelColumn) -> str:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import metadata
@@ -27,9 +27,7 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
-from ltrscale.launch import under_torchrun
 from ltrscale.progress import Report, log
-from ltrscale.training import resumption
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
@@ -60,73 +58,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def run_stage(
-    stage: str,
-    job: Config,
-    out: str,
-    identity: Config,
-    inputs: Mapping[str, str],
-    body: Callable[[Mapping[str, object], Report], object],
-    *,
-    fresh: bool = False,
-) -> bool:
-    """Run a stage into `out` unless the same stage with the same config and inputs is committed there.
-
-    Args:
-        stage: its name, recorded in the manifest.
-        job: the whole config, kept in the run directory to run the same thing again.
-        out: the directory that `body` commits.
-        identity: the part of it that the output depends on, besides the inputs.
-        inputs: content hash of each input, by name.
-        body: does the work; receives the origin to commit with, and where to report metrics.
-        fresh: run in any case, without what an unfinished run left there.
-
-    Returns:
-        Whether the stage ran.
-
-    Raises:
-        InputError: another stage's output is there.
-    """
-    origin = configs.made_by(stage, identity, inputs)
-    fresh = fresh and not under_torchrun.is_restarted()
-    if not fresh and _is_done(stage, out, origin):
-        return False
-    check_replaceable(out, stage)
-    with held(out):
-        if not fresh and _is_done(stage, out, origin):
-            return False
-        start = time.monotonic()
-        with recorded(out, job) as report:
-            log.info("%s: writing %s", stage, out)
-            if fresh:
-                resumption.start_anew(out)
-            body(origin, report)
-            log.info("%s: done in %.1f s", stage, time.monotonic() - start)
-    return True
-
-
-def _is_done(stage: str, out: str, origin: Mapping[str, object]) -> bool:
-    """Whether the output of this stage is committed there, all of it; says so."""
-    done = configs.is_current(out, origin) and not resumption.is_unfinished(out, origin)
-    if done:
-        log.info("%s: %s is up to date", stage, out)
-    return done
-
-
-def check_replaceable(out: str, stage: str) -> None:
-    """Check that nothing but this stage's own output would be replaced: a data set is not a place for a model.
-
-    Raises:
-        InputError: another stage's output is there.
-    """
-    manifest = storage.read_manifest(out)
-    if manifest is None:
-        return
-    there = manifest.get("made_by", {}).get("stage") or "something else"
-    if there != stage:
-        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from ltrscale.tuning.search import ReportValue
 from ltrscale.tuning.space import Params, Space, assign, find, label
 from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import heard_by
-from ltrscale.workflows.stages import FinetuneJob, GBDTJob, PretrainJob, finetune_stage, gbdt_stage, pretrain_stage
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob
+from ltrscale.workflows.tree_stages import GBDTJob
 
 
 class GBDTSearch(Config):
@@ -65,7 +66,7 @@ class GBDTSearch(Config):
                 tell(record["tree"], record[self.metric])
 
         with heard_by(hear):
-            gbdt_stage(self._job(join(folder, "model")))
+            self._job(join(folder, "model")).run()
         return _value(join(folder, "model"), self.metric)
 
     def jobs(self, out: str) -> list[tuple[str, str, Config]]:
@@ -116,7 +117,7 @@ class FinetuneSearch(Config):
                 tell(record["epoch"] + (0 if record["phase"] == "head" else before), record[self.metric])
 
         with heard_by(hear):
-            finetune_stage(self._job(join(folder, "model")))
+            self._job(join(folder, "model")).run()
         return _value(join(folder, "model"), self.metric)
 
     def jobs(self, out: str) -> list[tuple[str, str, Config]]:
@@ -173,7 +174,7 @@ class PretrainSearch(Config):
 
         def finetuned(name: str, start: str) -> float:
             with heard_by(None), _same_mode():
-                finetune_stage(self._finetune(join(folder, name), start))
+                self._finetune(join(folder, name), start).run()
             return _value(join(folder, name), self.metric)
 
         def hear(record: Mapping[str, Any]) -> None:
@@ -185,7 +186,7 @@ class PretrainSearch(Config):
             if (manifest := storage.read_manifest(url)) is not None:
                 hear({"epoch": manifest["made_by"]["epoch"], "bundle": url})
         with heard_by(hear):
-            pretrain_stage(self._pretrain(pretrained, self.pretrain))
+            self._pretrain(pretrained, self.pretrain).run()
         return finetuned("finetuned", pretrained)
 
     def jobs(self, out: str) -> list[tuple[str, str, Config]]:

@@ -1,22 +1,17 @@
-"""One function per job: each reads committed directories, runs one stage, and commits one directory.
+"""The stages of data sets, networks, scores and evaluations; each is a job of its own too."""
 
-A stage whose output is committed already with the same config and the same inputs does nothing and says so.
-"""
+from typing import ClassVar
 
-from collections.abc import Callable, Mapping
-from typing import Self
-
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, made_by
-from ltrscale.data.manifest import one_view, open_dataset
+from ltrscale.config import Config
+from ltrscale.data.manifest import open_dataset
 from ltrscale.data.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
 from ltrscale.data.split import Split, Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table
-from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
@@ -24,16 +19,35 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
-from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
-from ltrscale.workflows.runs import run_stage
+from ltrscale.workflows.stage import Origin, Stage, TrainingStage
 
 
-class PrepareJob(Config):
+class SyntheticLog(Stage):
+    """Make a synthetic log."""
+
+    stage: ClassVar = "synthetic_log"
+    makes_data: ClassVar = True
+    log: SyntheticLogConfig
+
+    def identity(self) -> SyntheticLogConfig:
+        """All settings."""
+        return self.log
+
+    def inputs(self) -> dict[str, str]:
+        """None."""
+        return {}
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Write the files."""
+        write_log(self.log, self.out, report=report)
+
+
+class PrepareJob(Stage):
     """Turn raw logs into a data set directory."""
 
+    stage: ClassVar = "prepare"
+    makes_data: ClassVar = True
     out: str
     """Directory of the data set."""
     prepare: PrepareConfig
@@ -42,146 +56,62 @@ class PrepareJob(Config):
     ray: bool = False
     """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
 
+    def run(self) -> bool:
+        """Make the synthetic log where one is wanted, then the data set."""
+        if self.synthetic is not None:
+            SyntheticLog(out=self._log, log=self.synthetic).run()
+        return super().run()
 
-class RelabelJob(Config):
+    def identity(self) -> PrepareConfig:
+        """All settings that make the data set."""
+        if self.synthetic is None:
+            return self.prepare
+        return self.prepare.replace(inputs=[{"path": storage.join(self._log, "*", "*.parquet")}])
+
+    def inputs(self) -> dict[str, str]:
+        """Of the files of the log."""
+        return input_fingerprints(self.identity())
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the data set holds the inputs; they may have been added to it."""
+        return is_prepared(self.out, origin)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Make the data set, or add to it."""
+        prepare(self.identity(), self.out, ray=self.ray, report=report)
+
+    @property
+    def _log(self) -> str:
+        return f"{self.out.rstrip('/')}-log"
+
+
+class RelabelJob(Stage):
     """Simulate or clean the labels of a data set."""
 
+    stage: ClassVar = "relabel"
+    makes_data: ClassVar = True
     out: str
     """Directory of the new data set."""
     data: str
     """Data set directory to start from; it stays as it is."""
     relabel: RelabelConfig
 
+    def check(self) -> None:
+        """Refuse to replace the data set itself."""
+        if _place(self.out) == _place(self.data):
+            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
 
-class PretrainJob(Config):
-    """Pretrain an encoder without labels."""
+    def identity(self) -> RelabelConfig:
+        """All settings."""
+        return self.relabel
 
-    out: str
-    """Directory of the bundle."""
-    train: Split
-    """Whose documents; labels are not read."""
-    pretrain: PretrainConfig = PretrainConfig()
-    workers: Workers = ONE
-    """Data-parallel workers; more than one run under Ray Train."""
-    fresh: bool = False
-    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
+    def inputs(self) -> dict[str, str]:
+        """Of the data set."""
+        return {self.data: open_dataset(self.data).manifest.hash}
 
-
-class FinetuneJob(Config):
-    """Finetune a ranker on labelled groups, from a pretrained bundle or from random weights."""
-
-    out: str
-    """Directory of the bundle."""
-    pretrained: str | None = None
-    """Bundle to start from; empty starts from random weights."""
-    splits: Splits
-    """Training and validation; the test split is not read."""
-    finetune: FinetuneConfig = FinetuneConfig()
-    workers: Workers = ONE
-    """Data-parallel workers; more than one run under Ray Train."""
-    fresh: bool = False
-    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
-
-
-class CombineJob(Config):
-    """Make one ranker of several finetuned ones."""
-
-    out: str
-    """Directory of the bundle."""
-    bundles: tuple[str, ...] = Field(min_length=1)
-    """Finetuned neural rankers of the same features."""
-    splits: Splits
-    """Training (of `concat`) and validation; the test split is not read."""
-    combine: CombineConfig = CombineConfig()
-    workers: Workers = ONE
-    """Data-parallel workers; more than one run under Ray Train."""
-    fresh: bool = False
-    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
-
-
-class GBDTJob(Config):
-    """Train gradient boosted trees on labelled groups."""
-
-    out: str
-    """Directory of the bundle."""
-    splits: Splits
-    """Training and validation; the test split is not read."""
-    gbdt: GBDTConfig = LightGBMConfig()
-    ensemble: EnsembleConfig | None = None
-    """Train several models, below `out/candidates`, and take the mean of some; empty for one model."""
-    workers: Workers = ONE
-    """Workers that each hold a share of the training groups; for data beyond one machine."""
-
-    @model_validator(mode="after")
-    def _has_different_candidates(self) -> Self:
-        if self.ensemble is not None:
-            check_draws(self.gbdt)
-        return self
-
-
-class ScoreJob(ScoreConfig):
-    """Score periods of a data set with a bundle."""
-
-    out: str
-    """Directory of the scores."""
-
-
-class EvaluateJob(Config):
-    """Evaluate bundles on the test split, with outlier groups and significance."""
-
-    out: str
-    """Directory of the report."""
-    evaluate: EvaluateConfig
-
-
-def prepare_stage(job: PrepareJob) -> None:
-    """Make a data set directory."""
-    config, synthetic = job.prepare, job.synthetic
-    if synthetic is not None:
-        log_url = f"{job.out.rstrip('/')}-log"
-        run_stage(
-            "synthetic_log",
-            synthetic,
-            log_url,
-            synthetic,
-            {},
-            lambda _, report: write_log(synthetic, log_url, report=report),
-        )
-        config = with_inputs(config, log_url)
-    inputs = input_fingerprints(config)
-    if is_prepared(job.out, made_by("prepare", config, inputs)):
-        return
-    run_stage(
-        "prepare",
-        job,
-        job.out,
-        config,
-        inputs,
-        lambda _, report: prepare(config, job.out, ray=job.ray, report=report),
-    )
-
-
-def with_inputs(config: PrepareConfig, log_url: str) -> PrepareConfig:
-    """The same config, reading the log at a URL."""
-    return config.replace(inputs=[{"path": storage.join(log_url, "*", "*.parquet")}])
-
-
-def relabel_stage(job: RelabelJob) -> None:
-    """Make a data set directory with other labels.
-
-    Raises:
-        InputError: `out` is `data` itself; as `relabel`.
-    """
-    if _place(job.out) == _place(job.data):
-        raise InputError(f"{job.out}: out is the data set itself; choose another directory")
-    run_stage(
-        "relabel",
-        job,
-        job.out,
-        job.relabel,
-        {job.data: open_dataset(job.data).manifest.hash},
-        lambda origin, report: relabel(job.relabel, job.data, job.out, origin=origin, report=report),
-    )
+    def work(self, origin: Origin, report: Report) -> None:
+        """Make the data set with other labels."""
+        relabel(self.relabel, self.data, self.out, origin=origin, report=report)
 
 
 def _place(url: str) -> str:
@@ -189,140 +119,163 @@ def _place(url: str) -> str:
     return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
-@one_view()
-def pretrain_stage(job: PretrainJob) -> None:
-    """Pretrain an encoder and commit its bundle."""
-    config = job.pretrain
-    train = Split(data=job.train.data, periods=job.train.periods)  # which labels are used is nothing to it
-    _train_stage(
-        "pretrain",
-        job,
-        Identity.of(config.identity(), train),
-        dataset_hashes([train]),
-        lambda origin, report: pretrain(config, train, job.out, origin=origin, report=report, workers=job.workers),
-    )
+class PretrainJob(TrainingStage):
+    """Pretrain an encoder without labels."""
+
+    stage: ClassVar = "pretrain"
+    train: Split
+    """Whose documents; labels are not read."""
+    pretrain: PretrainConfig = PretrainConfig()
+
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self.pretrain.identity(), self._documents)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets."""
+        return dataset_hashes([self._documents])
+
+    def fit(self, origin: Origin, report: Report) -> None:
+        """Pretrain, and commit the bundle."""
+        pretrain(self.pretrain, self._documents, self.out, origin=origin, report=report, workers=self.workers)
+
+    @property
+    def _documents(self) -> Split:
+        """What is read of the split: which labels are used is nothing to pretraining."""
+        return Split(data=self.train.data, periods=self.train.periods)
 
 
-@one_view()
-def finetune_stage(job: FinetuneJob) -> None:
-    """Finetune a ranker and commit its bundle."""
-    check_disjoint(job.splits)
-    train, validation = job.splits.train, job.splits.validation
-    inputs = dataset_hashes([train, validation])
-    if job.pretrained:
-        inputs |= bundle_hashes([job.pretrained])
-    _train_stage(
-        "finetune",
-        job,
-        Identity.of(job.finetune.identity(), train, validation),
-        inputs,
-        lambda origin, report: finetune(
-            job.finetune,
-            train,
-            validation,
-            job.out,
-            pretrained=job.pretrained,
+class _LabelledStage(TrainingStage):
+    """A stage that trains on labelled groups, and chooses by others."""
+
+    splits: Splits
+    """Training and validation; the test split is not read."""
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets."""
+        return dataset_hashes([self.splits.train, self.splits.validation])
+
+
+class FinetuneJob(_LabelledStage):
+    """Finetune a ranker on labelled groups, from a pretrained bundle or from random weights."""
+
+    stage: ClassVar = "finetune"
+    pretrained: str | None = None
+    """Bundle to start from; empty starts from random weights."""
+    finetune: FinetuneConfig = FinetuneConfig()
+
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self.finetune.identity(), self.splits.train, self.splits.validation)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets and the pretrained bundle."""
+        return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
+
+    def fit(self, origin: Origin, report: Report) -> None:
+        """Finetune, and commit the bundle."""
+        finetune(
+            self.finetune,
+            self.splits.train,
+            self.splits.validation,
+            self.out,
+            pretrained=self.pretrained,
             origin=origin,
             report=report,
-            workers=job.workers,
-        ),
-    )
+            workers=self.workers,
+        )
 
 
-@one_view()
-def combine_stage(job: CombineJob) -> None:
-    """Combine finetuned rankers and commit the bundle."""
-    check_disjoint(job.splits)
-    train, validation = job.splits.train, job.splits.validation
-    _train_stage(
-        "combine",
-        job,
-        Identity.of(job.combine.identity(), train, validation),
-        dataset_hashes([train, validation]) | bundle_hashes(job.bundles),
-        lambda origin, report: combine(
-            job.combine,
-            job.bundles,
-            train,
-            validation,
-            job.out,
+class CombineJob(_LabelledStage):
+    """Make one ranker of several finetuned ones."""
+
+    stage: ClassVar = "combine"
+    bundles: tuple[str, ...] = Field(min_length=1)
+    """Finetuned neural rankers of the same features."""
+    combine: CombineConfig = CombineConfig()
+
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self.combine.identity(), self.splits.train, self.splits.validation)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets and the bundles."""
+        return super().inputs() | bundle_hashes(self.bundles)
+
+    def fit(self, origin: Origin, report: Report) -> None:
+        """Combine, which may train, and commit the bundle."""
+        combine(
+            self.combine,
+            self.bundles,
+            self.splits.train,
+            self.splits.validation,
+            self.out,
             origin=origin,
             report=report,
-            workers=job.workers,
-        ),
-    )
+            workers=self.workers,
+        )
 
 
-def _train_stage(
-    stage: str,
-    job: PretrainJob | FinetuneJob | CombineJob,
-    identity: Identity,
-    inputs: Mapping[str, str],
-    body: Callable[[Mapping[str, object], Report], object],
-) -> None:
-    """Run a stage that can be resumed; what is recorded of the job is without `fresh`, which is said once."""
-    run_stage(stage, job.replace(fresh=False), job.out, identity, inputs, body, fresh=job.fresh)
+class ScoreJob(ScoreConfig, Stage):
+    """Score periods of a data set with a bundle."""
+
+    stage: ClassVar = "score"
+    out: str
+    """Directory of the scores."""
+
+    def identity(self) -> Config:
+        """All settings; each period has an origin of its own."""
+        return self
+
+    def inputs(self) -> dict[str, str]:
+        """None; each period records its own."""
+        return {}
+
+    def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
+        """Whether every period is scored from the data as they are."""
+        return is_scored(self, self.out)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Score the periods that are left, and commit each."""
+        score(self, self.out, report=report)
 
 
-@one_view()
-def gbdt_stage(job: GBDTJob) -> None:
-    """Train trees, or an ensemble of them, and commit their bundle."""
-    check_disjoint(job.splits)
-    splits = job.splits
-    settings = job.gbdt if job.ensemble is None else _Ensemble(gbdt=job.gbdt, ensemble=job.ensemble)
-    run_stage(
-        "train_gbdt",
-        job,
-        job.out,
-        Identity.of(settings, splits.train, splits.validation),
-        dataset_hashes([splits.train, splits.validation]),
-        lambda origin, report: _train_trees(job, origin, report),
-    )
+class EvaluateJob(Stage):
+    """Evaluate bundles on the test split, with outlier groups and significance."""
 
+    stage: ClassVar = "evaluate"
+    out: str
+    """Directory of the report."""
+    evaluate: EvaluateConfig
 
-def _train_trees(job: GBDTJob, origin: Mapping[str, object], report: Report) -> None:
-    """Train trees; of an ensemble each candidate, where that is not done yet, and then choose."""
-    if job.ensemble is None:
-        train_gbdt(job.gbdt, job.splits, job.out, made_by=origin, report=report, workers=job.workers)
-        return
-    candidates = []
-    for seed in range(job.gbdt.seed, job.gbdt.seed + job.ensemble.candidates):
-        out = storage.join(job.out, "candidates", f"seed-{seed}")
-        gbdt_stage(GBDTJob(out=out, splits=job.splits, gbdt=job.gbdt.replace(seed=seed), workers=job.workers))
-        candidates.append(out)
-    choose(job.gbdt, job.ensemble, candidates, job.splits.validation, job.out, made_by=origin)
+    def run(self, *, show: bool = True) -> bool:
+        """Evaluate, and print the table if it is to be shown."""
+        ran = super().run()
+        if show:
+            print_table(self.out)
+        return ran
 
+    def check(self) -> None:
+        """Refuse splits that overlap, and bundles that have seen test periods."""
+        config = self.evaluate
+        check_disjoint(config.splits)
+        for url in [*config.bundles, *(url for split in config.scored for url in scored_by(split))]:
+            check_unseen(url, config.splits.test)
 
-class _Ensemble(Config):
-    """What an ensemble depends on besides the data."""
+    def identity(self) -> EvaluateConfig:
+        """All settings."""
+        return self.evaluate
 
-    gbdt: GBDTConfig
-    ensemble: EnsembleConfig
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets, the scores and the bundles."""
+        config = self.evaluate
+        splits = [config.splits.validation, config.splits.test, *config.scored]
+        return dataset_hashes(splits) | bundle_hashes(config.bundles)
 
-
-@one_view()
-def score_stage(job: ScoreJob) -> None:
-    """Score the periods that are not up to date, and commit each."""
-    if is_scored(job, job.out):
-        return
-    run_stage("score", job, job.out, job, {}, lambda _, report: score(job, job.out, report=report))
-
-
-@one_view()
-def evaluate_stage(job: EvaluateJob, *, show: bool = True) -> None:
-    """Evaluate bundles, commit the report, and print its table if it is to be shown."""
-    config = job.evaluate
-    check_disjoint(config.splits)
-    bundles = [url for urls in config.models.values() for url in urls]
-    scored = [config.splits.test.replace(scores=url, labels="labels") for url in config.scores.values()]
-    for url in [*bundles, *(url for split in scored for url in scored_by(split))]:
-        check_unseen(url, config.splits.test)
-    run_stage(
-        "evaluate",
-        job,
-        job.out,
-        config,
-        dataset_hashes([config.splits.validation, config.splits.test, *scored]) | bundle_hashes(bundles),
-        lambda origin, report: evaluate(config, job.out, made_by=origin, report=report),
-    )
-    if show:
-        print_table(job.out)
+    def work(self, origin: Origin, report: Report) -> None:
+        """Evaluate, and commit the report."""
+        evaluate(self.evaluate, self.out, made_by=origin, report=report)

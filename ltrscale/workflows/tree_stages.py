@@ -1,73 +1,106 @@
-"""Stages that make trees of more than labelled groups: semi-supervised trees, and trees over other models."""
+"""The stages that make trees, of labels or of more, and that export them; each is a job of its own too but one."""
 
-from collections.abc import Mapping
+from typing import ClassVar, Self
 
+from pydantic import model_validator
+
+from ltrscale import storage
+from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.manifest import one_view
-from ltrscale.data.split import Splits, check_disjoint
+from ltrscale.data.split import Split, Splits, Texts, check_disjoint
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.launch.workers import ONE, Workers
+from ltrscale.progress import Report
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
+from ltrscale.trees.export import ParityConfig, check_parity, publish
+from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes
-from ltrscale.workflows.runs import run_stage
+from ltrscale.workflows.stage import Origin, Stage
 
 
-class SemiJob(Config):
+class _TreeStage(Stage):
+    """A stage that grows trees of a training split, and chooses by a validation split."""
+
+    splits: Splits
+    """Training and validation; the test split is not read."""
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
+
+    def settings(self) -> Config:
+        """What the trees depend on, besides periods and inputs."""
+        raise NotImplementedError
+
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self.settings(), self.splits.train, self.splits.validation)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets."""
+        return dataset_hashes([self.splits.train, self.splits.validation])
+
+
+class _Ensemble(Config):
+    """What an ensemble depends on besides the data."""
+
+    gbdt: GBDTConfig
+    ensemble: EnsembleConfig
+
+
+class GBDTJob(_TreeStage):
+    """Train gradient boosted trees on labelled groups."""
+
+    stage: ClassVar = "train_gbdt"
+    gbdt: GBDTConfig = LightGBMConfig()
+    ensemble: EnsembleConfig | None = None
+    """Train several models, below `out/candidates`, and take the mean of some; empty for one model."""
+    workers: Workers = ONE
+    """Workers that each hold a share of the training groups; for data beyond one machine."""
+
+    @model_validator(mode="after")
+    def _has_different_candidates(self) -> Self:
+        if self.ensemble is not None:
+            check_draws(self.gbdt)
+        return self
+
+    def settings(self) -> Config:
+        """Of the trees, and of the ensemble where there is one."""
+        return self.gbdt if self.ensemble is None else _Ensemble(gbdt=self.gbdt, ensemble=self.ensemble)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train trees; of an ensemble each candidate, where that is not done yet, and then choose."""
+        if self.ensemble is None:
+            train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, workers=self.workers)
+            return
+        first = self.gbdt.seed
+        candidates = [self._candidate(seed) for seed in range(first, first + self.ensemble.candidates)]
+        for candidate in candidates:
+            candidate.run()
+        urls = [candidate.out for candidate in candidates]
+        choose(self.gbdt, self.ensemble, urls, self.splits.validation, self.out, made_by=origin)
+
+    def _candidate(self, seed: int) -> Self:
+        out = storage.join(self.out, "candidates", f"seed-{seed}")
+        return self.replace(out=out, gbdt=self.gbdt.replace(seed=seed), ensemble=None)
+
+
+class SemiJob(_TreeStage):
     """Train trees on labelled groups with the help of the training split's other groups."""
 
-    out: str
-    """Directory of the bundle."""
-    splits: Splits
-    """Training and validation; the test split is not read."""
+    stage: ClassVar = "train_semi"
     semi: SemiConfig
 
+    def settings(self) -> SemiConfig:
+        """All of them."""
+        return self.semi
 
-@one_view()
-def semi_stage(job: SemiJob) -> None:
-    """Train semi-supervised trees and commit their bundle."""
-    check_disjoint(job.splits)
-    splits = job.splits
-    run_stage(
-        "train_semi",
-        job,
-        job.out,
-        Identity.of(job.semi, splits.train, splits.validation),
-        dataset_hashes([splits.train, splits.validation]),
-        lambda origin, report: train_semi(job.semi, splits, job.out, made_by=origin, report=report),
-    )
-
-
-class StackedJob(Config):
-    """Train trees over the scores of models that are trained already."""
-
-    out: str
-    """Directory of the bundle."""
-    splits: Splits
-    """Training and validation; the test split is not read."""
-    stack: StackConfig
-    members: dict[str, StackMember]
-
-
-@one_view()
-def stacked_stage(job: StackedJob) -> None:
-    """Train trees over models and commit the bundle that holds all of them.
-
-    Raises:
-        InputError: a ready bundle may have seen labels of the training split.
-    """
-    check_disjoint(job.splits)
-    splits = job.splits
-    for name, member in job.members.items():
-        if not member.folds:
-            check_ready(name, member.bundle, splits)
-    run_stage(
-        "stack",
-        job,
-        job.out,
-        Identity.of(_Stacked(stack=job.stack, members=tuple(job.members)), splits.train, splits.validation),
-        dataset_hashes([splits.train, splits.validation]) | _hashes(job.members),
-        lambda origin, report: train_stack(job.stack, job.members, splits, job.out, made_by=origin, report=report),
-    )
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle."""
+        train_semi(self.semi, self.splits, self.out, made_by=origin, report=report)
 
 
 class _Stacked(Config):
@@ -77,8 +110,32 @@ class _Stacked(Config):
     members: tuple[str, ...]
 
 
-def _hashes(members: Mapping[str, StackMember]) -> dict[str, str]:
-    return bundle_hashes(url for member in members.values() for url in (member.bundle, *member.folds))
+class StackedJob(_TreeStage):
+    """Train trees over the scores of models that are trained already."""
+
+    stage: ClassVar = "stack"
+    stack: StackConfig
+    members: dict[str, StackMember]
+
+    def check(self) -> None:
+        """Refuse splits that overlap, and ready bundles that may have seen labels of the training split."""
+        super().check()
+        for name, member in self.members.items():
+            if not member.folds:
+                check_ready(name, member.bundle, self.splits)
+
+    def settings(self) -> _Stacked:
+        """Of the stack, and the names of its members."""
+        return _Stacked(stack=self.stack, members=tuple(self.members))
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets and of all bundles."""
+        urls = [url for member in self.members.values() for url in (member.bundle, *member.folds)]
+        return super().inputs() | bundle_hashes(urls)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle that holds all members."""
+        train_stack(self.stack, self.members, self.splits, self.out, made_by=origin, report=report)
 
 
 def check_ready(name: str, url: str, splits: Splits) -> None:
@@ -92,3 +149,40 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
             f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "
             f"score too well; list its method under members, or train the stack on other periods ({error})"
         ) from error
+
+
+class _Exported(ParityConfig):
+    """What an export depends on besides its inputs."""
+
+    periods: Texts
+
+
+class ExportJob(ParityConfig, Stage):
+    """Export a bundle of LightGBM trees as the library's own text, with a note on its features."""
+
+    stage: ClassVar = "export"
+    out: str
+    """Directory of the export."""
+    bundle: str
+    """Bundle of one LightGBM model."""
+    data: str
+    """Data set directory on whose documents the scores are compared."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+
+    def identity(self) -> _Exported:
+        """What is compared, and how far scores may be apart."""
+        return _Exported(rows=self.rows, tolerance=self.tolerance, periods=self.periods)
+
+    def inputs(self) -> dict[str, str]:
+        """Of the data set and the bundle."""
+        return dataset_hashes([self._split]) | bundle_hashes([self.bundle])
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Compare scores, then publish; nothing is published where they are further apart than allowed."""
+        files, parity = check_parity(load(self.bundle), self._split, self)
+        publish(files, parity, self.out, made_by=origin)
+
+    @property
+    def _split(self) -> Split:
+        return Split(data=(self.data,), periods=self.periods)

@@ -19,17 +19,8 @@ from ltrscale.workflows.methods import (
     SemiMethod,
     StackMethod,
 )
-from ltrscale.workflows.stages import (
-    CombineJob,
-    FinetuneJob,
-    GBDTJob,
-    PretrainJob,
-    combine_stage,
-    finetune_stage,
-    gbdt_stage,
-    pretrain_stage,
-)
-from ltrscale.workflows.tree_stages import SemiJob, StackedJob, semi_stage, stacked_stage
+from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob
+from ltrscale.workflows.tree_stages import GBDTJob, SemiJob, StackedJob
 
 
 @dataclass(frozen=True)
@@ -59,9 +50,9 @@ class Trial:
             case GBDTMethod():
                 candidates = method.ensemble.candidates if method.ensemble else 1
                 trees = method.gbdt.replace(seed=self.seed * candidates)  # trials share no candidate
-                gbdt_stage(GBDTJob(out=out, splits=self.splits, gbdt=trees, ensemble=method.ensemble))
+                GBDTJob(out=out, splits=self.splits, gbdt=trees, ensemble=method.ensemble).run()
             case SemiMethod():
-                semi_stage(SemiJob(out=out, splits=self.splits, semi=method.semi.with_seed(self.seed)))
+                SemiJob(out=out, splits=self.splits, semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
                 self._finetune(method, self._pretrained(name), out, self.seed)
             case CombinedMethod():
@@ -90,7 +81,7 @@ class Trial:
             for name in members
         }
         of_ready = {name: StackMember(bundle=url) for name, url in ready.items()}
-        stacked_stage(StackedJob(out=out, splits=self.splits, stack=settings, members=of_members | of_ready))
+        StackedJob(out=out, splits=self.splits, stack=settings, members=of_members | of_ready).run()
 
     def _without(self, fold: Fold) -> "Trial":
         """The trial of all labelled groups but those of a fold."""
@@ -112,14 +103,12 @@ class Trial:
         if method.pretrain is None:
             return None
         out, settings = self._folder(name, "pretrained"), method.pretrain.replace(seed=self.seed)
-        pretrain_stage(PretrainJob(out=out, train=self.splits.train, pretrain=settings, workers=self.workers))
+        PretrainJob(out=out, train=self.splits.train, pretrain=settings, workers=self.workers).run()
         return out
 
     def _finetune(self, method: NeuralMethod, pretrained: str | None, out: str, seed: int) -> None:
         settings = method.finetune.replace(seed=seed)
-        finetune_stage(
-            FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers)
-        )
+        FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers).run()
 
     def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
         """The runs of an ensemble: the method's own, and others from the same pretrained encoder."""
@@ -133,6 +122,4 @@ class Trial:
 
     def _combine(self, bundles: list[str], settings: CombineConfig, out: str) -> None:
         settings = settings.replace(seed=self.seed)
-        combine_stage(
-            CombineJob(out=out, bundles=tuple(bundles), splits=self.splits, combine=settings, workers=self.workers)
-        )
+        CombineJob(out=out, bundles=tuple(bundles), splits=self.splits, combine=settings, workers=self.workers).run()

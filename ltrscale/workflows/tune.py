@@ -25,7 +25,7 @@ from ltrscale.tuning.history import History, Trial, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
 from ltrscale.tuning.search import SearchConfig, run_search
 from ltrscale.tuning.space import Params
-from ltrscale.workflows.runs import RUN_FILES, check_replaceable, recorded
+from ltrscale.workflows.runs import RUN_FILES, recorded
 from ltrscale.workflows.searched import (
     FinetuneSearch,
     GBDTSearch,
@@ -35,6 +35,7 @@ from ltrscale.workflows.searched import (
     run_trial,
     with_params,
 )
+from ltrscale.workflows.stage import check_replaceable
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")

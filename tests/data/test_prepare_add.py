@@ -14,7 +14,7 @@ from ltrscale.config import validate
 from ltrscale.data.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.prepare import PrepareConfig, prepare
 from ltrscale.errors import InputError
-from ltrscale.workflows.stages import PrepareJob, prepare_stage
+from ltrscale.workflows.stages import PrepareJob
 
 COLUMNS = {"query": "q", "item": "d", "label": "y", "features": ["f*"], "time": "day", "period": "day"}
 SOURCE = {"kind": "items", "columns": COLUMNS}
@@ -104,13 +104,13 @@ def test_the_same_command_again_does_nothing(tmp_path: Path, caplog: pytest.LogC
     more = {**job, "prepare": config(write_days(tmp_path, [2]), add=True).model_dump()}
     last = {**job, "prepare": config(write_days(tmp_path, [3]), add=True).model_dump()}
     for values in (job, more, last):
-        prepare_stage(validate(PrepareJob, values, "test"))
+        validate(PrepareJob, values, "test").run()
     manifest = tmp_path / "out" / "manifest.json"
     before = manifest.read_bytes()
     caplog.set_level("INFO", "ltrscale")
     for values in (job, more, last):
         caplog.clear()
-        prepare_stage(validate(PrepareJob, values, "test"))
+        validate(PrepareJob, values, "test").run()
         assert "up to date, nothing to do" in caplog.text
     assert manifest.read_bytes() == before
     assert open_dataset(job["out"]).manifest.periods == ["2026-03-01", "2026-03-02", "2026-03-03"]

@@ -13,7 +13,8 @@ from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.stages import FinetuneJob, GBDTJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]

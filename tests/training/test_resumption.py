@@ -23,7 +23,7 @@ from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.workflows import stages
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob, finetune_stage, pretrain_stage
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 Records = list[dict[str, Any]]
@@ -203,7 +203,7 @@ def run_job(job: PretrainJob, caplog: pytest.LogCaptureFixture) -> str:
     """Run a stage; how it began: `resumed`, `up to date`, or empty."""
     caplog.clear()
     try:
-        pretrain_stage(job)
+        job.run()
     finally:
         began = [word for word in ("resumed from", "is up to date") if word in caplog.text]
     return "".join(began)
@@ -250,13 +250,13 @@ def test_checkpoints_of_another_config_are_told_of_and_gone_in_the_end(
     out = tmp_path / "out"
     stop_after(1)
     with pytest.raises(Stopped):
-        pretrain_stage(pretrain_job(synthetic_dataset, out))
+        pretrain_job(synthetic_dataset, out).run()
     stop_after(None)
     assert run_job(pretrain_job(synthetic_dataset, out, seed=1), caplog) == ""
     assert "there are checkpoints of another config or other data, which are not resumed" in caplog.text
     assert not (out / "checkpoints").exists()
     alone = tmp_path / "alone"
-    pretrain_stage(pretrain_job(synthetic_dataset, alone, seed=1))
+    pretrain_job(synthetic_dataset, alone, seed=1).run()
     assert bundle.load(str(out)).content == bundle.load(str(alone)).content
 
 
@@ -330,7 +330,7 @@ def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
         storage.write_bytes(f"{data}/manifest.json", before)
     assert run_job(job, caplog) == "resumed from"
     alone = pretrain_job(synthetic_dataset, tmp_path / "alone").replace(train={"data": synthetic_dataset})
-    pretrain_stage(alone)
+    alone.run()
     assert bundle.load(str(out)).content == bundle.load(str(tmp_path / "alone")).content
 
 
@@ -363,17 +363,17 @@ def test_bad_files_are_left_out_of_training_and_validation(synthetic_dataset: st
     values = {"data": str(data), "periods": ["2026-W01..2026-W02"]}
     job = pretrain_job(str(data), tmp_path / "pretrained").replace(train=values)
     with pytest.raises(InputError, match=r"train: 1 of \d+ files, with \d+ of \d+ query groups, are not what the man"):
-        pretrain_stage(job)
+        job.run()
     assert not (tmp_path / "pretrained" / "transform").exists()  # nothing was read
     tolerant = {**job.pretrain.model_dump(), "preflight": {"max_bad": 0.9}}
-    pretrain_stage(job.replace(pretrain=tolerant))
+    job.replace(pretrain=tolerant).run()
     made = bundle.load(str(tmp_path / "pretrained"))
     assert made.dataset_hash == select(Split(**values), labelled=False, without=[str(data / lost.path)]).hash
     where = {"train": values, "validation": {**values, "periods": ["2026-W03"]}, "test": {"data": str(data)}}
     where["test"]["periods"] = ["2026-W04"]
     settings = {"preflight": {"max_bad": 0.9}, "head_epochs": 1, "epochs": 1}
     ranker = {"out": str(tmp_path / "ranker"), "pretrained": str(tmp_path / "pretrained"), "splits": where}
-    finetune_stage(validate(FinetuneJob, {**ranker, "finetune": settings}, "test"))
+    validate(FinetuneJob, {**ranker, "finetune": settings}, "test").run()
     records = [json.loads(line) for line in (tmp_path / "ranker" / "run" / "metrics.jsonl").read_text().splitlines()]
     expected = select(Split(**values), labelled=True, without=[str(data / lost.path)]).n_groups
     assert {record["groups"] for record in records if "epoch" in record} == {expected}

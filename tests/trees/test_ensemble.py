@@ -19,8 +19,8 @@ from ltrscale.data.stream import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees.ensemble import forward_selection
-from ltrscale.workflows import stages
-from ltrscale.workflows.stages import GBDTJob, gbdt_stage
+from ltrscale.workflows import tree_stages
+from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -82,7 +82,7 @@ def test_forward_selection_is_greedy_and_keeps_the_best_on_the_way(seed: int, n:
 
 @pytest.mark.parametrize("library", DRAWING)
 def test_the_bundle_is_the_mean_of_the_chosen(splits: Splits, tmp_path: Path, library: str) -> None:
-    gbdt_stage(job(splits, tmp_path / "out", library, candidates=4, most=3))
+    job(splits, tmp_path / "out", library, candidates=4, most=3).run()
     bundle = load(str(tmp_path / "out"))
     candidates = [load(str(tmp_path / "out" / "candidates" / f"seed-{seed}")) for seed in (3, 4, 5, 6)]
     assert len({candidate.content for candidate in candidates}) == 4
@@ -107,7 +107,7 @@ def written(job: GBDTJob, caplog: pytest.LogCaptureFixture) -> list[str]:
     """The directories that a job says it writes."""
     caplog.clear()
     with caplog.at_level("INFO", logger="ltrscale"):
-        gbdt_stage(job)
+        job.run()
     return [text.split("writing ")[1] for record in caplog.records if "writing " in (text := record.getMessage())]
 
 
@@ -115,17 +115,17 @@ def test_an_interrupted_job_goes_on_and_no_candidate_is_trained_twice(
     splits: Splits, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    train = stages.train_gbdt
+    train = tree_stages.train_gbdt
 
     def dies(config, *arguments, **keywords):  # type: ignore[no-untyped-def]
         if config.seed == 5:
             raise RuntimeError("lost power")
         return train(config, *arguments, **keywords)
 
-    monkeypatch.setattr(stages, "train_gbdt", dies)
+    monkeypatch.setattr(tree_stages, "train_gbdt", dies)
     with pytest.raises(RuntimeError, match="lost power"):
-        gbdt_stage(job(splits, out, candidates=3, most=2))
-    monkeypatch.setattr(stages, "train_gbdt", train)
+        job(splits, out, candidates=3, most=2).run()
+    monkeypatch.setattr(tree_stages, "train_gbdt", train)
     assert written(job(splits, out, candidates=3, most=2), caplog) == [str(out), f"{out}/candidates/seed-5"]
     assert written(job(splits, out, candidates=3, most=2), caplog) == []
     assert written(job(splits, out, candidates=3, most=1), caplog) == [str(out)]

@@ -24,7 +24,7 @@ from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.scored import Scores, score
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.stages import GBDTJob, gbdt_stage
+from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -68,7 +68,7 @@ def member(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> StackMem
     train = {"whole": splits.train} | {str(k): in_fold(splits.train, k, held_out=False) for k in range(STACK.folds)}
     for name, split in train.items():
         of_fold = splits.replace(train=split.model_dump())
-        gbdt_stage(GBDTJob(out=str(folder / name), splits=of_fold, gbdt=GREEDY))
+        GBDTJob(out=str(folder / name), splits=of_fold, gbdt=GREEDY).run()
     return StackMember(bundle=str(folder / "whole"), folds=tuple(str(folder / str(k)) for k in range(STACK.folds)))
 
 

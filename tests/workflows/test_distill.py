@@ -23,19 +23,9 @@ from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import read_evaluation
 from ltrscale.trees import export
-from ltrscale.workflows import distill
 from ltrscale.workflows.distill import DistillJob, run_distill
-from ltrscale.workflows.export import ExportJob, export_stage
-from ltrscale.workflows.stages import (
-    EvaluateJob,
-    FinetuneJob,
-    GBDTJob,
-    ScoreJob,
-    evaluate_stage,
-    finetune_stage,
-    gbdt_stage,
-    score_stage,
-)
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}
@@ -55,7 +45,7 @@ def listwise_teacher(out: Path, data: str, **periods: str) -> str:
         "epochs": 3,
     }
     job = {"out": str(out), "splits": splits(data, **periods), "finetune": finetune}
-    finetune_stage(validate(FinetuneJob, job, "test"))
+    validate(FinetuneJob, job, "test").run()
     return str(out)
 
 
@@ -107,11 +97,14 @@ def test_a_period_that_is_added_on_the_way_is_not_read(
     data = renamed(synthetic_dataset, tmp_path / "data")
     read = select(Split(data=(data,), periods=(PERIODS["train"],)), labelled=False).n_groups
 
-    def scored(job: ScoreJob) -> None:
-        score_stage(job)
-        add_period(data, "2026-W01b", like="2026-W02")
+    run = ScoreJob.run
 
-    monkeypatch.setattr(distill, "score_stage", scored)
+    def run_and_add(job: ScoreJob) -> bool:
+        ran = run(job)
+        add_period(data, "2026-W01b", like="2026-W02")
+        return ran
+
+    monkeypatch.setattr(ScoreJob, "run", run_and_add)
     run_distill(job(tmp_path / "out", data, teacher=teacher, students={"softmax": {"kind": "softmax", "trees": TREES}}))
     assert load(str(tmp_path / "out" / "students" / "softmax")).metrics["labelled_groups"] == read
 
@@ -228,10 +221,10 @@ def test_a_teacher_that_has_seen_the_test_period_is_refused(
     student = GBDTJob.model_validate({"out": str(tmp_path / "student"), "splits": splits(synthetic_dataset)})
     train = student.splits.train.replace(scores=scores)
     trees = {"objective": "softmax", **TREES, "num_trees": 1}
-    gbdt_stage(student.replace(splits=student.splits.replace(train=train.model_dump()).model_dump(), gbdt=trees))
+    student.replace(splits=student.splits.replace(train=train.model_dump()).model_dump(), gbdt=trees).run()
     evaluate = {"models": {"student": student.out}, "baseline": None, "splits": student.splits.model_dump()}
     with pytest.raises(InputError, match=f"{taken} and test both take period '2026-W04'"):
-        evaluate_stage(validate(EvaluateJob, {"out": str(tmp_path / "report"), "evaluate": evaluate}, "test"))
+        validate(EvaluateJob, {"out": str(tmp_path / "report"), "evaluate": evaluate}, "test").run()
 
 
 @pytest.mark.parametrize(
@@ -301,12 +294,12 @@ def test_an_export_whose_scores_differ_is_not_published(
         with pytest.raises(
             InputError, match=r"scores up to .* away .* more than tolerance 1e-09; nothing is published"
         ):
-            export_stage(wanted)
-    assert not (tmp_path / "out").exists()
-    export_stage(wanted)
+            wanted.run()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"]  # its log
+    wanted.run()
     before = committed_files(tmp_path / "out")
     assert {Path(name).name for name in before} >= {"model.txt", "features.json", "parity.json", "README.md"}
-    export_stage(wanted)
+    wanted.run()
     assert committed_files(tmp_path / "out") == before
 
 
@@ -314,5 +307,5 @@ def test_an_export_whose_scores_differ_is_not_published(
 def test_networks_are_not_exported(teacher: str, synthetic_dataset: str, tmp_path: Path) -> None:
     wanted = {"out": str(tmp_path / "out"), "bundle": teacher, "data": synthetic_dataset}
     with pytest.raises(InputError, match="a bundle of kind neural; only LightGBM's trees"):
-        export_stage(validate(ExportJob, wanted, "test"))
-    assert not (tmp_path / "out").exists()
+        validate(ExportJob, wanted, "test").run()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"]  # its log

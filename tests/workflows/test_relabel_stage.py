@@ -18,7 +18,7 @@ from ltrscale.data.prepare import PrepareConfig, prepare
 from ltrscale.data.split import Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.simulate import relabel as module
-from ltrscale.workflows.stages import RelabelJob, relabel_stage
+from ltrscale.workflows.stages import RelabelJob
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = {"kind": "binary_feedback", "tau": 2}
@@ -30,22 +30,22 @@ def job(data: str, out: Path | str, *steps: dict[str, Any], **settings: Any) -> 
 
 def test_the_same_again_does_nothing_and_another_seed_replaces(synthetic_dataset: str, tmp_path: Path) -> None:
     first = job(synthetic_dataset, tmp_path / "out", BINARY)
-    relabel_stage(first)
+    first.run()
     manifest = tmp_path / "out" / "manifest.json"
     stamp, content = manifest.stat().st_mtime_ns, manifest.read_text()
-    relabel_stage(first)
+    first.run()
     assert manifest.stat().st_mtime_ns == stamp
     origin = json.loads(content)["made_by"]
     assert (origin["stage"], origin["config"]["seed"]) == ("relabel", 0)
     assert origin["inputs"] == {synthetic_dataset: open_dataset(synthetic_dataset).manifest.hash}
-    relabel_stage(job(synthetic_dataset, tmp_path / "out", BINARY, seed=1))
+    job(synthetic_dataset, tmp_path / "out", BINARY, seed=1).run()
     assert open_dataset(str(tmp_path / "out")).manifest.hash != json.loads(content)
     listed = {file.path for file in open_dataset(str(tmp_path / "out")).manifest.files}
     assert {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.parquet")} == listed
 
 
 def test_metrics_tell_what_each_step_did(synthetic_dataset: str, tmp_path: Path) -> None:
-    relabel_stage(job(synthetic_dataset, tmp_path / "out", {"kind": "relevant_only"}, BINARY))
+    job(synthetic_dataset, tmp_path / "out", {"kind": "relevant_only"}, BINARY).run()
     records = [json.loads(line) for line in (tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()]
     counts = open_dataset(synthetic_dataset).manifest.counts()
     assert [record["step"] for record in records] == ["steps.0 (relevant_only)", "steps.1 (binary_feedback)"]
@@ -57,7 +57,7 @@ def test_metrics_tell_what_each_step_did(synthetic_dataset: str, tmp_path: Path)
 def test_stopped_half_way_leaves_the_old_data_set(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relabel_stage(job(synthetic_dataset, tmp_path / "out", BINARY))
+    job(synthetic_dataset, tmp_path / "out", BINARY).run()
     before = open_dataset(str(tmp_path / "out")).manifest
 
     def stop(*_: object) -> None:
@@ -65,14 +65,14 @@ def test_stopped_half_way_leaves_the_old_data_set(
 
     monkeypatch.setattr(module, "_check", stop)
     with pytest.raises(KeyboardInterrupt):
-        relabel_stage(job(synthetic_dataset, tmp_path / "out", BINARY, seed=1))
+        job(synthetic_dataset, tmp_path / "out", BINARY, seed=1).run()
     assert open_dataset(str(tmp_path / "out")).manifest == before
     assert all(storage.exists(storage.join(str(tmp_path / "out"), file.path)) for file in before.files)
 
 
 def test_a_data_set_is_not_replaced_by_mistake(synthetic_dataset: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="out is the data set itself; choose another directory"):
-        relabel_stage(job(synthetic_dataset, synthetic_dataset + "/.", BINARY))
+        job(synthetic_dataset, synthetic_dataset + "/.", BINARY).run()
     columns = {"query": "query_id", "label": "label", "features": ["f_*"]}
     prepare(
         validate(
@@ -86,7 +86,7 @@ def test_a_data_set_is_not_replaced_by_mistake(synthetic_dataset: str, tmp_path:
         str(tmp_path / "other"),
     )
     with pytest.raises(InputError, match="the output of prepare is there, which relabel would delete"):
-        relabel_stage(job(synthetic_dataset, tmp_path / "other", BINARY))
+        job(synthetic_dataset, tmp_path / "other", BINARY).run()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").glob("relabel-*.yaml")), ids=lambda path: path.stem)
@@ -116,7 +116,7 @@ def test_the_public_settings_on_mq2008(shared_data: Path, tmp_path: Path) -> Non
     prepare(validate(PrepareConfig, {"inputs": inputs, "source": source}, "test"), data)
     grades = np.concatenate(labels_of(data, "labels", "train", "vali", "test"))
 
-    relabel_stage(job(data, tmp_path / "implicit", {"kind": "implicit_feedback"}))
+    job(data, tmp_path / "implicit", {"kind": "implicit_feedback"}).run()
     manifest = open_dataset(str(tmp_path / "implicit")).manifest
     assert manifest.counts().groups == manifest.counts().labelled == 7840
     assert manifest.longest == 16
@@ -128,7 +128,7 @@ def test_the_public_settings_on_mq2008(shared_data: Path, tmp_path: Path) -> Non
     assert 0.08 < bought <= 0.12  # kappa = .1, and the best document is always bought
 
     binary = {"kind": "binary_feedback", "tau": 1.5, "periods": ["train", "vali"], "unlabel_empty": False}
-    relabel_stage(job(data, tmp_path / "binary", binary))
+    job(data, tmp_path / "binary", binary).run()
     y = np.concatenate(labels_of(str(tmp_path / "binary"), "labels", "train", "vali"))
     r = np.concatenate(labels_of(str(tmp_path / "binary"), "relevance", "train", "vali"))
     for grade in (0, 1, 2):
@@ -149,8 +149,8 @@ def test_a_relabelled_period_is_not_tested_under_its_old_labels(
     synthetic_dataset: str, tmp_path: Path, kept: bool
 ) -> None:
     middle, last = tmp_path / "middle", tmp_path / "last"
-    relabel_stage(job(synthetic_dataset, middle, BINARY))
-    relabel_stage(job(str(middle), last, {"kind": "labelled_fraction", "fraction": 0.5}))
+    job(synthetic_dataset, middle, BINARY).run()
+    job(str(middle), last, {"kind": "labelled_fraction", "fraction": 0.5}).run()
     original = synthetic_dataset if kept else str(middle)
     parts = {
         "train": {"data": str(last), "periods": "2026-W01"},

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 from disks import fill, small_disk_at
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -21,16 +23,41 @@ from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows import runs
 from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
-from ltrscale.workflows.runs import run_stage
+from ltrscale.workflows.stage import Origin, Stage
+
+Body = Callable[[Origin, Report], None]
 
 
 class Settings(Config):
     width: int = 3
-    out: str = "x"
 
 
-def commit(out: str, text: str = "made"):  # type: ignore[no-untyped-def]
-    def body(origin: Mapping[str, object], report: Report) -> None:
+class Example(Stage):
+    """A stage that does what a test says."""
+
+    stage: ClassVar[str] = "example"
+    settings: Settings = Settings()
+    data: dict[str, str] = Field(default_factory=dict)
+    _body: Body
+
+    def identity(self) -> Settings:
+        return self.settings
+
+    def inputs(self) -> dict[str, str]:
+        return self.data
+
+    def work(self, origin: Origin, report: Report) -> None:
+        self._body(origin, report)
+
+
+def run_example(out: str, body: Body, **values: Any) -> bool:
+    example = Example(out=out, **values)
+    example._body = body
+    return example.run()
+
+
+def commit(out: str, text: str = "made") -> Body:
+    def body(origin: Origin, report: Report) -> None:
         log.warning("working")
         report({"loss": 0.5})
         with storage.Commit(out) as made:
@@ -43,9 +70,13 @@ def commit(out: str, text: str = "made"):  # type: ignore[no-untyped-def]
 
 def test_a_run_leaves_config_environment_metrics_and_log(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
-    assert run_stage("example", Settings(), out, Settings(), {"data": "abc"}, commit(out))
+    assert run_example(out, commit(out), data={"data": "abc"})
     run = tmp_path / "stage" / "run"
-    assert yaml.safe_load((run / "config.yaml").read_text()) == {"width": 3, "out": "x"}
+    assert yaml.safe_load((run / "config.yaml").read_text()) == {
+        "out": out,
+        "settings": {"width": 3},
+        "data": {"data": "abc"},
+    }
     environment = json.loads((run / "environment.json").read_text())
     assert environment["packages"]["torch"]
     assert json.loads((run / "metrics.jsonl").read_text())["loss"] == 0.5
@@ -54,11 +85,11 @@ def test_a_run_leaves_config_environment_metrics_and_log(tmp_path: Path) -> None
 
 def test_the_same_stage_is_skipped_and_a_changed_one_runs(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
-    assert run_stage("example", Settings(), out, Settings(), {"data": "abc"}, commit(out, "first"))
-    assert not run_stage("example", Settings(), out, Settings(), {"data": "abc"}, commit(out, "second"))
+    assert run_example(out, commit(out, "first"), data={"data": "abc"})
+    assert not run_example(out, commit(out, "second"), data={"data": "abc"})
     assert (tmp_path / "stage" / "data.txt").read_text() == "first"
-    assert run_stage("example", Settings(), out, Settings(), {"data": "changed"}, commit(out, "third"))
-    assert run_stage("example", Settings(), out, Settings(width=4), {"data": "changed"}, commit(out, "fourth"))
+    assert run_example(out, commit(out, "third"), data={"data": "changed"})
+    assert run_example(out, commit(out, "fourth"), data={"data": "changed"}, settings=Settings(width=4))
     assert (tmp_path / "stage" / "data.txt").read_text() == "fourth"
 
 
@@ -68,24 +99,28 @@ def test_a_failed_stage_commits_nothing_and_keeps_its_log(
 ) -> None:
     out = str(tmp_path / "stage")
 
-    def body(_: Mapping[str, object], __: Report) -> None:
+    def body(_: Origin, __: Report) -> None:
         raise error
 
     with pytest.raises(type(error), match="the reason"):
-        run_stage("example", Settings(), out, Settings(), {}, body)
+        run_example(out, body)
     assert storage.read_manifest(out) is None
     text = (tmp_path / "stage" / "run" / "log.txt").read_text()
     assert "failed: the reason" in text
     assert ("Traceback" in text) == traced
     assert "the reason" not in caplog.text  # the job prints it, once
-    assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
+    assert run_example(out, commit(out))
 
 
 def test_the_output_of_another_stage_is_never_replaced(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
-    run_stage("prepare", Settings(), out, Settings(), {}, commit(out, "months of work"))
-    with pytest.raises(InputError, match=r"the output of prepare is there, which train would delete; choose another"):
-        run_stage("train", Settings(), out, Settings(), {}, commit(out, "a model"))
+
+    class Train(Example):
+        stage: ClassVar[str] = "train"
+
+    run_example(out, commit(out, "months of work"))
+    with pytest.raises(InputError, match=r"the output of example is there, which train would delete; choose another"):
+        Train(out=out).run()
     assert (tmp_path / "stage" / "data.txt").read_text() == "months of work"
     assert storage.read_manifest(out) is not None
 
@@ -102,7 +137,7 @@ def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_
         text = storage.read_bytes(url).decode() if storage.exists(url) else ""
         return [json.loads(line)["loss"] for line in text.splitlines()]
 
-    def interrupted(_: Mapping[str, object], report: Report) -> None:
+    def interrupted(_: Origin, report: Report) -> None:
         report({"loss": 1.0})
         deadline = time.monotonic() + 30
         while records() != [1.0]:
@@ -111,8 +146,8 @@ def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_
         raise InputError("interrupted")
 
     with pytest.raises(InputError, match="interrupted"):
-        run_stage("example", Settings(), out, Settings(), {}, interrupted)
-    run_stage("example", Settings(), out, Settings(), {}, commit(out))
+        run_example(out, interrupted)
+    run_example(out, commit(out))
     assert records() == [1.0, 0.5]
     text = storage.read_bytes(storage.join(out, "run", "log.txt")).decode()
     assert text.index("failed: interrupted") < text.index("working")
@@ -135,17 +170,17 @@ def test_a_log_that_cannot_be_copied_stays_here_and_hides_no_error(
         PatientS3.clear_instance_cache()
         proxy.fault = "reset"
 
-        def body(_: Mapping[str, object], report: Report) -> None:
+        def body(_: Origin, report: Report) -> None:
             report({"loss": 0.5})
             proxy.share = 1.0
             if error is not None:
                 raise error
 
         if error is None:
-            assert run_stage("example", Settings(), out, Settings(), {}, body)
+            assert run_example(out, body)
         else:
             with pytest.raises(ValueError, match="the reason"):
-                run_stage("example", Settings(), out, Settings(), {}, body)
+                run_example(out, body)
     PatientS3.clear_instance_cache()
     said = [record.getMessage() for record in caplog.records if "are in" in record.getMessage()]
     (folder,) = tmp_path.glob("ltrscale-run-*")
@@ -159,24 +194,32 @@ def test_a_log_that_cannot_be_copied_stays_here_and_hides_no_error(
 TWICE = """
 import logging, sys
 from pathlib import Path
+from typing import ClassVar
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.workflows.runs import run_stage
+from ltrscale.workflows.stage import Stage
+
+class Example(Stage):
+    stage: ClassVar = "example"
+
+    def identity(self):
+        return Config()
+
+    def inputs(self):
+        return {}
+
+    def work(self, origin, report):
+        with Path(self.out, "worked").open("a") as file:
+            print("once more", file=file)
+        with storage.Commit(self.out) as made:
+            with made.file("part-{hash}.txt") as path:
+                path.write_text("the same")
+            print("working", flush=True)
+            sys.stdin.readline()
+            made.finish({"made_by": origin})
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-out = sys.argv[1]
-
-def body(origin, report):
-    with Path(out, "worked").open("a") as file:
-        print("once more", file=file)
-    with storage.Commit(out) as made:
-        with made.file("part-{hash}.txt") as path:
-            path.write_text("the same")
-        print("working", flush=True)
-        sys.stdin.readline()
-        made.finish({"made_by": origin})
-
-run_stage("example", Config(), out, Config(), {}, body)
+Example(out=sys.argv[1]).run()
 """
 
 
@@ -223,10 +266,10 @@ def test_a_stage_that_was_killed_runs_again_at_once_and_leaves_no_trace_of_it(tm
 def test_a_committed_stage_whose_file_is_gone_runs_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = str(tmp_path / "stage")
     for damage in (Path.unlink, lambda path: path.write_text("m")):
-        assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
-        assert not run_stage("example", Settings(), out, Settings(), {}, commit(out))
+        assert run_example(out, commit(out))
+        assert not run_example(out, commit(out))
         damage(tmp_path / "stage" / "data.txt")
-        assert run_stage("example", Settings(), out, Settings(), {}, commit(out))
+        assert run_example(out, commit(out))
         assert "1 of 1 files are missing or cut short, the first is data.txt" in caplog.text
         caplog.clear()
         (tmp_path / "stage" / "manifest.json").unlink()
@@ -242,7 +285,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_in_the_log_and_no_more(
 def check_gaps(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = str(small_disk / "stage")
 
-    def body(origin: Mapping[str, object], report: Report) -> None:
+    def body(origin: Origin, report: Report) -> None:
         report({"step": 1})
         ballast = fill(small_disk)
         for step in range(2, 2000):
@@ -252,7 +295,7 @@ def check_gaps(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
         report({"step": 2000})
         commit(out)(origin, report)
 
-    assert run_stage("example", Settings(), out, Settings(), {}, body)
+    assert run_example(out, body)
     steps = [json.loads(line).get("step") for line in (small_disk / "stage/run/metrics.jsonl").read_text().splitlines()]
     assert (steps[0], steps[-2]) == (1, 2000)
     assert len(steps) < 2000

@@ -14,7 +14,8 @@ from ltrscale.errors import InputError
 from ltrscale.workflows.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stack import StackJob, run_stack
-from ltrscale.workflows.stages import EvaluateJob, GBDTJob, evaluate_stage, gbdt_stage
+from ltrscale.workflows.stages import EvaluateJob
+from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}
 TREES = {"kind": "lightgbm", "num_trees": 10, "num_threads": 1, "min_data_in_leaf": 5}
@@ -86,7 +87,7 @@ def test_a_stack_is_evaluated_like_any_bundle_and_only_what_changed_is_trained_a
     out = Path(stack.out).parent / "evaluation"
     models = {"stack": stack.out, "trees": f"{stack.out}/training/trees/model"}
     evaluate = {"models": models, "splits": stack.splits.model_dump(), "baseline": "trees", "resamples": 200}
-    evaluate_stage(configs.validate(EvaluateJob, {"out": str(out), "evaluate": evaluate}, "evaluate"))
+    configs.validate(EvaluateJob, {"out": str(out), "evaluate": evaluate}, "evaluate").run()
     assert "| stack" in capsys.readouterr().out
     with pytest.raises(InputError, match="period '2026-W02'"):
         check_unseen(stack.out, Split.model_validate({"data": stack.splits.train.data, "periods": "2026-W02"}))
@@ -128,7 +129,7 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
     old = {**splits, "train": {"data": synthetic_dataset, "periods": "2026-W01"}}
     for name, of in (("seen", splits), ("old", old)):
         gbdt = {"out": str(tmp_path / name), "splits": of, "gbdt": TREES}
-        gbdt_stage(configs.validate(GBDTJob, gbdt, "gbdt"))
+        configs.validate(GBDTJob, gbdt, "gbdt").run()
     plain = {"splits": splits, "members": {"trees": GBDT}}
     with pytest.raises(
         InputError, match=r"bundles.prior: .*seen was trained or selected on labels of the training"

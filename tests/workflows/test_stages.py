@@ -16,18 +16,8 @@ from ltrscale.evaluation.evaluate import evaluate
 from ltrscale.evaluation.report import read_evaluation
 from ltrscale.workflows import stages
 from ltrscale.workflows.origins import bundle_hashes
-from ltrscale.workflows.stages import (
-    CombineJob,
-    EvaluateJob,
-    FinetuneJob,
-    GBDTJob,
-    PrepareJob,
-    combine_stage,
-    evaluate_stage,
-    finetune_stage,
-    gbdt_stage,
-    prepare_stage,
-)
+from ltrscale.workflows.stages import CombineJob, EvaluateJob, FinetuneJob, PrepareJob
+from ltrscale.workflows.tree_stages import GBDTJob
 
 
 def splits(data: str, *, train: str, validation: str, test: str) -> dict[str, Any]:
@@ -41,7 +31,7 @@ def trees(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> s
     out = str(tmp_path_factory.mktemp("trees") / "model")
     where = splits(synthetic_dataset, train="2026-W01..2026-W02", validation="2026-W03", test="2026-W04")
     gbdt = {"num_trees": 3, "num_threads": 1}
-    gbdt_stage(validate(GBDTJob, {"out": out, "splits": where, "gbdt": gbdt}, "test"))
+    validate(GBDTJob, {"out": out, "splits": where, "gbdt": gbdt}, "test").run()
     return out
 
 
@@ -59,11 +49,11 @@ def test_a_bundle_is_not_tested_on_what_it_was_made_from(
     ):
         leaking = splits(synthetic_dataset, train=train, validation=validation, test=test)
         with pytest.raises(InputError, match=taken) as error:
-            evaluate_stage(evaluation(tmp_path / "report", trees, leaking))
+            evaluation(tmp_path / "report", trees, leaking).run()
         assert str(error.value).startswith(f"{trees} was made from other splits")
     assert not storage.exists(str(tmp_path / "report"))
     sound = splits(synthetic_dataset, train="2026-W01", validation="2026-W03", test="2026-W04")
-    evaluate_stage(evaluation(tmp_path / "report", trees, sound))
+    evaluation(tmp_path / "report", trees, sound).run()
     assert "NDCG@5" in capsys.readouterr().out
 
 
@@ -73,13 +63,13 @@ def test_a_bundle_is_not_tested_on_what_its_parts_were_made_from(synthetic_datas
     for name, pretrained in (("first", None), ("second", str(tmp_path / "first"))):
         where = elsewhere if name == "first" else {**elsewhere, "train": elsewhere["test"], "test": elsewhere["train"]}
         job = {"out": str(tmp_path / name), "pretrained": pretrained, "splits": where, "finetune": finetune}
-        finetune_stage(validate(FinetuneJob, job, "test"))
+        validate(FinetuneJob, job, "test").run()
     sound = splits(synthetic_dataset, train="2026-W01", validation="2026-W03", test="2026-W04")
     combined = {"out": str(tmp_path / "mean"), "bundles": [str(tmp_path / "first")], "splits": {**sound}}
-    combine_stage(validate(CombineJob, combined, "test"))
+    validate(CombineJob, combined, "test").run()
     for name in ("second", "mean"):
         with pytest.raises(InputError, match=r"first was made from other splits .* train and test both take"):
-            evaluate_stage(evaluation(tmp_path / "report", str(tmp_path / name), sound))
+            evaluation(tmp_path / "report", str(tmp_path / name), sound).run()
 
 
 def test_a_bundle_outlives_the_data_it_was_made_from(trees: str, tmp_path: Path, synthetic_dataset: str) -> None:
@@ -93,7 +83,7 @@ def test_a_bundle_outlives_the_data_it_was_made_from(trees: str, tmp_path: Path,
             split["data"] = [str(tmp_path / "gone")]
         commit.finish({name: value for name, value in origin.items() if name != "files"})
     sound = splits(synthetic_dataset, train="2026-W01", validation="2026-W02", test="2026-W04")
-    evaluate_stage(evaluation(tmp_path / "report", str(tmp_path / "moved"), sound))
+    evaluation(tmp_path / "report", str(tmp_path / "moved"), sound).run()
 
 
 def test_an_evaluation_reads_what_it_began_with(
@@ -109,10 +99,10 @@ def test_an_evaluation_reads_what_it_began_with(
         return evaluate(*arguments, **named)
 
     monkeypatch.setattr(stages, "evaluate", growing)
-    evaluate_stage(evaluation(tmp_path / "report", trees, where))
+    evaluation(tmp_path / "report", trees, where).run()
     assert read_evaluation(str(tmp_path / "report")).test.hash == began
     monkeypatch.undo()
-    evaluate_stage(evaluation(tmp_path / "report", trees, where))  # not up to date: the range has a period more now
+    evaluation(tmp_path / "report", trees, where).run()  # not up to date: the range has a period more now
     assert read_evaluation(str(tmp_path / "report")).test.periods == ("2026-W04", "2026-W04b", "2026-W05")
 
 
@@ -132,10 +122,10 @@ def test_what_prepare_leaves_makes_the_same_data_set_again(tmp_path: Path) -> No
         "synthetic": {"weeks": 1, "groups_per_week": 5, "n_features": 3},
     }
     job = validate(PrepareJob, values, "test")
-    prepare_stage(job)
+    job.run()
     again = configs.load(PrepareJob, str(tmp_path / "data" / "run" / "config.yaml"), [f"out={tmp_path / 'again'}"])
     assert again.replace(out=job.out) == job
-    prepare_stage(again)
+    again.run()
     one, two = (open_dataset(str(tmp_path / name)).manifest.hash for name in ("data", "again"))
     assert one == two
 
@@ -143,5 +133,5 @@ def test_what_prepare_leaves_makes_the_same_data_set_again(tmp_path: Path) -> No
 def test_prepare_does_not_replace_a_model(trees: str) -> None:
     values = {"out": trees, "prepare": {"inputs": __file__, "source": {"kind": "letor"}}}
     with pytest.raises(InputError, match="the output of train_gbdt is there, which prepare would delete"):
-        prepare_stage(validate(PrepareJob, values, "test"))
+        validate(PrepareJob, values, "test").run()
     assert bundle_hashes([trees])

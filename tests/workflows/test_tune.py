@@ -24,13 +24,8 @@ from ltrscale.errors import InputError
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.runs import heard_by
 from ltrscale.workflows.searched import PretrainSearch, check_space, given_params, run_trial, with_params
-from ltrscale.workflows.stages import (
-    FinetuneJob,
-    GBDTJob,
-    PretrainJob,
-    gbdt_stage,
-    pretrain_stage,
-)
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob
+from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob, _identity, _write, run_tune
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,9 +159,9 @@ def test_what_a_listener_hears_is_what_a_stage_of_its_thread_reports(synthetic_d
     with heard_by(heard.append):
         job.run(str(tmp_path / "a"), lambda *_: None)  # has a listener of its own
         assert heard == []
-        gbdt_stage(GBDTJob(out=str(tmp_path / "b"), splits=job.splits, gbdt={"num_trees": 3}))  # type: ignore[arg-type]
+        GBDTJob(out=str(tmp_path / "b"), splits=job.splits, gbdt={"num_trees": 3}).run()  # type: ignore[arg-type]
         with heard_by(None):
-            gbdt_stage(GBDTJob(out=str(tmp_path / "c"), splits=job.splits, gbdt={"num_trees": 3}))  # type: ignore[arg-type]
+            GBDTJob(out=str(tmp_path / "c"), splits=job.splits, gbdt={"num_trees": 3}).run()  # type: ignore[arg-type]
     assert [record["tree"] for record in heard] == [1, 2, 3]
 
 
@@ -201,7 +196,7 @@ def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a
     assert [step for step, _ in points] == [1, 2]
     assert isinstance(config.job, PretrainSearch)
     plain = config.job.pretrain.replace(keep_every=None)
-    pretrain_stage(PretrainJob(out=str(tmp_path / "plain"), train=config.job.splits.train, pretrain=plain))
+    PretrainJob(out=str(tmp_path / "plain"), train=config.job.splits.train, pretrain=plain).run()
     plain_bytes = (tmp_path / "plain" / "weights.safetensors").read_bytes()
     assert (tmp_path / "trial" / "pretrained" / "weights.safetensors").read_bytes() == plain_bytes
     kept = tmp_path / "trial" / "pretrained" / "epochs" / "00002"
@@ -347,7 +342,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     run_tune(config)  # nothing is left to do
     assert records(out) == after
     best = configs.load(GBDTJob, str(out / "best.yaml"))
-    gbdt_stage(best)
+    best.run()
     values = [trial.result.value for trial in trials if trial.result and trial.result.value is not None]
     assert bundle.load(best.out).metrics["validation_ndcg@5"] == max(values)
 

@@ -1,0 +1,138 @@
+"""What a stage is: a job that reads committed directories and commits one, unless it is committed already.
+
+check        what can be refused before anything is read
+identity     the settings that the output depends on
+inputs       the content hashes of what it reads; together with the identity they are the origin of the output
+is_done      whether the output of this origin is there
+work         makes the output and commits it
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar, Self
+
+from ltrscale import storage
+from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.manifest import one_view
+from ltrscale.errors import InputError
+from ltrscale.launch import under_torchrun
+from ltrscale.launch.workers import ONE, Workers
+from ltrscale.progress import Report, log
+from ltrscale.training import resumption
+from ltrscale.workflows.runs import held, recorded
+
+Origin = Mapping[str, Any]
+"""Stage, settings and inputs of an output, as its manifest records them."""
+
+
+class Stage(Config):
+    """A job that commits one directory; a subclass has its settings as fields.
+
+    Running it again with the same settings and the same inputs does nothing, and says so.
+    """
+
+    stage: ClassVar[str]
+    """The name that manifests record."""
+    makes_data: ClassVar[bool] = False
+    """Whether the output is a data set, which is opened again once it is made."""
+    out: str
+    """Directory of the output."""
+
+    def check(self) -> None:
+        """Refuse what can be refused before anything is read."""
+
+    @abstractmethod
+    def identity(self) -> Config:
+        """The settings that the output depends on, besides the inputs."""
+
+    @abstractmethod
+    def inputs(self) -> dict[str, str]:
+        """The content hash of each input, by name."""
+
+    @abstractmethod
+    def work(self, origin: Origin, report: Report) -> object:
+        """Make the output, and commit it with this origin; `report` receives metrics."""
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the output of this origin is committed, all of it; logs that."""
+        done = is_current(self.out, origin)
+        if done:
+            log.info("%s: %s is up to date", self.stage, self.out)
+        return done
+
+    def recorded_as(self) -> Config:
+        """The config that runs the same again; the run directory keeps it."""
+        return self
+
+    def run(self) -> bool:
+        """Make the output, unless it is there; returns whether that was done.
+
+        All that the stage reads is seen as it was when it was first opened.
+
+        Raises:
+            InputError: the output of another stage is there; as `check` and `work`.
+            Stopped: the process was asked to stop.
+        """
+        with nullcontext() if self.makes_data else one_view():
+            self.check()
+            origin = made_by(self.stage, self.identity(), self.inputs())
+            if self.is_done(origin):
+                return False
+            check_replaceable(self.out, self.stage)
+            with held(self.out):
+                if self.is_done(origin):  # another process has done it meanwhile
+                    return False
+                start = time.monotonic()
+                with recorded(self.out, self.recorded_as()) as report:
+                    log.info("%s: writing %s", self.stage, self.out)
+                    self.work(origin, report)
+                    log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
+        return True
+
+
+class TrainingStage(Stage):
+    """A stage that goes on from checkpoints where it was cut short."""
+
+    workers: Workers = ONE
+    """Data-parallel workers; more than one run under Ray Train."""
+    fresh: bool = False
+    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
+
+    @abstractmethod
+    def fit(self, origin: Origin, report: Report) -> None:
+        """Train, or go on with that, and commit the bundle."""
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train."""
+        if self._starts_anew():
+            resumption.start_anew(self.out)
+        self.fit(origin, report)
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the bundle is committed; not while checkpoints of this origin are there to go on from."""
+        if self._starts_anew() or resumption.is_unfinished(self.out, origin):
+            return False
+        return super().is_done(origin)
+
+    def recorded_as(self) -> Self:
+        """Without `fresh`, which is meant once."""
+        return self.replace(fresh=False)
+
+    def _starts_anew(self) -> bool:
+        return self.fresh and not under_torchrun.is_restarted()
+
+
+def check_replaceable(out: str, stage: str) -> None:
+    """Check that nothing but this stage's own output would be replaced: a data set is not a place for a model.
+
+    Raises:
+        InputError: another stage's output is there.
+    """
+    manifest = storage.read_manifest(out)
+    if manifest is None:
+        return
+    there = manifest.get("made_by", {}).get("stage") or "something else"
+    if there != stage:
+        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
