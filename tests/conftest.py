@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale import storage
 from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest, open_dataset
-from ltrscale.workflows.benches.s3 import SeaweedFS, environment, free_ports, seaweedfs
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("unhurried")

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.data import integrity
 from ltrscale.data.manifest import Counts, Feature, Manifest, open_dataset
@@ -30,7 +31,6 @@ from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretexts import Pretrainer
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 
 FEATURES = ("a", "b", "c")
 PERIODS = ("p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9")

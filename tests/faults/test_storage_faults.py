@@ -23,6 +23,7 @@ import torch
 from disks import small_disk_at
 from written import without_writer
 
+from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
 from ltrscale.data.manifest import open_dataset
 from ltrscale.data.parquet import read_batches
@@ -35,7 +36,6 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
 from ltrscale.storage.patience import PATIENCE, patience_s
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.workflows.benches.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from disks import fill, small_disk_at
 
+from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
@@ -20,7 +21,6 @@ from ltrscale.progress import Report, log
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows import runs
-from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 from ltrscale.workflows.runs import run_stage
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from pyarrow import dataset as arrow_dataset
 
+from jobs.bench.measure import Row
+from jobs.bench.remote import bench_remote
+from jobs.bench.shapes import N_FEATURES, write_dataset
 from ltrscale import storage
 from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
-from ltrscale.workflows.benches.remote import bench_remote
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import N_FEATURES, write_dataset
 
 GOAL = 0.9
 _GROUPS = 4400  # with 136 features about 300 MB

@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jobs.bench.measure import Row, peak_bytes
+from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.devices import cpu_seconds
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import ProjectorConfig
@@ -14,9 +17,6 @@ from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.training.network import NetworkConfig
 from ltrscale.training.pretexts import Pretrainer, SimCLRRankConfig, SimSiamConfig
-from ltrscale.workflows.benches.measure import cpu_seconds, peak_bytes
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import mslr_lengths
 
 TEMPERATURE = 0.1
 WIDTH = 136

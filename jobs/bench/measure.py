@@ -1,12 +1,11 @@
-"""Time and memory measured so that ratios hold on a busy machine."""
+"""What one benchmark reports, and memory and time measured so that ratios hold on a busy machine."""
 
 import os
 import re
-import statistics
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -15,18 +14,21 @@ import torch
 _LOOK_S = 0.003
 
 
-def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
-    """Median processor time (user and system) of each work on one torch thread.
+@dataclass(frozen=True)
+class Row:
+    """One line of the benchmark table: a ratio measured in one run, and its goal.
 
-    Works take turns, so that a change in the machine's speed meets all of them, after a turn that is not counted.
+    `at_least` says on which side of the goal the ratio should be, if there is one; `ours` and `peer` are what was
+    measured, with units. Without a ratio nothing was measured, and the note says why.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
-    finally:
-        torch.set_num_threads(threads)
-    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]
+
+    name: str
+    ratio: float | None
+    goal: float | None
+    at_least: bool
+    ours: str
+    peer: str
+    note: str = ""
 
 
 def peak_bytes(work: Callable[[int], object], warm_up: int, sizes: Sequence[int]) -> list[int]:
@@ -69,12 +71,6 @@ def _own_growth(work: Callable[[str], object], warm_up: str, argument: str) -> i
     over.set()
     looking.join()
     return peak - before
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def _growth(work: Callable[[int], object], warm_up: int, size: int) -> int:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
+from jobs.chaos.faulty_proxy import FaultyProxy
 
 
 class _Store(BaseHTTPRequestHandler):

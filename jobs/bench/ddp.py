@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from jobs.bench.measure import Row
+from jobs.bench.shapes import write_dataset
 from ltrscale import storage
 from ltrscale.data.readers import Reader, read_direct, read_with_ray
 from ltrscale.data.split import Split, select
@@ -22,8 +24,6 @@ from ltrscale.training.loop import Trainer
 from ltrscale.training.network import NetworkConfig
 from ltrscale.training.pretexts import MethodConfig, Pretrainer, SimCLRRankConfig, SimSiamConfig
 from ltrscale.training.schedules import OptimizerConfig
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import write_dataset
 
 METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())
 _DOCS_A_WORKER = 16_384

@@ -8,19 +8,19 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from jobs.bench.contrast import bench_contrast
+from jobs.bench.ddp import bench_ddp
+from jobs.bench.letor import bench_letor
+from jobs.bench.losses import bench_losses
+from jobs.bench.measure import Row
+from jobs.bench.metrics import bench_metrics
+from jobs.bench.prepare import bench_prepare_memory
+from jobs.bench.stream import bench_stream
+from jobs.bench.trees import bench_trees
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.workflows.benches.contrast import bench_contrast
-from ltrscale.workflows.benches.ddp import bench_ddp
-from ltrscale.workflows.benches.letor import bench_letor
-from ltrscale.workflows.benches.losses import bench_losses
-from ltrscale.workflows.benches.metrics import bench_metrics
-from ltrscale.workflows.benches.prepare import bench_prepare_memory
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.stream import bench_stream
-from ltrscale.workflows.benches.trees import bench_trees
 from ltrscale.workflows.runs import environment
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {

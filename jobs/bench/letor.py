@@ -5,11 +5,11 @@ from statistics import median
 
 import numpy as np
 
+from jobs.bench.measure import Row
+from jobs.bench.shapes import N_FEATURES, write_letor
 from ltrscale import storage
 from ltrscale.data.letor import read_letor
 from ltrscale.errors import InputError
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import N_FEATURES, write_letor
 
 _GROUPS = 160
 _ROUNDS = 3

@@ -5,12 +5,12 @@ import warnings
 import numpy as np
 import torch
 
+from jobs.bench.measure import Row
+from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import to_offsets
+from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.workflows.benches.measure import cpu_seconds
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import mslr_lengths
 
 GROUPS = 2_000
 

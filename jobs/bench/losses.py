@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jobs.bench.measure import Row, peak_bytes
+from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import to_offsets
+from ltrscale.devices import cpu_seconds
 from ltrscale.ranking import losses, pairwise, sorting
 from ltrscale.ranking.metrics import rank_discounts
-from ltrscale.workflows.benches.measure import cpu_seconds, peak_bytes
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import mslr_lengths
 
 GROUPS = 256
 LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)

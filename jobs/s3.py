@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on this machine, for as long as a benchmark needs one."""
+"""A real S3 server (SeaweedFS) on this machine, for benchmarks, for the faults of `jobs.chaos` and for tests."""
 
 import json
 import os

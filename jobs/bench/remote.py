@@ -13,16 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset as arrow_dataset
 
+from jobs.bench.measure import Row, resident_now, tree_seconds
+from jobs.bench.shapes import N_FEATURES, write_dataset
+from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
 from ltrscale.data.plan import canonical_streams
 from ltrscale.data.readers import read_direct, read_with_ray
 from ltrscale.data.split import RowGroup, Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig
 from ltrscale.engine import ray_cluster
-from ltrscale.workflows.benches.measure import resident_now, tree_seconds
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.s3 import s3_server, seaweedfs
-from ltrscale.workflows.benches.shapes import N_FEATURES, write_dataset
 
 COLUMNS = ("gid", "features", "labels")
 _GROUPS = 8800  # 600 MB before compression

@@ -4,11 +4,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from jobs.bench.measure import Row, resident_peak
+from jobs.bench.shapes import N_FEATURES, write_letor
 from ltrscale import storage
 from ltrscale.data.prepare import PrepareConfig, prepare
-from ltrscale.workflows.benches.measure import resident_peak
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import N_FEATURES, write_letor
 
 _GROUPS = 400
 

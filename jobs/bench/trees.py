@@ -8,17 +8,17 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.bench.measure import Row, peak_own_bytes
+from jobs.bench.shapes import N_FEATURES, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.split import Selection, Split, Splits, select
 from ltrscale.data.stream import iterate
+from ltrscale.devices import cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.with_lightgbm import gain_table, parameters_of
-from ltrscale.workflows.benches.measure import cpu_seconds, peak_own_bytes
-from ltrscale.workflows.benches.row import Row
-from ltrscale.workflows.benches.shapes import N_FEATURES, write_dataset
 
 _LARGE = 8800  # lists of training: 1.1 million documents, a float matrix of 600 MB
 _USUAL = 2200
