@@ -14,9 +14,9 @@ import torch.distributed as dist
 from jobs.bench.measure import Row
 from jobs.bench.shapes import write_dataset
 from ltrscale import storage
-from ltrscale.data.readers import Reader, read_direct, read_with_ray
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import GroupStream, StreamConfig
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
 from ltrscale.engine import ray_cluster
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig

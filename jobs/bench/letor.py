@@ -8,7 +8,7 @@ import numpy as np
 from jobs.bench.measure import Row
 from jobs.bench.shapes import N_FEATURES, write_letor
 from ltrscale import storage
-from ltrscale.data.letor import read_letor
+from ltrscale.data.ingest.letor import read_letor
 from ltrscale.errors import InputError
 
 _GROUPS = 160

@@ -17,10 +17,10 @@ from jobs.bench.measure import Row, resident_now, tree_seconds
 from jobs.bench.shapes import N_FEATURES, write_dataset
 from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
-from ltrscale.data.plan import canonical_streams
-from ltrscale.data.readers import read_direct, read_with_ray
-from ltrscale.data.split import RowGroup, Selection, Split, select
-from ltrscale.data.stream import GroupStream, StreamConfig
+from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.plan import canonical_streams
+from ltrscale.data.stream.readers import read_direct, read_with_ray
 from ltrscale.engine import ray_cluster
 
 COLUMNS = ("gid", "features", "labels")

@@ -7,8 +7,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.manifest import Feature, Manifest
-from ltrscale.data.writer import Compression, DatasetWriter
+from ltrscale.data.dataset.manifest import Feature, Manifest
+from ltrscale.data.dataset.writer import Compression, DatasetWriter
 
 LONGEST = 1251
 N_FEATURES = 136

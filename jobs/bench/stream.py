@@ -10,8 +10,8 @@ from jobs.bench.measure import Row
 from jobs.bench.remote import bench_remote
 from jobs.bench.shapes import N_FEATURES, write_dataset
 from ltrscale import storage
-from ltrscale.data.split import Selection, Split, select
-from ltrscale.data.stream import GroupStream, StreamConfig
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
 
 GOAL = 0.9
 _GROUPS = 4400  # with 136 features about 300 MB

@@ -13,8 +13,8 @@ from jobs.bench.shapes import N_FEATURES, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.data.split import Selection, Split, Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection, Split, Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt

@@ -20,9 +20,9 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, is_current, made_by
-from ltrscale.data.manifest import one_view
-from ltrscale.data.split import Split, Splits, check_disjoint, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Split, Splits, check_disjoint, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree

@@ -2,8 +2,8 @@
 
 from ltrscale.bundle import load
 from ltrscale.config import is_current, made_by
-from ltrscale.data.manifest import one_view
-from ltrscale.data.split import Split, Texts
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.progress import log
 from ltrscale.trees.export import ParityConfig, check_parity, publish
 from ltrscale.workflows.origins import bundle_hashes, dataset_hashes

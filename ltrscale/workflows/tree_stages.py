@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import one_view
-from ltrscale.data.split import Splits, check_disjoint
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Splits, check_disjoint
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack

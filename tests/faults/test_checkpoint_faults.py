@@ -22,7 +22,7 @@ from trainers import make_trainer
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import bundle, storage
-from ltrscale.data.split import Split
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.storage.patience import PATIENCE
