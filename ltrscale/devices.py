@@ -1,5 +1,8 @@
-"""Which device a process computes on."""
+"""Which device a process computes on, and how long a computation takes."""
 
+import statistics
+import time
+from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -24,3 +27,23 @@ def choose_device(name: str) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= seen:
         raise InputError(f"device: {name} is asked for and torch sees {seen} GPUs; set device to auto or cpu")
     return chosen
+
+
+def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
+    """Median processor time (user and system) of each work on one torch thread.
+
+    Works take turns, so that a change in the machine's speed meets all of them, after a turn that is not counted.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        turns = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
+    finally:
+        torch.set_num_threads(threads)
+    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start

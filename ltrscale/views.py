@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, standardise_by_group
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 
 Columns = Callable[[QueryGroups], NDArray[np.float32]]
 """Columns [N, G] of the documents of a batch with raw features [N, F]."""

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.manifest import DataFile, open_dataset
+from ltrscale.data.dataset.manifest import DataFile, open_dataset
 
 
 def add_period(url: str, period: str, *, like: str) -> None:

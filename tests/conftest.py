@@ -12,9 +12,9 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale import storage
-from ltrscale.data.manifest import Counts, DataFile, Feature, Manifest, open_dataset
-from ltrscale.workflows.benches.s3 import SeaweedFS, environment, free_ports, seaweedfs
+from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest, open_dataset
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
 settings.load_profile("unhurried")
@@ -109,7 +109,7 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 @pytest.fixture(scope="session")
 def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small data set made as a user makes one: a synthetic log of four weeks, prepared."""
-    from ltrscale.data.prepare import PrepareConfig, prepare
+    from ltrscale.data.ingest.prepare import PrepareConfig, prepare
     from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
 
     folder = tmp_path_factory.mktemp("synthetic")

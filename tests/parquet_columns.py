@@ -1,4 +1,4 @@
-"""Columns that a data set directory gets beside those that the fixture `make_dataset` writes."""
+"""Columns that a data set directory gets beside those that `make_dataset` of known_groups writes."""
 
 import json
 from collections.abc import Callable

@@ -16,7 +16,7 @@ from torch import nn
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.boosters import renumber
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data import additions
-from ltrscale.data.manifest import Feature, open_dataset
-from ltrscale.data.preflight import PreflightConfig, preflight
-from ltrscale.data.scores import find_scores
-from ltrscale.data.split import Selection, Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature, open_dataset
+from ltrscale.data.dataset.preflight import PreflightConfig, preflight
+from ltrscale.data.dataset.scores import find_scores
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.ingest import additions
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ltrscale.bundle import BundleConfig
 from ltrscale.bundle.saving import _card
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.evaluation.tables import markdown
 from ltrscale.markdown import code, escape
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ltrscale import storage
-from ltrscale.data.manifest import Feature, open_dataset
-from ltrscale.data.preflight import PreflightConfig, preflight
-from ltrscale.data.scores import read_period
-from ltrscale.data.split import Split, select
+from ltrscale.data.dataset.manifest import Feature, open_dataset
+from ltrscale.data.dataset.preflight import PreflightConfig, preflight
+from ltrscale.data.dataset.scores import read_period
+from ltrscale.data.dataset.split import Split, select
 from ltrscale.errors import InputError
 
 HASH = "0" * 64

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ltrscale.config import validate
-from ltrscale.data.split import Splits
+from ltrscale.data.dataset.split import Splits
 from ltrscale.progress import log
 
 ROOT = Path(__file__).resolve().parents[1]

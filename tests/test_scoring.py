@@ -20,11 +20,11 @@ from changed import add_period
 from written import without_writer
 
 from ltrscale import bundle, storage
-from ltrscale.data.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.scores import period_url, read_period
-from ltrscale.data.split import Split, Splits, select
-from ltrscale.data.stream import iterate
-from ltrscale.data.writer import DatasetWriter
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.scores import period_url, read_period
+from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.writer import DatasetWriter
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform

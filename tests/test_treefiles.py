@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ltrscale import boosters, views
 from ltrscale.batch import QueryGroups
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 
 VIEW = views.raw([Feature(name="a"), Feature(name="b"), Feature(name="c", kind="categorical")])

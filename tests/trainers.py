@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import GroupStream
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import GroupStream
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs
 from ltrscale.training.pretexts import Pretrainer

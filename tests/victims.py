@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.split import Split
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, TrainFunction, WorkersConfig

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import Manifest
+from ltrscale.data.dataset.manifest import Manifest
 
 _WRITER = re.compile(r"(-[0-9a-f]{8})-[0-9a-f]{8}(?=\.\w+$)")
 FileT = TypeVar("FileT", bound=Config)

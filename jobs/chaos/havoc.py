@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from jobs.chaos.arena import Arena
 from jobs.chaos.commands import Command
 from jobs.chaos.faults import Fault, Kind
+from jobs.chaos.faulty_proxy import SLOW_DOWN
 from jobs.chaos.processes import Process, choose, marked
-from ltrscale.workflows.benches.faulty_proxy import SLOW_DOWN
 
 _THINGS: dict[Kind, str] = {
     "outage": "connections",

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import boosters, storage
 from ltrscale.config import Config, digest
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.ranker import Architecture

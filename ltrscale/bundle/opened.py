@@ -27,7 +27,7 @@ from ltrscale.bundle.contents import (
     read_manifest,
 )
 from ltrscale.config import validate
-from ltrscale.data.manifest import Feature, places
+from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.build import build_encoder
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers

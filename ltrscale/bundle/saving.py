@@ -24,7 +24,7 @@ from ltrscale.bundle.contents import (
     member_folder,
     read_manifest,
 )
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.ranker import Architecture

@@ -1,1 +1,1 @@
-"""Data sets of query groups: making them from raw input, splitting them, and streaming them as ragged batches."""
+"""Data sets of query groups in three rooms: `ingest` makes them, `dataset` is what they are, `stream` serves them."""

@@ -19,8 +19,8 @@ from ltrscale import storage
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.split import Selection, Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.evaluate import GROUPS, CutOff

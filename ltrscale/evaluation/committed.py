@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of, to_offsets
 from ltrscale.bundle import Scorer
-from ltrscale.data.readers import read_direct
-from ltrscale.data.scores import SCORES
-from ltrscale.data.split import Split, select
+from ltrscale.data.dataset.scores import SCORES
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 
 

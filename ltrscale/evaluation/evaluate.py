@@ -20,8 +20,8 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load
 from ltrscale.config import Config
-from ltrscale.data.split import Selection, Split, Splits, Texts, check_disjoint, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.committed import committed_scorer
 from ltrscale.evaluation.compare import Floats

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 
 BINS = 100

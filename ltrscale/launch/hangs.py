@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ltrscale.data.readers import Reader
-from ltrscale.data.split import RowGroup
+from ltrscale.data.dataset.split import RowGroup
+from ltrscale.data.stream.readers import Reader
 from ltrscale.launch.workers import Context
 
 _EVERY_S = 1.0

@@ -22,7 +22,7 @@ from ray.train import ControllerError, FailureConfig, LoggingConfig, RunConfig, 
 from ray.train.torch import TorchTrainer
 
 from ltrscale import storage
-from ltrscale.data.readers import read_with_ray
+from ltrscale.data.stream.readers import read_with_ray
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.hangs import Pulse, Watch
 from ltrscale.launch.mailbox import (

@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.parts import Run, run_here, run_with_ray
-from ltrscale.data.readers import Reader, read_direct
+from ltrscale.data.stream.parts import Run, run_here, run_with_ray
+from ltrscale.data.stream.readers import Reader, read_direct
 from ltrscale.engine import ray_cluster
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.progress import Report

@@ -12,10 +12,10 @@ import numpy as np
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.manifest import Counts, DataFile, Period
-from ltrscale.data.scores import Scored, ScoreFile, file_name, period_url, write_file
-from ltrscale.data.split import RowGroup
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Counts, DataFile, Period
+from ltrscale.data.dataset.scores import Scored, ScoreFile, file_name, period_url, write_file
+from ltrscale.data.dataset.split import RowGroup
+from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance

@@ -5,8 +5,8 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.data.manifest import Counts
-from ltrscale.data.scores import PeriodScores, period_url
+from ltrscale.data.dataset.manifest import Counts
+from ltrscale.data.dataset.scores import PeriodScores, period_url
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
 from ltrscale.scoring.files import Done, score_here
@@ -15,7 +15,7 @@ from ltrscale.scoring.under_ray import score_with_ray
 
 
 def score(config: ScoreConfig, out: str, *, report: Report) -> Counts:
-    """Score the periods that are not up to date, and commit each to `out/period=P`; see `ltrscale.data.scores`.
+    """Score the periods that are not up to date, and commit each to `out/period=P`; see `ltrscale.data.dataset.scores`.
 
     Args:
         config: see `ScoreConfig`.

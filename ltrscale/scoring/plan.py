@@ -10,9 +10,9 @@ from pydantic import Field
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, made_by
-from ltrscale.data.manifest import Counts, DataFile, Dataset, one_view
-from ltrscale.data.scores import period_url, read_period
-from ltrscale.data.split import Selection, Split, Texts, chosen_files, select
+from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, one_view
+from ltrscale.data.dataset.scores import period_url, read_period
+from ltrscale.data.dataset.split import Selection, Split, Texts, chosen_files, select
 from ltrscale.devices import Device
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.data.rewrite import Floats, GroupBlock, Ints, offsets
 from ltrscale.errors import InputError
 from ltrscale.simulate.clicks import check_positions
+from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints, offsets
 from ltrscale.simulate.step import (
     Changes,
     Doubles,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import Feature
-from ltrscale.data.rewrite import GroupBlock, Ints
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
+from ltrscale.simulate.rewrite import GroupBlock, Ints
 from ltrscale.simulate.step import (
     Changes,
     Doubles,

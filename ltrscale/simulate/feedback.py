@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.data.rewrite import GroupBlock, Ints
 from ltrscale.errors import InputError
+from ltrscale.simulate.rewrite import GroupBlock, Ints
 from ltrscale.simulate.step import (
     Bits,
     Changes,

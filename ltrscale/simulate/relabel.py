@@ -19,9 +19,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import Accounting, Dataset, open_dataset
-from ltrscale.data.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
-from ltrscale.data.writer import Compression
+from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.data.dataset.writer import Compression
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
@@ -50,6 +49,7 @@ from ltrscale.simulate.feedback import (
     relevant_only,
     sample_rank,
 )
+from ltrscale.simulate.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
 from ltrscale.simulate.step import Changes, Transform, labelled
 from ltrscale.storage import Commit
 

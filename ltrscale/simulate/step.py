@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.config import Config
-from ltrscale.data.rewrite import Floats, GroupBlock, Ints
-from ltrscale.data.split import Texts
+from ltrscale.data.dataset.split import Texts
 from ltrscale.draws import mix, splitmix64
 from ltrscale.errors import InputError
+from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints
 
 Doubles = NDArray[np.float64]
 Bits = NDArray[np.uint64]

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.data.readers import Reader
-from ltrscale.data.split import Selection
-from ltrscale.data.windows import Decoder, group_ids
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.training.reduce import sum_over_workers

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.config import validate
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import GroupStream
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
 from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers

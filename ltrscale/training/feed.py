@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream import Step
+from ltrscale.data.stream.batches import Step
 
 _POLL_S = 0.1
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.plan import step_seed
-from ltrscale.data.stream import GroupStream, Position, Step
+from ltrscale.data.stream.batches import GroupStream, Position, Step
+from ltrscale.data.stream.plan import step_seed
 from ltrscale.errors import InputError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.training.account import Account, checksum

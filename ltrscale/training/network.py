@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
 from ltrscale.config import Config, is_current, made_by
-from ltrscale.data.parts import Part, Run, cut, run_here
-from ltrscale.data.split import Selection
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.build import EncoderConfig
 from ltrscale.models.encoders import ResNetConfig

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ltrscale import bundle
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Selection, Split, select
-from ltrscale.data.stream import GroupStream, iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.stream.batches import GroupStream, iterate
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.ranks import rank_and_world

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle
 from ltrscale.config import is_current, overlay, validate
-from ltrscale.data.split import Selection, Split, select
-from ltrscale.data.stream import GroupStream, StreamConfig
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.draws import mix
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.data.stream import StreamConfig
+from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.propensity import PropensityModel

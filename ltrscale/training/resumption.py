@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ltrscale.config import is_made_by
-from ltrscale.data.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
-from ltrscale.data.split import Split
+from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.progress import Report

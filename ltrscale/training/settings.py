@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 
 from ltrscale.config import Config
-from ltrscale.data.preflight import PreflightConfig
-from ltrscale.data.stream import StreamConfig
+from ltrscale.data.dataset.preflight import PreflightConfig
+from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.devices import Device, choose_device
 from ltrscale.training.schedules import OptimizerConfig
 

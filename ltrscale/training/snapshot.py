@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ltrscale.data.stream import Position
+from ltrscale.data.stream.batches import Position
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.training.account import Account
 from ltrscale.training.loop import State, Trainer

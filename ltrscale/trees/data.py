@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups, group_index, to_offsets
 from ltrscale.boosters import renumber
-from ltrscale.data.split import Selection
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, Vocabulary
 from ltrscale.progress import progress

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config
-from ltrscale.data.split import Split, select
+from ltrscale.data.dataset.split import Split, select
 from ltrscale.progress import log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import read

@@ -19,8 +19,8 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.config import Config
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
-from ltrscale.data.split import Selection, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
 from ltrscale.errors import InputError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch

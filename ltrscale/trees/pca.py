@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.data.parts import Part, Run, cut, run_here
-from ltrscale.data.split import Selection
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.errors import InputError
 from ltrscale.models.fitting import Moments
 from ltrscale.progress import progress

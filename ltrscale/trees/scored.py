@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of, to_offsets
-from ltrscale.data.split import Selection
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.progress import progress
 

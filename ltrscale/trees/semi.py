@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config, validate
-from ltrscale.data.split import Selection, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
 from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ltrscale.data import plan
-from ltrscale.data.split import Selection
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream import plan
 from ltrscale.errors import InputError
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import Context

@@ -12,9 +12,9 @@ from pydantic import Field
 from ltrscale import views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees
 from ltrscale.config import Config, validate
-from ltrscale.data.manifest import Feature
-from ltrscale.data.sample import Fold
-from ltrscale.data.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.sample import Fold
+from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log

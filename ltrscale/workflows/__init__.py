@@ -1,1 +1,1 @@
-"""What spans several parts: runs, stages, the pipeline, benchmarks."""
+"""What spans several parts: runs, stages, the pipeline."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.split import LabelColumn
+from ltrscale.data.dataset.split import LabelColumn
 from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
 from ltrscale.launch.workers import cluster_for

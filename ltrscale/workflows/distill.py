@@ -20,9 +20,10 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, is_current, made_by
-from ltrscale.data.manifest import one_view
-from ltrscale.data.split import Split, Splits, check_disjoint, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Split, Splits, check_disjoint, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
@@ -34,7 +35,6 @@ from ltrscale.storage import join
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.export import ParityConfig
 from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
-from ltrscale.workflows.benches.measure import cpu_seconds
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.runs import recorded

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.stream import StreamConfig
+from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig

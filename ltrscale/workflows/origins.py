@@ -8,9 +8,9 @@ from pydantic import Field, SerializeAsAny
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
-from ltrscale.data.manifest import Dataset, open_dataset
-from ltrscale.data.scores import read_period
-from ltrscale.data.split import Split, Splits, check_disjoint, chosen_files, select, with_periods_named
+from ltrscale.data.dataset.manifest import Dataset, open_dataset
+from ltrscale.data.dataset.scores import read_period
+from ltrscale.data.dataset.split import Split, Splits, check_disjoint, chosen_files, select, with_periods_named
 from ltrscale.errors import InputError, UnavailableError
 
 

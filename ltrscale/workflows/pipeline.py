@@ -10,15 +10,15 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import one_view, open_dataset
-from ltrscale.data.prepare import PrepareConfig
-from ltrscale.data.rewrite import column_names
-from ltrscale.data.split import LabelColumn, Splits, check_disjoint, select
+from ltrscale.data.dataset.manifest import one_view, open_dataset
+from ltrscale.data.dataset.split import LabelColumn, Splits, check_disjoint, select
+from ltrscale.data.ingest.prepare import PrepareConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.launch.workers import ONE, Workers, cluster_for
 from ltrscale.progress import log
 from ltrscale.simulate.relabel import RelabelConfig
+from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.workflows.methods import Method, MethodName, check_methods

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import Config
-from ltrscale.data.manifest import Dataset, one_view
-from ltrscale.data.split import Split, Splits
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.storage import join

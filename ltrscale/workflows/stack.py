@@ -5,8 +5,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.manifest import one_view
-from ltrscale.data.split import Splits, check_disjoint
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Splits, check_disjoint
 from ltrscale.launch.workers import ONE, Workers, cluster_for
 from ltrscale.storage import join
 from ltrscale.trees.stacking import StackConfig

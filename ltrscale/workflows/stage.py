@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
-from ltrscale.data.manifest import one_view
+from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
-from ltrscale.data.split import Split, Splits, check_disjoint
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Split, Splits, check_disjoint
+from ltrscale.data.ingest.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table

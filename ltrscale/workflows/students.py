@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.stream import StreamConfig
+from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.training.finetune import FinetuneConfig

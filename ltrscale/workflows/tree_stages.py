@@ -7,7 +7,7 @@ from pydantic import model_validator
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.split import Split, Splits, Texts, check_disjoint
+from ltrscale.data.dataset.split import Split, Splits, Texts, check_disjoint
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ltrscale.data.sample import Fold
-from ltrscale.data.split import Splits
+from ltrscale.data.dataset.sample import Fold
+from ltrscale.data.dataset.split import Splits
 from ltrscale.draws import mix
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.data.manifest import Dataset, one_view
-from ltrscale.data.preflight import contents_of_read, difference
-from ltrscale.data.split import Split, check_disjoint, with_periods_named
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.preflight import contents_of_read, difference
+from ltrscale.data.dataset.split import Split, check_disjoint, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.progress import log

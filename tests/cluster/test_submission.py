@@ -16,7 +16,7 @@ from cluster_scripts import ROOT, exports, one_line, script
 from own_cluster import listening
 
 from ltrscale import bundle, storage
-from ltrscale.data.manifest import open_dataset
+from ltrscale.data.dataset.manifest import open_dataset
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.prepare import PrepareConfig, prepare
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.stream.batches import iterate
 
 HERE = str(Path(__file__).parent / "version-1")
 LOG = [

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from teachers import linear_teacher
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import GroupStream, StreamConfig, iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.committed import committed_scorer
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate

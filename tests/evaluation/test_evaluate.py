@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.bundle import load, save_ranker
 from ltrscale.config import validate
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation, print_table, read_evaluation, table

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.outliers import GAPS, OutlierConfig, OutlierDetector, OutlierRule, fit_outliers
 

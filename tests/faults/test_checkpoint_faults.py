@@ -20,8 +20,9 @@ from disks import fill, small_disk_at
 from torch import Tensor
 from trainers import make_trainer
 
+from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import bundle, storage
-from ltrscale.data.split import Split
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.storage.patience import PATIENCE
@@ -30,7 +31,6 @@ from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.training.snapshot import Progress, Snapshot
-from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 
 Weights = dict[str, Tensor]
 CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}

@@ -23,19 +23,19 @@ import torch
 from disks import small_disk_at
 from written import without_writer
 
+from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.parquet import read_batches
-from ltrscale.data.prepare import PrepareConfig, prepare
-from ltrscale.data.readers import read_direct
-from ltrscale.data.seen import SeenHashes
-from ltrscale.data.split import RowGroup, Split, select
-from ltrscale.data.stream import GroupStream, StreamConfig
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import RowGroup, Split, select
+from ltrscale.data.ingest.parquet import read_batches
+from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.seen import SeenHashes
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
 from ltrscale.storage.patience import PATIENCE, patience_s
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.workflows.benches.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

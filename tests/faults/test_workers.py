@@ -10,7 +10,7 @@ import pytest
 from changed import add_period, renamed
 from victims import Watched, attempts, check_exactly_once, check_recovery, config_of, counted, processes, run, weights
 
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 
 STEPS = 20
 """At least so many steps has a run over the synthetic data set."""

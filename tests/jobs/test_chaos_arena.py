@@ -10,8 +10,8 @@ from jobs.chaos.arena import BUCKET, Arena
 from jobs.chaos.faults import Fault
 from jobs.chaos.havoc import Havoc
 from jobs.chaos.processes import marked
+from jobs.s3 import environment
 from ltrscale import storage
-from ltrscale.workflows.benches.s3 import environment
 
 
 @pytest.mark.s3

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from ltrscale import bundle
 from ltrscale.config import Config
-from ltrscale.data.split import Split
+from ltrscale.data.dataset.split import Split
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.signals import stop_on_sigterm

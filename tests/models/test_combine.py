@@ -8,7 +8,7 @@ from torch import nn
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.combine import ConcatRanker, MeanRanker
 from ltrscale.models.encoders import MLPConfig, ResNetConfig

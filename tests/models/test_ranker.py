@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
-from ltrscale.data.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform

@@ -7,13 +7,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from known_groups import make_dataset
 
 from ltrscale import storage
-from ltrscale.data.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.rewrite import GroupBlock, offsets
-from ltrscale.data.summaries import LabelCounts
-from ltrscale.data.writer import DatasetWriter
+from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
+from ltrscale.data.dataset.summaries import LabelCounts
+from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.simulate.relabel import RelabelConfig, relabel
+from ltrscale.simulate.rewrite import GroupBlock, offsets
+
+__all__ = ["apply", "make_block", "make_dataset", "rows_of", "write"]
 
 Row = Mapping[str, Any]
 Write = Callable[..., str]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from reference import clicks as reference
 
-from ltrscale.data.rewrite import GroupBlock
 from ltrscale.errors import InputError
 from ltrscale.simulate.cleaning import (
     RandomNegatives,
@@ -23,6 +22,7 @@ from ltrscale.simulate.cleaning import (
     refined_labels,
     unseen,
 )
+from ltrscale.simulate.rewrite import GroupBlock
 
 Make = Callable[..., GroupBlock]
 

@@ -8,8 +8,7 @@ import pytest
 from reference import clicks as reference
 
 from ltrscale.config import load
-from ltrscale.data.manifest import Feature
-from ltrscale.data.rewrite import GroupBlock
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.simulate.clicks import (
     Cascade,
@@ -21,6 +20,7 @@ from ltrscale.simulate.clicks import (
     feature_number,
     first_attracted,
 )
+from ltrscale.simulate.rewrite import GroupBlock
 
 Make = Callable[..., GroupBlock]
 GRADES, POSITIONS = [0, 4, 1, 3, 2], [2, 5, 1, 3, 4]

@@ -8,7 +8,6 @@ import pytest
 from reference import clicks as reference
 from scipy import stats
 
-from ltrscale.data.rewrite import GroupBlock
 from ltrscale.errors import InputError
 from ltrscale.simulate.feedback import (
     BinaryFeedback,
@@ -25,6 +24,7 @@ from ltrscale.simulate.feedback import (
     relevant_only,
     sample_rank,
 )
+from ltrscale.simulate.rewrite import GroupBlock
 from ltrscale.simulate.step import uniforms
 
 Make = Callable[..., GroupBlock]

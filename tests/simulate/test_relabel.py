@@ -10,11 +10,11 @@ import torch
 
 from ltrscale import storage
 from ltrscale.config import load
-from ltrscale.data import rewrite
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.simulate import rewrite
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 
 Write = Callable[..., str]

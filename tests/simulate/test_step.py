@@ -8,10 +8,10 @@ import pytest
 from reference import clicks as reference
 from scipy import stats
 
-from ltrscale.data.rewrite import GroupBlock
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.simulate import step
+from ltrscale.simulate.rewrite import GroupBlock
 from ltrscale.simulate.step import (
     changes,
     check_grades,

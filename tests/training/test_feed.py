@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream import Position, Step
+from ltrscale.data.stream.batches import Position, Step
 from ltrscale.training.feed import read_ahead
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ltrscale import bundle
-from ltrscale.data.manifest import Feature, open_dataset
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature, open_dataset
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import ConcatRanker
 from ltrscale.models.ranker import Ranker

@@ -13,8 +13,8 @@ from torch import Tensor
 from trainers import WEEKS, make_trainer, run
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import Step, StreamConfig
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import Step, StreamConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.training.finetune import FinetuneConfig

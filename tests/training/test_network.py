@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ltrscale.data.manifest import Feature
-from ltrscale.data.parts import Part, Run, cut, run_here, run_with_ray
-from ltrscale.data.split import Selection, Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import Part, Run, cut, run_here, run_with_ray
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, make_transform

@@ -15,8 +15,8 @@ from changed import add_period, renamed
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import validate
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.split import Split, select
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Split, select
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report
 from ltrscale.training.combine import CombineConfig, combine

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ltrscale import bundle
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.ranking.metrics import ndcg

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ltrscale import boosters
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Split, Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.workers import Context
 from ltrscale.trees.configs import CatBoostConfig

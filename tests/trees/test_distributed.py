@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import RowGroup, Selection, Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import RowGroup, Selection, Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, WorkersConfig

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees.ensemble import forward_selection

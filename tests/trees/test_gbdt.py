@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import data as tree_data

@@ -15,10 +15,10 @@ from sklearn.preprocessing import StandardScaler
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.data.manifest import Feature
-from ltrscale.data.parts import cut
-from ltrscale.data.split import Split, Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import cut
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import pca, semi

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ltrscale import views
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Split, Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import stacking

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from teachers import linear_teacher
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Split, Splits, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import kendall_tau
 from ltrscale.scoring import ScoreConfig, score

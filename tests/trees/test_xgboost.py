@@ -10,9 +10,9 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from ltrscale import boosters
-from ltrscale.data.manifest import Feature
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.trees import data as tree_data

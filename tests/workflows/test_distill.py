@@ -16,8 +16,8 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import validate
-from ltrscale.data.split import Split, select
-from ltrscale.data.stream import iterate
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.distillation import Distillation

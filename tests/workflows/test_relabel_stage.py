@@ -13,9 +13,9 @@ import pytest
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.prepare import PrepareConfig, prepare
-from ltrscale.data.split import Splits, check_disjoint
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Splits, check_disjoint
+from ltrscale.data.ingest.prepare import PrepareConfig, prepare
 from ltrscale.errors import InputError
 from ltrscale.simulate import relabel as module
 from ltrscale.workflows.stages import RelabelJob

@@ -15,6 +15,7 @@ import yaml
 from disks import fill, small_disk_at
 from pydantic import Field
 
+from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
@@ -22,7 +23,6 @@ from ltrscale.progress import Report, log
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows import runs
-from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 from ltrscale.workflows.stage import Origin, Stage
 
 Body = Callable[[Origin, Report], None]

@@ -9,7 +9,7 @@ from listening import stages_run
 
 from ltrscale import bundle
 from ltrscale import config as configs
-from ltrscale.data.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.workflows.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline

@@ -9,8 +9,8 @@ from changed import add_period, renamed
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.data.manifest import open_dataset
-from ltrscale.data.split import Split, select
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Split, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import evaluate
 from ltrscale.evaluation.report import read_evaluation

@@ -1,0 +1,81 @@
+"""Benchmarks: speed and memory as ratios measured in one run, against the project's goals."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from jobs.bench.contrast import bench_contrast
+from jobs.bench.ddp import bench_ddp
+from jobs.bench.letor import bench_letor
+from jobs.bench.losses import bench_losses
+from jobs.bench.measure import Row
+from jobs.bench.metrics import bench_metrics
+from jobs.bench.prepare import bench_prepare_memory
+from jobs.bench.stream import bench_stream
+from jobs.bench.trees import bench_trees
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.workflows.runs import environment
+
+BENCHES: dict[str, Callable[[], list[Row]]] = {
+    "stream": bench_stream,
+    "ddp": bench_ddp,
+    "letor": bench_letor,
+    "contrast": bench_contrast,
+    "losses": bench_losses,
+    "metrics": bench_metrics,
+    "prepare": bench_prepare_memory,
+    "trees": bench_trees,
+}
+
+
+class BenchJob(Config):
+    """Measure speed and memory against peers, as ratios in one run."""
+
+    only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
+    out: str | None = None
+    """Directory for `bench.json`; empty prints only."""
+
+
+def bench(job: BenchJob) -> None:
+    """Run the benchmarks and print one row for each ratio.
+
+    Raises:
+        InputError: `only` names no benchmark.
+    """
+    for name in job.only:
+        if name not in BENCHES:
+            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
+    rows: list[Row] = []
+    for name in job.only or BENCHES:
+        log.info("measuring %s", name)
+        rows += BENCHES[name]()
+    Console(width=150).print(_table(rows))
+    if job.out is not None:
+        document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+        storage.write_bytes(storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table("what", "ratio", "goal", "", "ours", "peer", "note")
+    for row in rows:
+        goal, verdict = "", ""
+        if row.goal is not None and row.ratio is not None:
+            reached = row.ratio >= row.goal if row.at_least else row.ratio <= row.goal
+            goal, verdict = f"{'>=' if row.at_least else '<='} {row.goal:g}", "ok" if reached else "missed"
+        table.add_row(
+            row.name,
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            goal,
+            verdict,
+            row.ours,
+            row.peer,
+            row.note,
+        )
+    return table

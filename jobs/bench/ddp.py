@@ -1,0 +1,117 @@
+"""Training on several workers: waiting for data at a real step, and what a second worker gains."""
+
+import os
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from jobs.bench.measure import Row
+from jobs.bench.shapes import write_dataset
+from ltrscale import storage
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
+from ltrscale.engine import ray_cluster
+from ltrscale.models.features import FeatureTransform, TransformConfig
+from ltrscale.pretext.augment import ZeroingConfig
+from ltrscale.training.loop import Trainer
+from ltrscale.training.network import NetworkConfig
+from ltrscale.training.pretexts import MethodConfig, Pretrainer, SimCLRRankConfig, SimSiamConfig
+from ltrscale.training.schedules import OptimizerConfig
+
+METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())
+_DOCS_A_WORKER = 16_384
+_STREAMS_A_WORKER = 2
+_STEPS = 12
+_WARM_UP = 3
+
+
+class _Times(NamedTuple):
+    """Seconds of a worker's steps: by the clock, of its processor, and spent waiting for data."""
+
+    wall: float
+    processor: float
+    wait: float
+
+
+def bench_ddp() -> list[Row]:
+    """The share of the time in which a step waits for Ray Data, and the efficiency of two workers."""
+    with storage.scratch.directory() as folder:
+        data = f"{folder}/data"
+        write_dataset(data, "zstd", groups=6_000)
+        rows = [_scaling(method, data) for method in METHODS]
+        with ray_cluster(cpus=4):
+            return [*(_waiting(method, data) for method in METHODS), *rows]
+
+
+def _waiting(method: MethodConfig, data: str) -> Row:
+    times = _run(method, data, rank=0, world=1, reader=read_with_ray)
+    return Row(
+        name=f"waiting for data, {method.kind}",
+        ratio=times.wait / times.wall,
+        goal=0.05,
+        at_least=False,
+        ours=f"{1e3 * times.wait / _STEPS:.1f} ms a step",
+        peer=f"{times.wall / _STEPS:.2f} s a step",
+        note=f"Ray Data, one worker, {_DOCS_A_WORKER:,} documents a step, default network",
+    )
+
+
+def _scaling(method: MethodConfig, data: str) -> Row:
+    """Equal work for each worker, each on a core of its own: the time of one worker over that of two."""
+    alone, both = (_spawn(method, data, world) for world in (1, 2))
+    (one,), slowest = alone, max(both)
+    busier = statistics.mean(times.processor for times in both) / one.processor - 1
+    idle = statistics.mean(1 - times.processor / times.wall for times in both)
+    return Row(
+        name=f"1 -> 2 workers, {method.kind}",
+        ratio=one.wall / slowest.wall,
+        goal=0.85,
+        at_least=True,
+        ours=f"{2 * _STEPS * _DOCS_A_WORKER / slowest.wall / 1e3:.1f} k docs/s",
+        peer=f"{_STEPS * _DOCS_A_WORKER / one.wall / 1e3:.1f} k docs/s",
+        note=f"gloo, a core each; processor time {busier:+.0%}, idle {idle:.0%}",
+    )
+
+
+def _spawn(method: MethodConfig, data: str, world: int) -> list[_Times]:
+    with (
+        storage.scratch.directory() as folder,
+        ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool,
+    ):
+        return list(pool.map(partial(_worker, world, method, data, str(folder)), range(world)))
+
+
+def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int) -> _Times:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    times = _run(method, data, rank=rank, world=world, reader=read_direct)
+    dist.destroy_process_group()
+    return times
+
+
+def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: Reader) -> _Times:
+    """Train some steps with an equal share for each worker."""
+    selection = select(Split(data=(data,)), labelled=False)
+    torch.manual_seed(0)
+    transform = FeatureTransform(TransformConfig(numeric="none"), ["numeric"] * len(selection.features), [])
+    model = Pretrainer(transform, NetworkConfig(), method, ZeroingConfig(), None)
+    order = StreamConfig(docs_per_batch=_DOCS_A_WORKER * world, streams=_STREAMS_A_WORKER * world)
+    stream = GroupStream(selection, order, rank=rank, world=world, reader=reader)
+    steps = Trainer(model, model, stream, OptimizerConfig(), epochs=1, seed=0).epoch()
+    for _ in range(_WARM_UP):
+        next(steps)
+    wall, processor, wait = time.perf_counter(), time.process_time(), 0.0
+    for _ in range(_STEPS):
+        wait += next(steps).wait_s
+    times = _Times(time.perf_counter() - wall, time.process_time() - processor, wait)
+    steps.close()
+    return times

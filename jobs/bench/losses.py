@@ -1,0 +1,264 @@
+"""Ranking losses with their gradients: against padding to the longest list, and LambdaRank against LightGBM's own.
+
+Every loss over documents is here but softmax with negatives, whose random draws leave no value to compare.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, L the longest list, K the first ranks.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import lightgbm
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jobs.bench.measure import Row, peak_bytes
+from jobs.bench.shapes import mslr_lengths
+from ltrscale.batch import to_offsets
+from ltrscale.devices import cpu_seconds
+from ltrscale.ranking import losses, pairwise, sorting
+from ltrscale.ranking.metrics import rank_discounts
+
+GROUPS = 256
+LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
+TEMPERATURE = 1.0
+SAMPLES = 2
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Scores, labels and offsets to one value a group; when padded, the third is the mask."""
+
+
+class _Case(NamedTuple):
+    """A loss as the package has it and as padded torch.
+
+    The cost of a `linear` one grows with the documents in either form; `samples` counts copies with Gumbel noise.
+    """
+
+    ragged: Loss
+    padded: Loss
+    linear: bool = False
+    samples: int | None = None
+
+
+def bench_losses() -> list[Row]:
+    """Time and peak memory of every loss, then the speed of LambdaRank."""
+    return [row for name in _cases() for row in (_time(name), _memory(name))] + _against_lightgbm()
+
+
+def _cases() -> dict[str, _Case]:
+    def at(loss: Callable[..., Tensor], **parameters: float) -> Loss:
+        return partial(loss, temperature=TEMPERATURE, **parameters)
+
+    def noisy(loss: Callable[..., Tensor]) -> Loss:
+        return partial(loss, temperature=TEMPERATURE, samples=SAMPLES, generator=_generator())
+
+    return {
+        "LambdaRank": _Case(pairwise.lambdarank, _lambdarank),
+        "RankNet": _Case(pairwise.ranknet, _ranknet),
+        "hinge": _Case(pairwise.hinge, _hinge),
+        "ApproxNDCG": _Case(at(losses.approx_ndcg), _approx_ndcg),
+        "GumbelApproxNDCG": _Case(noisy(losses.gumbel_approx_ndcg), _approx_ndcg, samples=SAMPLES),
+        "NeuralSortNDCG": _Case(at(sorting.neural_sort_ndcg), _neural_sort_ndcg),
+        "GumbelNeuralSortNDCG": _Case(noisy(sorting.gumbel_neural_sort_ndcg), _neural_sort_ndcg, samples=SAMPLES),
+        "PiRank@10": _Case(at(sorting.pirank, k=10), partial(_neural_sort_ndcg, k=10)),
+        "sigmoid": _Case(losses.sigmoid_cross_entropy, _sigmoid, linear=True),
+        "softmax": _Case(losses.softmax, _softmax, linear=True),
+        "attention allocation": _Case(losses.attention_allocation, _attention_allocation, linear=True),
+        "ListMLE": _Case(losses.list_mle, _list_mle, linear=True),
+    }
+
+
+def _time(name: str) -> Row:
+    case = _cases()[name]
+    if case.samples is None:  # noise would differ
+        _assert_same(case)
+    lists, repeats = _lists(GROUPS), 7 if case.linear else 1  # a padded turn of the others takes seconds
+    seconds, padded_seconds = cpu_seconds(_work(case.ragged, *lists), _work(_padded(case), *lists), repeats=repeats)
+    n, longest = len(lists[0]), int(lists[2].diff().max())
+    return Row(
+        name=f"{name}, forward and backward: speed, ragged / padded to the longest list",
+        ratio=padded_seconds / seconds,
+        goal=None if case.linear else 2.0,
+        at_least=True,
+        ours=f"{seconds / n * 1e6:.2f} us/doc",
+        peer=f"{padded_seconds / n * 1e6:.2f} us/doc",
+        note=f"{GROUPS} groups of web search lengths, the longest {longest}",
+    )
+
+
+def _memory(name: str) -> Row:
+    ours, padded = (peak_bytes(partial(_work_by_name, name, padded), 4, [GROUPS])[0] for padded in (False, True))
+    linear = _cases()[name].linear
+    return Row(
+        name=f"{name}, forward and backward: peak memory, ragged / padded to the longest list",
+        ratio=ours / padded,
+        goal=1.0 if linear else 0.5,
+        at_least=False,
+        ours=f"{ours / 1e6:.0f} MB",
+        peer=f"{padded / 1e6:.0f} MB",
+        note="growth of peak resident memory, a process each",
+    )
+
+
+def _against_lightgbm() -> list[Row]:
+    """LightGBM's objective: a boosting round of LambdaRank less one of squared error, which grow the same stump."""
+    scores_N, labels_N, offsets_Q1 = _lists(GROUPS)
+    n, rows = len(scores_N), []
+    for pairs, truncation in (("pairs with the first 30 ranks, its default", 30), ("all pairs", len(scores_N))):
+        loss = partial(pairwise.lambdarank, truncation=truncation, normalise="lightgbm")
+        lambdarank = _booster("lambdarank", scores_N, labels_N, offsets_Q1, lambdarank_truncation_level=truncation)
+        squared = _booster("regression", scores_N, labels_N, offsets_Q1)
+        work = _work(loss, scores_N, labels_N, offsets_Q1)
+        seconds, round_seconds, other_seconds = cpu_seconds(work, lambdarank.update, squared.update, repeats=15)
+        peer_seconds = round_seconds - other_seconds
+        row = Row(
+            name=f"LambdaRank, {pairs}: documents per CPU second, ours / LightGBM's objective",
+            ratio=peer_seconds / seconds,
+            goal=None,
+            at_least=True,
+            ours=f"{n / seconds / 1e6:.2f} M/s",
+            peer=f"{n / peer_seconds / 1e6:.2f} M/s",
+            note="the same gradient, ours with the loss, LightGBM's with second derivatives",
+        )
+        rows.append(row)
+    return rows
+
+
+def _booster(
+    objective: str, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, **parameters: int
+) -> lightgbm.Booster:
+    """A booster that starts at these scores and hardly leaves them, so that every round does the same work."""
+    stump = {"num_leaves": 2, "max_bin": 3, "min_data_in_leaf": 1, "learning_rate": 1e-9}
+    settings = {"objective": objective, "num_threads": 1, "verbosity": -1, **stump, **parameters}
+    feature_N1 = np.random.default_rng(0).normal(size=(len(scores_N), 1))
+    lengths_Q, init_N = offsets_Q1.diff().numpy(), scores_N.detach().numpy()
+    data = lightgbm.Dataset(feature_N1, labels_N.numpy(), group=lengths_Q, init_score=init_N, params=settings)
+    return lightgbm.Booster(settings, data)
+
+
+def _lists(groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random scores, labels as frequent as those of web search, and offsets."""
+    generator = _generator()
+    offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(groups, seed=0)))
+    n = int(offsets_Q1[-1])
+    labels_N = torch.tensor(LABEL_SHARES).multinomial(n, replacement=True, generator=generator).float()
+    return torch.randn(n, generator=generator).requires_grad_(), labels_N, offsets_Q1
+
+
+def _work(loss: Loss, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Callable[[], None]:
+    def work() -> None:
+        torch.autograd.grad(loss(scores_N, labels_N, offsets_Q1).sum(), scores_N)
+
+    return work
+
+
+def _work_by_name(name: str, padded: bool, groups: int) -> None:
+    case = _cases()[name]
+    _work(_padded(case) if padded else case.ragged, *_lists(groups))()
+
+
+def _assert_same(case: _Case) -> None:
+    lists = _lists(4)
+    loss_Q, expected_Q = case.ragged(*lists), _padded(case)(*lists)
+    assert torch.allclose(loss_Q, expected_Q, rtol=1e-4, atol=1e-4)
+    grad_N, expected_N = (torch.autograd.grad(value_Q.sum(), lists[0])[0] for value_Q in (loss_Q, expected_Q))
+    assert torch.allclose(grad_N, expected_N, rtol=1e-3, atol=1e-4)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _padded(case: _Case) -> Loss:
+    """The padded loss of a ragged batch; the mean over noisy copies of the scores where the case has samples."""
+
+    def loss(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        lengths_Q, generator = offsets_Q1.diff(), _generator()
+        mask_QL = torch.arange(int(lengths_Q.max())) < lengths_Q[:, None]
+
+        def pad(values_N: Tensor) -> Tensor:
+            return values_N.new_zeros(mask_QL.shape).masked_scatter(mask_QL, values_N)
+
+        def noisy() -> Tensor:
+            return scores_N - torch.empty_like(scores_N).exponential_(generator=generator).log()
+
+        if case.samples is None:
+            return case.padded(pad(scores_N), pad(labels_N), mask_QL)
+        samples = [case.padded(pad(noisy()), pad(labels_N), mask_QL) for _ in range(case.samples)]
+        return torch.stack(samples).mean(0)
+
+    return loss
+
+
+def _beats(labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    """Which document i has a higher label than document j, shape [Q, L, L]."""
+    return (labels_QL[:, :, None] > labels_QL[:, None]) & mask_QL[:, :, None] & mask_QL[:, None]
+
+
+def _margins(scores_QL: Tensor) -> Tensor:
+    return scores_QL[:, :, None] - scores_QL[:, None]
+
+
+def _gains(labels_QL: Tensor, k: int | None = None) -> Tensor:
+    """Gains divided by the ideal DCG@k; in padding labels, and so gains, are 0."""
+    gains_QL = torch.exp2(labels_QL) - 1
+    best_QK = gains_QL.sort(descending=True).values[:, :k]
+    return gains_QL / (best_QK @ rank_discounts(best_QK.shape[1]).float()).clamp(min=1e-9)[:, None]
+
+
+def _lambdarank(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    order_QL = scores_QL.masked_fill(~mask_QL, -torch.inf).argsort(descending=True)
+    discounts_QL = rank_discounts(scores_QL.shape[1]).float()[order_QL.argsort()]
+    weights_QLL = _margins(_gains(labels_QL)).abs() * _margins(discounts_QL).abs()
+    terms_QLL = weights_QLL * -F.logsigmoid(_margins(scores_QL))
+    return torch.where(_beats(labels_QL, mask_QL), terms_QLL, 0.0).sum((1, 2))
+
+
+def _ranknet(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    return torch.where(_beats(labels_QL, mask_QL), -F.logsigmoid(_margins(scores_QL)), 0.0).sum((1, 2))
+
+
+def _hinge(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    beats_QLL = _beats(labels_QL, mask_QL)
+    penalties_QLL = torch.where(beats_QLL, F.relu(1 - _margins(scores_QL)), 0.0)
+    return penalties_QLL.sum((1, 2)) / beats_QLL.sum((1, 2)).clamp(min=1)
+
+
+def _approx_ndcg(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    above_QLL = torch.sigmoid(-_margins(scores_QL) / TEMPERATURE) * mask_QL[:, None]
+    ranks_QL = 0.5 + above_QLL.sum(2)
+    return 1 - (_gains(labels_QL) / torch.log2(1 + ranks_QL)).sum(1)
+
+
+def _neural_sort_ndcg(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor, k: int | None = None) -> Tensor:
+    distances_QL = (_margins(scores_QL).abs() * mask_QL[:, None]).sum(2)
+    lengths_Q1, ranks_K = mask_QL.sum(1, keepdim=True), torch.arange(1, mask_QL.shape[1] + 1)[:k]
+    logits_QKL = (lengths_Q1 + 1 - 2 * ranks_K)[..., None] * scores_QL[:, None] - distances_QL[:, None]
+    chosen_QKL = (logits_QKL / TEMPERATURE).masked_fill(~mask_QL[:, None], -torch.inf).softmax(-1)
+    gains_QK = (chosen_QKL @ _gains(labels_QL, k)[..., None])[..., 0] * (ranks_K <= lengths_Q1)
+    return 1 - gains_QK @ rank_discounts(len(ranks_K)).float()
+
+
+def _sigmoid(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    return ((-F.logsigmoid(-scores_QL) - scores_QL * labels_QL) * mask_QL).sum(1)
+
+
+def _softmax(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    log_chance_QL = scores_QL.masked_fill(~mask_QL, -1e9).log_softmax(1)
+    return -(labels_QL * log_chance_QL).sum(1)
+
+
+def _attention_allocation(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    graded_QL = labels_QL.masked_fill(~mask_QL | (labels_QL <= 0), -torch.inf)
+    return _softmax(scores_QL, graded_QL.softmax(1).nan_to_num(0.0), mask_QL)
+
+
+def _list_mle(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    labels_QL, order_QL = labels_QL.masked_fill(~mask_QL, torch.inf).sort()
+    scores_QL = scores_QL.gather(1, order_QL)
+    lower_QL = torch.searchsorted(labels_QL, labels_QL)
+    rivals_QL = scores_QL.logcumsumexp(1).gather(1, (lower_QL - 1).clamp(min=0))
+    return torch.where(mask_QL & (lower_QL > 0), -F.logsigmoid(scores_QL - rivals_QL), 0.0).sum(1)

@@ -1,0 +1,64 @@
+"""NDCG against ranx, on lists as long as those of web search."""
+
+import warnings
+
+import numpy as np
+import torch
+
+from jobs.bench.measure import Row
+from jobs.bench.shapes import mslr_lengths
+from ltrscale.batch import to_offsets
+from ltrscale.devices import cpu_seconds
+from ltrscale.errors import InputError
+from ltrscale.ranking.metrics import ndcg
+
+GROUPS = 2_000
+
+
+def bench_metrics() -> list[Row]:
+    """NDCG@10 in documents a second; ranx evaluates objects built, and code compiled, before the clock starts.
+
+    Raises:
+        InputError: ranx is not installed.
+    """
+    try:
+        from ranx import Qrels, Run, evaluate
+    except ImportError as error:
+        raise InputError("only: benchmark 'metrics' needs ranx; pip install 'ltrscale[dev]' or leave it out") from error
+
+    lengths_Q = mslr_lengths(GROUPS, seed=0)
+    rng = np.random.default_rng(0)
+    n = int(lengths_Q.sum())
+    scores = rng.permutation(n) / n  # without ties, whose order ranx leaves to chance
+    labels = rng.choice(5, n, p=[0.52, 0.32, 0.13, 0.02, 0.01])
+    offsets_Q1 = to_offsets(torch.from_numpy(lengths_Q))
+    labels[offsets_Q1[:-1].numpy()] = 1  # ranx knows no undefined group
+
+    def by_group(values: np.ndarray) -> dict[str, dict[str, float]]:
+        lists = np.split(values, offsets_Q1[1:-1].numpy())
+        return {f"q{q}": {f"d{d}": value for d, value in enumerate(group.tolist())} for q, group in enumerate(lists)}
+
+    qrels, run = Qrels(by_group(labels)), Run(by_group(scores))
+    scores_N, labels_N = torch.from_numpy(scores), torch.from_numpy(labels).float()
+
+    def ours() -> float:
+        return float(ndcg(scores_N, labels_N, offsets_Q1, k=10).nanmean())
+
+    def peer() -> float:
+        return float(evaluate(qrels, run, "ndcg_burges@10", threads=1, save_results_in_run=False))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what ranx's compilation warns of is not ours to mend
+        assert abs(ours() - peer()) < 1e-6
+    seconds, peer_seconds = cpu_seconds(ours, peer)
+    return [
+        Row(
+            name=f"NDCG@10 of {GROUPS:,} groups: documents per CPU second, ours / ranx",
+            ratio=peer_seconds / seconds,
+            goal=4.0,
+            at_least=True,
+            ours=f"{n / seconds / 1e6:.1f} M/s",
+            peer=f"{n / peer_seconds / 1e6:.1f} M/s",
+            note="no ties",
+        )
+    ]

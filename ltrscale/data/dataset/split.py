@@ -1,0 +1,390 @@
+"""Splits: which periods of which data sets a job reads, and which of their labels it may use.
+
+A split is resolved to row groups from the manifests alone; no data file is opened.
+"""
+
+import datetime
+import difflib
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from ltrscale import storage
+from ltrscale.config import Config, digest
+from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, open_dataset, places
+from ltrscale.data.dataset.sample import Fold, keep_fold, keep_sample
+from ltrscale.data.dataset.scores import Found, find_scores
+from ltrscale.errors import InputError
+
+
+def _texts(value: Any) -> Any:
+    """One text for a tuple of one; YAML's dates and numbers as the texts that they were written as."""
+    items = value if isinstance(value, list | tuple) else (value,)
+    plain = (int, datetime.date)
+    return tuple(str(item) if isinstance(item, plain) and not isinstance(item, bool) else item for item in items)
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+LabelColumn = Literal["labels", "relevance"]
+GID_SPAN = 10**11
+"""Ids that each data set of a split has to itself; more than a data set has query groups."""
+
+
+class Split(Config):
+    """Some periods of some data sets, and the part of their labels that is used."""
+
+    data: Texts = ()
+    """Data set directories; one may be given as plain text. A pipeline reads its own where none is named."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included, in text order; empty for all."""
+    labelled_fraction: float = Field(default=1.0, gt=0, le=1)
+    """Share of the labelled groups whose labels are used; at least one group."""
+    labelled_sample: Literal["random", "first"] = "random"
+    """Which: a uniform sample, or the first of the split, as HOU24's public code does."""
+    labelled_seed: int = 0
+    """Seed of the sample; with the same seed a smaller fraction is a part of a larger one."""
+    labels: LabelColumn = "labels"
+    """Column whose values serve as labels: `relevance` is what a relabelled data set had before."""
+    scores: str | None = None
+    """Directory made by jobs.score of the one data set: every group counts as labelled, with its scores as labels."""
+    fold: Fold | None = None
+    """Of the labelled groups that are used, serve one fold or all others; what reads all groups ignores it."""
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_labels(self) -> Self:
+        if self.scores is not None and self.labels != "labels":
+            raise ValueError(f"scores and labels: {self.labels} both say what the labels are; leave one out")
+        return self
+
+
+class Splits(Config):
+    """The splits of a job; they must not share a period of a data set."""
+
+    train: Split
+    validation: Split
+    test: Split
+    gap: int = Field(default=0, ge=0)
+    """Whole periods that must lie between a training period and any validation or test period."""
+
+    @property
+    def by_name(self) -> dict[str, Split]:
+        """The splits by their names."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def on(self, url: str) -> Self:
+        """The same, where those that name no data set read this one."""
+        return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
+
+
+class Source(NamedTuple):
+    """The data set that lists a file, and what it lists of its content."""
+
+    url: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """One Parquet row group, with its counts from the manifest.
+
+    `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each data set before it
+    of which the split takes a period, files left out or not. `first_labelled` is the number of labelled groups before
+    it in what is left of the split. `scores` is the file whose row group of the same index has the scores that serve as
+    labels: then all groups count as labelled.
+    `stored` are the features in its file, where these may not be the ones that are served.
+    """
+
+    url: str
+    index: int
+    period: str
+    groups: int
+    documents: int
+    labelled: int
+    gid_base: int
+    first_labelled: int
+    scores: str | None = None
+    source: Source | None = None
+    """Tells a reader whether the file is still the one that was chosen."""
+    stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What a job reads: row groups in file order, and of their labelled groups those that are kept.
+
+    With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
+    labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
+    Which groups have labels is a matter of the column `labels`, but for `scores`, which all groups have; `label_column`
+    names the one whose values are served. `features` are served, in this order, which may be another than in the files,
+    and some of those only. `hash` is of what is read alone: names and kinds of the features, periods,
+    content and counts of the files in order, the sample, the fold, that column and the scores. Where the files lie, how
+    they are called, and what else is in the data sets, is nothing to it.
+    """
+
+    features: tuple[Feature, ...]
+    row_groups: tuple[RowGroup, ...]
+    hash: str
+    labelled: bool
+    kept_labelled: NDArray[np.bool_] | None = None
+    label_column: Literal[LabelColumn, "scores"] = "labels"
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features in this order, matched by name.
+
+        Raises:
+            InputError: as `places`.
+        """
+        places(features, self.features, whose=whose, where=where)
+        return replace(self, features=tuple(features))
+
+    def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
+        """Which of a row group's labelled groups are kept, shape [labelled]."""
+        if self.kept_labelled is None:
+            return np.ones(row_group.labelled, dtype=np.bool_)
+        return self.kept_labelled[row_group.first_labelled :][: row_group.labelled]
+
+    def served_groups(self, row_group: RowGroup) -> int:
+        """Groups of a row group that are served."""
+        return int(self.kept(row_group).sum()) if self.labelled else row_group.groups
+
+    def served_documents(self, row_group: RowGroup) -> int:
+        """Documents of a row group that are served; in proportion to the groups where only some are."""
+        share = self.served_groups(row_group) / max(1, row_group.groups)
+        return round(row_group.documents * share)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups that are served."""
+        return sum(map(self.served_groups, self.row_groups))
+
+    @property
+    def n_documents(self) -> int:
+        """Documents that are served; an estimate where only some groups of a row group are."""
+        return sum(map(self.served_documents, self.row_groups))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A data set of a split, and the periods that the split takes from it, sorted."""
+
+    dataset: Dataset
+    periods: tuple[str, ...]
+    scores: Mapping[str, Found] = field(default_factory=dict)
+    """The scores that serve as labels, by path of the data file."""
+
+    def files(self, without: Collection[str] = ()) -> Iterator[tuple[str, DataFile]]:
+        """Their files with their URLs, in the order of the manifest; those with some URLs left out."""
+        for file in self.dataset.manifest.files:
+            if file.period in self.periods and (url := storage.listed_file(self.dataset.url, file.path)) not in without:
+                yield url, file
+
+
+def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
+    """Resolve a split to the row groups to read; those of which nothing is served are left out.
+
+    A labelled sample is drawn from what is there without the files left out, so its size is exact.
+
+    Args:
+        split: data sets, periods and labelled fraction.
+        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n that have some, of
+            these a fold or all others where one is named; otherwise all groups, without labels.
+        without: URLs of files to leave out, such as `Preflight.without`; others than the split's change nothing.
+
+    Raises:
+        InputError: a data set or period is missing, a data set lacks features of the first, one is named twice, or
+            there is no group (no labelled one, if `labelled`) to serve, or too few for the folds; or the scores are
+            not those of the split's periods as they are now.
+    """
+    parts, without = _resolve(split), frozenset(without)
+    features = parts[0].dataset.manifest.features
+    if scored := labelled and split.scores is not None:
+        parts = [_with_scores(parts, split)]
+    parts = [part for part in parts if part.periods]  # others number no ids and leave no trace in the hash
+    row_groups = tuple(_row_groups(parts, without))
+    kept = None
+    identity: dict[str, Any] = {
+        "features": [(feature.name, feature.kind) for feature in features],
+        "files": [[file.content() for _, file in part.files(without)] for part in parts],
+    }
+    left_out = sum(url in without for part in parts for url, _ in part.files())
+    there = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
+    if labelled:
+        n = sum(row_group.labelled for row_group in row_groups)
+        if n == 0 and not scored:
+            raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
+        kept = _kept(n, split)
+        identity |= _labels_identity(split, parts)
+    whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
+    served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
+    if not served:
+        raise InputError(f"{there}: no query group there; see in the manifest what prepare kept and rejected")
+    return replace(whole, row_groups=served)
+
+
+def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
+    """The data sets of a split, and of each the files that it reads, in the order of the manifest.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split)]
+
+
+def with_periods_named(split: Split) -> Split:
+    """The same split by the names of all periods that it takes now: those that are added later are none of them.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return split.replace(periods=sorted({period for part in _resolve(split) for period in part.periods}))
+
+
+def check_disjoint(splits: Splits) -> None:
+    """Check that no two splits share a period of a data set, and that the gap is kept.
+
+    A relabelled data set counts as the one that it was made from: its documents are the same. Periods are counted in
+    the sorted union of the periods of all data sets named.
+
+    Raises:
+        InputError: names the two splits, the period and the remedy.
+    """
+    parts = {name: _resolve(split) for name, split in splits.by_name.items()}
+    takers: dict[tuple[str, str], str] = {}
+    for name in parts:
+        for part in parts[name]:
+            origins = _origins(part.dataset)
+            for period in part.periods:
+                taken = [takers.setdefault((origin, period), name) for origin in origins(period)]
+                if others := [taker for taker in taken if taker != name]:
+                    where = f"period {period!r} of {part.dataset.url}"
+                    raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
+    if splits.gap:
+        _check_gap(parts, splits.gap)
+
+
+def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
+    """What tells that a period of a data set has the same documents as one of another, as a function of the period.
+
+    It is the content of the period, and the hash of the data set as a whole; of a relabelled one also those of what it
+    was made from, as far as it can be followed, whether or not that has changed since.
+    """
+    manifests, hashes, followed = [dataset.manifest], {dataset.manifest.hash}, set[str]()
+    while manifests[-1].made_by.get("stage") == "relabel":
+        ((url, hash_before),) = manifests[-1].made_by["inputs"].items()
+        hashes.add(str(hash_before))
+        if url in followed or not storage.exists(storage.join(url, storage.MANIFEST)):
+            break
+        followed.add(url)
+        manifests.append(open_dataset(url).manifest)
+        hashes.add(manifests[-1].hash)
+    return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
+
+
+def _check_gap(parts: dict[str, list[_Part]], gap: int) -> None:
+    """Check that `gap` whole periods lie between any period of train and any of validation or test."""
+    known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
+    place = {period: i for i, period in enumerate(known)}
+    taken = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
+    for name in ("validation", "test"):
+        for period, training in itertools.product(taken[name], taken["train"]):
+            if abs(place[period] - place[training]) <= gap:
+                raise InputError(
+                    f"train takes period {training!r} and {name} takes {period!r}, with fewer than gap = {gap} periods "
+                    f"between them; leave {training!r} out of train or lower gap"
+                )
+
+
+def _resolve(split: Split) -> list[_Part]:
+    """Open the data sets of a split and choose their periods."""
+    if not split.data:
+        raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
+    datasets = [open_dataset(storage.absolute(url)) for url in split.data]
+    chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
+    parts = [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
+    urls: dict[str, str] = {}
+    for part in parts:
+        first, features = datasets[0].url, datasets[0].manifest.features
+        places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
+        contents = {file.sha256 for _, file in part.files()}
+        if same := contents & urls.keys():
+            both = f"{urls[min(same)]} and {part.dataset.url}"
+            raise InputError(f"{both} have the same documents; name one of them in a split")
+        urls |= dict.fromkeys(contents, part.dataset.url)
+    return parts
+
+
+def _with_scores(parts: list[_Part], split: Split) -> _Part:
+    """The one data set of a split with the scores that serve as its labels."""
+    assert split.scores is not None
+    if len(parts) > 1:
+        names = ", ".join(split.data)
+        raise InputError(f"{split.scores}: scores are of one data set, the split has {names}; name one of them")
+    (part,) = parts
+    return replace(part, scores=find_scores(storage.absolute(split.scores), part.dataset, part.periods))
+
+
+def _labels_identity(split: Split, parts: list[_Part]) -> dict[str, Any]:
+    """What the labelled groups that are served, and their labels, depend on besides the data."""
+    sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
+    identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
+    if split.labels != "labels":
+        identity["labels"] = split.labels
+    if split.scores is not None:
+        identity["scores"] = [scores.sha256 for part in parts for scores in part.scores.values()]
+    if split.fold is not None:
+        identity["fold"] = split.fold.model_dump()
+    return identity
+
+
+def _chosen_periods(split: Split, known: list[str]) -> set[str]:
+    """The periods that a split names; all where it names none."""
+    if not split.periods:
+        return set(known)
+    chosen: set[str] = set()
+    for item in split.periods:
+        first, dots, last = item.partition("..")
+        last = last if dots else first
+        for period in (first, last):
+            if period not in known:
+                near = difflib.get_close_matches(period, known, n=1, cutoff=0)
+                hint = f"the nearest is {near[0]!r}" if near else "it is empty"
+                raise InputError(f"{', '.join(split.data)}: there is no period {period!r}; {hint}")
+        if first > last:
+            raise InputError(f"periods: the range {item} runs backwards; write {last}..{first}")
+        chosen.update(period for period in known if first <= period <= last)
+    return chosen
+
+
+def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGroup]:
+    """The row groups of the chosen periods, in the order of the manifests, without those of some files."""
+    first_labelled = 0
+    for number, part in enumerate(parts):
+        for url, file in part.files(without):
+            scores = part.scores.get(file.path)
+            source = Source(part.dataset.url, file.sha256, file.bytes)
+            for index, counts in enumerate(file.row_groups):
+                labelled = counts.groups if scores else counts.labelled
+                place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
+                stored = part.dataset.manifest.features
+                yield RowGroup(
+                    url, index, file.period, counts.groups, counts.documents, labelled, *place, source, stored
+                )
+                first_labelled += labelled
+
+
+def _kept(n: int, split: Split) -> NDArray[np.bool_] | None:
+    """Which of n labelled groups are served, shape [n], or None for all."""
+    kept = keep_sample(n, fraction=split.labelled_fraction, sample=split.labelled_sample, seed=split.labelled_seed)
+    if split.fold is not None:
+        kept = keep_fold(kept, split.fold, _name(split))
+    return None if kept.all() else kept
+
+
+def _name(split: Split) -> str:
+    return f"{', '.join(split.data)} (periods: {', '.join(split.periods) or 'all'})"

@@ -1,0 +1,242 @@
+"""Writes query groups as the Parquet files of a data set directory, period by period, in bounded memory.
+
+A row group is about 8 MB. So that small data sets can fill the canonical streams too, one that is smaller gets row
+groups that are smaller. Groups count here in the order in which they come, over all periods:
+
+- The first 4 MB of the data set are its head: cut evenly into 64 row groups, and between periods. Where the head holds
+  fewer groups, each is a row group, and for those that are lacking to 64 there is another head, 64 KB for each.
+- From there a row group ends with the group that brings it to a 64th of the data set so far, at least 64 KB and at most
+  the full size.
+
+So a data set of T bytes has at least 64 row groups, or one for each query group; and at most `64 + I(T) + 2 P`, where
+`I(T)` is the integral of `dt / min(max(t / 64, 64 KB), 8 MB)` from 0 to T: T / 64 KB up to 4 MB, then 64 for each
+e-fold up to 512 MB, and one for each 8 MB beyond. P counts the periods of each writer: the last row group of a period
+may not be full, in the head and at the end. (Only where over 256 MB wait in many open periods, the largest of them is
+written early.) Where rows are cut depends on the rows alone, never on how they arrive.
+
+Shapes: Q groups, N documents, F features.
+"""
+
+import itertools
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ltrscale.data.dataset.manifest import Counts, DataFile
+from ltrscale.storage import Commit, named_errors
+
+MIN_ROW_GROUPS = 64
+Compression = Literal["zstd", "lz4", "none"]
+_SMALLEST = 64 << 10
+_BUFFERS_BYTES = 256 << 20
+_OPEN_FILES = 64
+PER_DOCUMENT = ("positions", "clicks", "weights")
+_PLAIN = ("gid", "features", "labels", "relevance", *PER_DOCUMENT)
+
+
+@dataclass(eq=False)
+class _Period:
+    """What is under way for one period: rows not written yet, and the file that is open."""
+
+    name: str
+    waiting: list[pa.Table] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """More that wait, by number, in the table under way."""
+    waiting_bytes: int = 0
+    parts: int = 0
+    row_groups: list[Counts] = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
+    sink: pa.OSFile | None = None
+    writer: pq.ParquetWriter | None = None
+
+
+class DatasetWriter:
+    """Takes tables of whole groups and puts finished files in place through a commit.
+
+    The tables have the columns of the data set directory; all have one schema. `close` returns the files; without it
+    nothing but the commit's staging area is left. Where the data set has groups and documents before those of this
+    writer, `before` is how many, and `prefix` begins the names of its own files.
+    """
+
+    def __init__(
+        self,
+        commit: Commit,
+        *,
+        n_features: int,
+        compression: Compression = "zstd",
+        row_group_bytes: int = 8 << 20,
+        file_bytes: int = 256 << 20,
+        prefix: str = "part",
+        before: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.files: list[DataFile] = []
+        self._commit = commit
+        self._n_features = n_features
+        self._compression = compression
+        self._row_group_bytes = row_group_bytes
+        self._smallest = min(_SMALLEST, row_group_bytes)
+        self._file_bytes = file_bytes
+        self._prefix = prefix
+        groups, documents = before
+        self._lacking = max(0, MIN_ROW_GROUPS - groups)
+        self._written_bytes = documents * 4 * (n_features + 1)  # of the data set, those that wait included
+        self._periods: dict[str, _Period] = {}
+        self._open: list[_Period] = []
+        self._waiting_bytes = 0
+        self._table: pa.Table = None
+
+    def add(self, periods: str | pa.StringArray, table: pa.Table) -> None:
+        """Append groups, all of one period or each of its own; the name of a period can be a directory's."""
+        names = [periods] * len(table) if isinstance(periods, str) else periods.to_pylist()
+        self._table = table
+        for row, (name, size) in enumerate(zip(names, self._sizes(table).tolist(), strict=True)):
+            state = self._periods.get(name) or self._periods.setdefault(name, _Period(name))
+            state.rows.append(row)
+            state.waiting_bytes += size
+            self._waiting_bytes += size
+            self._written_bytes += size
+            if self._lacking:
+                if self._waiting_bytes >= self._lacking * self._smallest:
+                    self._write_head()
+            elif state.waiting_bytes >= self._target():
+                self._write(state, self._take_waiting(state))
+            elif self._waiting_bytes > _BUFFERS_BYTES:
+                largest = max(self._periods.values(), key=lambda p: p.waiting_bytes)
+                self._write(largest, self._take_waiting(largest))
+        for state in self._periods.values():
+            if state.rows:
+                state.waiting.append(self._rows(state, copy=True))
+        self._table = None
+
+    def close(self) -> tuple[DataFile, ...]:
+        """Write what is left and put the last files in place; returns all files, by period and part."""
+        if self._lacking:
+            self._write_head()
+        for state in self._periods.values():
+            if state.waiting:
+                self._write(state, self._take_waiting(state))
+            self._close_file(state)
+        return tuple(sorted(self.files, key=lambda file: (file.period, file.path)))
+
+    def _sizes(self, table: pa.Table) -> NDArray[np.int64]:
+        """Bytes of each group's features and labels, uncompressed."""
+        return self._lengths(table) * 4 * (self._n_features + 1)
+
+    def _lengths(self, table: pa.Table) -> NDArray[np.int64]:
+        """Documents of each group."""
+        return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
+
+    def _target(self) -> int:
+        """Bytes of a row group that ends here."""
+        return min(max(self._written_bytes // MIN_ROW_GROUPS, self._smallest), self._row_group_bytes)
+
+    def _rows(self, state: _Period, *, copy: bool) -> pa.Table:
+        """A period's rows of the table under way; a slice would hold the whole table in memory as long as it lives."""
+        rows, state.rows = state.rows, []
+        if len(rows) == len(self._table) or (not copy and rows[-1] - rows[0] + 1 == len(rows)):
+            return self._table.slice(rows[0], len(rows))
+        return self._table.take(pa.array(rows))
+
+    def _take_waiting(self, state: _Period) -> pa.Table:
+        """All rows of a period that wait, as one chunk: where pages end depends on the chunks."""
+        parts = [*state.waiting, self._rows(state, copy=False)] if state.rows else state.waiting
+        table = pa.concat_tables(parts).combine_chunks()
+        self._waiting_bytes -= state.waiting_bytes
+        state.waiting, state.waiting_bytes = [], 0
+        return table
+
+    def _write_head(self) -> None:
+        """Write all that waits as so many row groups of about equal bytes as are lacking, or one for each group."""
+        waiting = [state for state in self._periods.values() if state.waiting_bytes]
+        tables = [self._take_waiting(state) for state in waiting]
+        if not tables:
+            return
+        sizes_Q = np.concatenate([self._sizes(table) for table in tables])
+        cuts = split_evenly(sizes_Q, self._lacking)
+        self._lacking = max(0, self._lacking - len(sizes_Q))
+        first = 0
+        for state, table in zip(waiting, tables, strict=True):
+            stop = first + len(table)
+            for a, b in itertools.pairwise([first, *(cut for cut in cuts if first < cut < stop), stop]):
+                self._write(state, table.slice(a - first, b - a))
+            first = stop
+
+    def _write(self, state: _Period, table: pa.Table) -> None:
+        """Write one row group; close the file where it is large enough."""
+        if state.writer is None:
+            self._open_file(state, table.schema)
+        assert state.writer is not None
+        assert state.sink is not None
+        with named_errors(self._commit.url, "write"):
+            state.writer.write_table(table, row_group_size=len(table))
+        labelled = len(table) - table.column("labels").null_count
+        state.row_groups.append(Counts(len(table), int(self._lengths(table).sum()), labelled))
+        if state.sink.tell() >= self._file_bytes:
+            self._close_file(state)
+
+    def _open_file(self, state: _Period, schema: pa.Schema) -> None:
+        if len(self._open) == _OPEN_FILES:
+            self._close_file(self._open[0])
+        self._open.append(state)
+        # a dictionary pays for ids that repeat; numbers are written plainly, to be read without decoding
+        names = [name for name in schema.names if name not in _PLAIN]
+        columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
+        path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
+        state.sink = state.stack.enter_context(pa.OSFile(str(state.stack.enter_context(path)), "wb"))
+        state.writer = pq.ParquetWriter(
+            state.sink,
+            schema,
+            compression=self._compression,
+            use_dictionary=columns,
+            write_statistics=["gid"],
+            write_page_checksum=True,
+        )
+        state.parts += 1
+
+    def _close_file(self, state: _Period) -> None:
+        if state.writer is None:
+            return
+        with named_errors(self._commit.url, "write"):
+            state.writer.close()
+            state.stack.close()
+        self._open.remove(state)
+        placed = self._commit.files[-1]
+        self.files.append(DataFile(**vars(placed), period=state.name, row_groups=tuple(state.row_groups)))
+        state.writer, state.sink, state.row_groups = None, None, []
+
+
+def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:
+    """Values as one list a group; a group that is not present has null, and its values are left out."""
+    if present_Q.all():
+        return pa.ListArray.from_arrays(pa.array(_bounds(lengths_Q)), values)
+    values = values.filter(pa.array(np.repeat(present_Q, lengths_Q)))
+    bounds = pa.array(_bounds(np.where(present_Q, lengths_Q, 0)))
+    return pa.ListArray.from_arrays(bounds, values, mask=pa.array(~present_Q))
+
+
+def _bounds(lengths_Q: NDArray[np.int64]) -> NDArray[np.int32]:
+    return np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
+
+
+def split_evenly(sizes_Q: NDArray[np.int64], parts: int) -> list[int]:
+    """Cut a sequence into `parts` consecutive runs of about equal sums, none empty; fewer where it is shorter.
+
+    Returns the boundaries, from 0 to Q.
+
+    Example:
+        >>> split_evenly(np.array([1, 1, 1, 1, 9, 1]), 3)
+        [0, 4, 5, 6]
+    """
+    n, parts = len(sizes_Q), min(parts, len(sizes_Q))
+    ends_Q = np.cumsum(sizes_Q)
+    k = np.arange(1, parts)
+    cuts = np.searchsorted(ends_Q, ends_Q[-1] * k / parts) + 1
+    cuts = np.maximum.accumulate(cuts - k) + k  # rising: no run is empty
+    cuts = np.minimum(cuts, n - parts + k)
+    return [0, *cuts.tolist(), n]

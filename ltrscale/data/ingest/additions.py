@@ -1,0 +1,135 @@
+"""Adding periods to a data set: a new manifest lists the old files and the new ones, and every count is the sum.
+
+`made_by` of a data set that was added to is that of its first command, with those of the additions under `added`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Dataset, Feature, FeatureSummary, Manifest
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.ingest import parquet
+from ltrscale.data.ingest.seen import hash_ids
+from ltrscale.data.ingest.sources import takes_any_order
+from ltrscale.data.ingest.units import Work
+from ltrscale.data.ingest.validate import total
+from ltrscale.errors import InputError
+
+_ADDED = "added"
+_BATCH = 1 << 16
+_UNIT = re.compile(r"/part-([0-9]+)-")
+
+
+def holds(out: str, origin: Mapping[str, Any]) -> bool:
+    """Whether a data set was made, or added to, by the same command with the same inputs, and is there whole."""
+    manifest = storage.read_manifest(out)
+    if manifest is None or json.loads(json.dumps(origin)) not in _commands(manifest.get("made_by", {})):
+        return False
+    return storage.is_whole(out, manifest)
+
+
+def _commands(origin: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The commands that made a data set, the first one first."""
+    return [{key: value for key, value in origin.items() if key != _ADDED}, *origin.get(_ADDED, [])]
+
+
+def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
+    """Check that the data set of this manifest may be replaced.
+
+    Raises:
+        InputError: periods were added to it, which would be lost.
+    """
+    if additions := before.get("made_by", {}).get(_ADDED):
+        raise InputError(
+            f"{out}: {len(additions)} additions are there, which making the data set anew would delete; "
+            "set prepare.add to add to them, or delete the directory first"
+        )
+
+
+def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
+    """Check that inputs may be added to a data set; returns its features, in whose order they are to be read.
+
+    Raises:
+        InputError: it was not made by `prepare`, or has other features; names the first that differs.
+    """
+    stage = before.manifest.made_by.get("stage")
+    if stage != "prepare":
+        raise InputError(
+            f"{before.url}: made by {stage or 'something else'}, and only what prepare made can be added to"
+        )
+    features, theirs = work.features, before.manifest.features
+    if takes_any_order(work.config.source) and set(features) == set(theirs):
+        return theirs
+    for i in range(max(len(features), len(theirs))):
+        ours, there = (_shown(which, i) for which in (features, theirs))
+        if ours != there:
+            raise InputError(
+                f"{before.url}: feature {i + 1} of the inputs is {ours} where the data set has {there}; "
+                "prepare them with the same columns, or into another directory"
+            )
+    return theirs
+
+
+def _shown(features: Sequence[Feature], i: int) -> str:
+    return f"{features[i].name!r} ({features[i].kind})" if i < len(features) else "missing"
+
+
+def schema_of(before: Dataset) -> pa.Schema:
+    """The columns of a data set's files."""
+    return parquet.read_schema(storage.listed_file(before.url, before.manifest.files[0].path))
+
+
+def next_unit(before: Manifest) -> int:
+    """The number of the first unit of an addition: names of files go on where those of the data set end."""
+    names = [*(file.path for file in before.files), *before.quarantine]
+    return 1 + max((int(number) for name in names for number in _UNIT.findall(name)), default=-1)
+
+
+def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
+    """Hashes of the query ids of a data set, of the periods that are no input's fixed period, block by block."""
+    try:
+        inputs = [entry for command in _commands(before.manifest.made_by) for entry in command["config"]["inputs"]]
+        fixed = {entry["period"] for entry in inputs}
+    except (LookupError, TypeError) as error:
+        raise InputError(f"{before.url}: does not say what it was made from; prepare it again") from error
+    for file in before.manifest.files:
+        if file.period not in fixed:
+            for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
+                yield hash_ids(batch.rows.column("query_id").to_pylist())
+
+
+def joined(before: Manifest, new: Manifest) -> Manifest:
+    """The manifest of a data set with what was added to it; `new` lists that alone."""
+    files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
+    return Manifest(
+        features=before.features,
+        files=tuple(files),
+        summaries=_summaries(before, new),
+        label_counts=_label_counts(before, new),
+        longest=max(before.longest, new.longest),
+        accounting=total([before.accounting, new.accounting]),
+        quarantine=(*before.quarantine, *new.quarantine),
+        made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
+    )
+
+
+def _summaries(before: Manifest, new: Manifest) -> tuple[FeatureSummary, ...]:
+    stats = FeatureStats.of(before.summaries, before.counts().documents)
+    stats.merge(FeatureStats.of(new.summaries, new.counts().documents))
+    return stats.summaries()
+
+
+def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:
+    """The sums, rising; empty where either has too many labels to count, as has their sum."""
+    if any(part.counts().labelled and not part.label_counts for part in (before, new)):
+        return {}
+    labels = LabelCounts.of(before.label_counts)
+    labels.merge(LabelCounts.of(new.label_counts))
+    return labels.counts()

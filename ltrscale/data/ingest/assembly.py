@@ -1,0 +1,259 @@
+"""Handles one unit of the input: read, validate, group, partition by period, write; or only count what that gives.
+
+One block of rows is in memory at a time, with the group that is still open and a few megabytes a period that wait for
+their row group.
+
+Shapes: Q groups, N rows, F features.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Accounting, DataFile
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.writer import DatasetWriter
+from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.inputs import check_period
+from ltrscale.data.ingest.quarantine import Quarantine
+from ltrscale.data.ingest.rows import Rejection, RowBlock
+from ltrscale.data.ingest.seen import QueryIds, hash_ids
+from ltrscale.data.ingest.sort import sort_rows
+from ltrscale.data.ingest.sources import Reader, open_source
+from ltrscale.data.ingest.units import Start, Unit, Work
+from ltrscale.data.ingest.validate import Groups, Rejections, Validator, to_table
+from ltrscale.errors import InputError
+from ltrscale.progress import Advance
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a unit made: its data files, and what the manifest says of them, for the unit alone.
+
+    Query ids that only rejected rows have are not in the accounting: other units may have rows of them. `categories`
+    are the values seen of each categorical feature, as CategoryEncoder keeps them.
+    """
+
+    unit: Unit
+    files: tuple[DataFile, ...]
+    schema: pa.Schema | None
+    accounting: Accounting
+    stats: FeatureStats
+    labels: LabelCounts
+    longest: int
+    quarantine: tuple[str, ...]
+    first_rejections: tuple[Rejection, ...]
+    categories: Mapping[str, NDArray[np.uint64]]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The groups of a unit, each query id once: hash and documents of those kept, and the hashes of others."""
+
+    rows: int
+    kept_Q: NDArray[np.uint64]
+    documents_Q: NDArray[np.int32]
+    others_Q: NDArray[np.uint64]
+
+
+def write_unit(
+    work: Work, unit: Unit, start: Start, *, commit: storage.Commit, ids: QueryIds, folder: Path, advance: Advance
+) -> Written:
+    """Read a unit and write its data files and quarantine through the commit.
+
+    Args:
+        work: what all units have in common.
+        unit: the files to read.
+        start: where to go on.
+        commit: puts the files in place.
+        ids: knows at least the query ids of the unit that earlier units have had; takes in those of this one.
+        folder: for temporary files.
+        advance: told of rows, and of bytes of the input.
+
+    Raises:
+        InputError: a file is missing, cannot be decoded, or differs from the first in its features; a period cannot
+            name a directory or is there already.
+    """
+    config, encoders = work.config, dict[str, CategoryEncoder]()
+    stats, labels, longest = FeatureStats(len(work.features)), LabelCounts(), 0
+    quarantine = Quarantine(commit, number=unit.number)
+    validator = _validator(work, unit, ids, quarantine)
+    writer = DatasetWriter(
+        commit,
+        n_features=len(work.features),
+        compression=config.compression,
+        row_group_bytes=round(config.row_group_mb * 2**20),
+        file_bytes=round(config.file_mb * 2**20),
+        prefix=f"part-{unit.number:05}",
+        before=(start.gid, start.documents),
+    )
+    schema: pa.Schema | None = None
+
+    def take(groups: Groups) -> None:
+        nonlocal longest, schema
+        stats.add(groups.rows.features_NF)
+        labels.add(groups.rows.labels_N)
+        longest = max(longest, int(np.diff(groups.offsets_Q1).max()))
+        table = to_table(groups, start.gid + validator.groups_kept - len(groups))
+        schema = schema or table.schema
+        check_columns(schema, table.schema, groups.rows.file, str(unit))
+        writer.add(_periods(groups, work, unit), table)
+
+    _feed(work, unit, validator, encoders, folder, advance, take)
+    return Written(
+        unit=unit,
+        files=writer.close(),
+        schema=schema,
+        accounting=validator.finish(),
+        stats=stats,
+        labels=labels,
+        longest=longest,
+        quarantine=quarantine.close(),
+        first_rejections=tuple(quarantine.first),
+        categories={name: encoder.known for name, encoder in encoders.items()},
+    )
+
+
+class _Ignored:
+    """Takes rejections in and forgets them: a survey keeps no quarantine, and does not make their texts."""
+
+    rows = 0
+    rows_by_rule: Mapping[str, int] = {}
+
+    def add(self, rejections: Iterable[Rejection]) -> None:
+        """Nothing."""
+
+
+def survey_unit(work: Work, unit: Unit, *, folder: Path) -> Survey:
+    """Read a unit and tell which groups it would keep, if no unit came before it.
+
+    Raises:
+        InputError: as `write_unit`.
+    """
+    ids = QueryIds(folder)
+    validator = _validator(work, unit, ids, _Ignored())
+    hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
+
+    def take(groups: Groups) -> None:
+        _periods(groups, work, unit)  # for its errors, before anything is written
+        starts_Q = pa.array(groups.offsets_Q1[:-1])
+        hashes.append(hash_ids(groups.rows.query_ids_N.take(starts_Q).to_pylist(), scope=unit.period))
+        documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
+
+    _feed(work, unit, validator, {}, folder, silent, take)
+    seen, kept_Q = np.concatenate([np.empty(0, np.uint64), *ids.groups.blocks()]), np.concatenate(hashes)
+    others_Q = np.setdiff1d(seen, kept_Q, assume_unique=True)
+    return Survey(validator.rows_in, kept_Q, np.concatenate(documents), others_Q)
+
+
+def silent(units: float, of_total: float | None = None) -> None:
+    """Progress to nobody."""
+
+
+def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
+    missing_labels = work.config.source.kind != "letor"
+    validator = Validator(ids, rejections, max_group=work.config.max_group, missing_labels=missing_labels)
+    validator.scope = unit.period
+    return validator
+
+
+def _feed(
+    work: Work,
+    unit: Unit,
+    validator: Validator,
+    encoders: dict[str, CategoryEncoder],
+    folder: Path,
+    advance: Advance,
+    take: Callable[[Groups], None],
+) -> None:
+    """Read and validate a unit; `take` gets the groups, in order."""
+    read = open_source(work.config.source, work.features, first=work.first.url, encoders=encoders)
+
+    def pass_on(groups: Groups | None) -> None:
+        if groups is not None:
+            take(groups)
+
+    for blocks in _streams(work, unit, read, folder, advance):
+        for block in blocks:
+            assert block.features_NF.shape[1] == len(work.features)
+            pass_on(validator.add(_without_infinite(block) if work.config.infinite == "missing" else block))
+            del block  # two blocks in memory would be one too many
+            pa.default_memory_pool().release_unused()  # which Arrow would keep, tens of megabytes
+        pass_on(validator.end())
+
+
+def _streams(work: Work, unit: Unit, read: Reader, folder: Path, advance: Advance) -> Iterator[Iterator[RowBlock]]:
+    """What holds whole groups: each file, or all files sorted.
+
+    A sort passes over the rows twice, so that each time they count for half of their bytes.
+    """
+    if not work.config.sort:
+        for file, size in zip(unit.files, unit.sizes, strict=True):
+            yield _counted(read(file), size, advance)
+        return
+    halves = [(file, size / 2) for file, size in zip(unit.files, unit.sizes, strict=True)]
+    blocks = chain.from_iterable(_counted(read(file), size, advance) for file, size in halves)
+    rows = sort_rows(blocks, memory_limit=work.config.sort_memory, scratch=folder)
+    yield _counted(rows, unit.bytes / 2, advance)
+
+
+def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:
+    """The blocks; each counts as done, its rows and its share of `size`, when the next one is asked for."""
+    done = 0.0
+    for block in blocks:
+        rows, share = len(block), block.share
+        yield block
+        del block  # see _feed
+        advance(rows, (share - done) * size)
+        done = share
+    advance(0, (1 - done) * size)
+
+
+def _periods(groups: Groups, work: Work, unit: Unit) -> str | pa.StringArray:
+    """The period of all groups, or of each, which is that of its first row."""
+    rows = groups.rows
+    if unit.period or rows.periods_N is None:
+        return _free(unit.period or rows.period or work.config.period, rows.file, work)
+    coded = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("").dictionary_encode()
+    names = [_free(name or work.config.period, rows.file, work) for name in coded.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(coded.indices)
+
+
+def _free(period: str, file: str, work: Work) -> str:
+    """The period, where it can name a directory and may be written."""
+    if period in work.taken:
+        raise InputError(
+            f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "
+            "out of the inputs, or prepare them into another directory (a job takes several data sets)"
+        )
+    return check_period(period, file)
+
+
+def _without_infinite(block: RowBlock) -> RowBlock:
+    """The block with missing values in place of infinite features, as which the readers give what is too large."""
+    infinite_NF = np.isinf(block.features_NF)
+    if not infinite_NF.any():
+        return block
+    return replace(block, features_NF=np.where(infinite_NF, np.float32(np.nan), block.features_NF))
+
+
+def check_columns(wanted: pa.Schema, found: pa.Schema, where: str, others: str) -> None:
+    """Check that groups have the columns of others, so that one reader serves all files of a data set.
+
+    Raises:
+        InputError: they do not; names the first column that differs.
+    """
+    ours, theirs = ({name: schema.field(name).type for name in schema.names} for schema in (found, wanted))
+    for name in dict.fromkeys([*ours, *theirs]):
+        here, there = (types.get(name, "missing") for types in (ours, theirs))
+        if here != there:
+            raise InputError(
+                f"{where}: column {name!r} of its groups is {here} where it is {there} in {others}; "
+                "prepare the two apart, or give the input the same columns and types"
+            )

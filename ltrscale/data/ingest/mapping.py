@@ -1,0 +1,307 @@
+"""Which column of a raw log is what: the configs, and the features that they find in a file."""
+
+import difflib
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, Self
+
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from ltrscale.config import Config
+from ltrscale.data import columns as cols
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.errors import InputError
+
+
+class _Columns(Config):
+    """What item and group logs have in common."""
+
+    time: str | None = None
+    """Column with the time stamp, which gives the period, in UTC."""
+    period: cols.Period = "week"
+    """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09)."""
+    period_column: str | None = None
+    """Column that is the period itself, or such a part of the path (.../name=value/...)."""
+    positions: str | None = None
+    """Column with the position at which a document was shown."""
+    clicks: str | None = None
+    """Column with clicks."""
+    weights: str | None = None
+    """Column with weights of documents."""
+    meta: tuple[str, ...] = ()
+    """Columns of the whole group to carry along, as meta_<name>."""
+
+    @model_validator(mode="after")
+    def _one_period(self) -> Self:
+        if self.time is not None and self.period_column is not None:
+            raise ValueError("give time or period_column, not both")
+        return self
+
+    def side(self) -> dict[str, str]:
+        """The columns of documents that are carried along: name in the data set -> column."""
+        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights}
+        return {name: column for name, column in named.items() if column is not None}
+
+
+class ColumnMapping(_Columns):
+    """Which column of a log with one item a row is what.
+
+    Features are named exactly or by a prefix and `*`; `*` alone is every numeric column that has no other use. Their
+    order is that of this config, numeric ones first: a pattern gives what it matches in the order of names, but for the
+    columns that are named exactly, which stand at their own place. The order of the columns in a file does not matter.
+    """
+
+    query: str
+    """Column with the query id."""
+    item: str | None = None
+    """Column with the document id."""
+    label: str | None = None
+    """Column with the label; a row without one is unlabelled."""
+    features: tuple[str, ...] = ()
+    """Numeric features, such as price or f_*."""
+    categorical: tuple[str, ...] = ()
+    """Categorical features, such as country or c_*."""
+    exclude: tuple[str, ...] = ()
+    """Columns, or prefixes with *, that patterns leave out."""
+    delimiter: Literal[",", ";", "\t", "|"] = ","
+    """What separates the fields of CSV."""
+
+    @model_validator(mode="after")
+    def _some_feature(self) -> Self:
+        if not self.features and not self.categorical:
+            raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
+        named = {"query": self.query, "item": self.item, "time": self.time, "period_column": self.period_column}
+        for use, name in named.items():
+            if name in self.features:
+                raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
+        if self.label is not None and self.label in (*self.features, *self.categorical):
+            raise ValueError(f"{self.label!r} is the label and cannot be a feature")
+        return self
+
+    def named(self) -> dict[str, str]:
+        """The columns with a use of their own: use -> column."""
+        single = {"query": self.query, "item": self.item, "label": self.label, "time": self.time}
+        single["period_column"] = self.period_column
+        return {use: name for use, name in single.items() if name is not None} | self.side()
+
+
+class GroupColumns(_Columns):
+    """Which column of a Parquet file with one query group a row is what; columns of documents hold lists.
+
+    The defaults read the files of a data set directory again, given `n_features` or `names`, and `labels`, `docs` and
+    `period_column: period` as wanted.
+    """
+
+    query: str = "query_id"
+    """Column with the query id."""
+    features: tuple[str, ...] = ("features",)
+    """One column with all features: a list per document, or one list, document after document. Or a column for each
+    numeric feature."""
+    categorical: tuple[str, ...] = ()
+    """Features that are categorical, by name; where each feature has its column, these come after the numeric."""
+    names: tuple[str, ...] = ()
+    """Names of the features in the one column, in order; 1, 2, ... if not given."""
+    n_features: int | None = Field(default=None, ge=1)
+    """Number of features in the one column, where `names` is not given."""
+    labels: str | None = None
+    """Column with labels; null where a group is unlabelled."""
+    docs: str | None = None
+    """Column with document ids."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.names or self.n_features) and len(self.features) != 1:
+            raise ValueError("names and n_features describe one column of features; name one under features")
+        if self.names and self.n_features not in (None, len(self.names)):
+            raise ValueError(f"there are {len(self.names)} names for n_features {self.n_features}; drop n_features")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("names has a name twice; name each feature once")
+        if not self.features and not self.categorical:
+            raise ValueError("name at least one column of features")
+        return self
+
+    @property
+    def matrix(self) -> bool:
+        """Whether all features are in one column."""
+        return len(self.features) == 1 and bool(self.names or self.n_features or not self.categorical)
+
+    def feature_columns(self, schema: pa.Schema) -> list[str]:
+        """The columns that hold features, in the order of ColumnMapping."""
+        if self.matrix:
+            return list(self.features)
+        categorical = _matching(schema.names, self.categorical)
+        return [name for name in _matching(schema.names, self.features) if name not in categorical] + categorical
+
+    def named(self) -> dict[str, str]:
+        """The columns with a use of their own: use -> column."""
+        single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
+        single["period_column"] = self.period_column
+        lists = {f"list of {name}": column for name, column in self.side().items()}
+        return {use: name for use, name in single.items() if name is not None} | lists
+
+
+def resolve(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Feature]:
+    """The features that a mapping finds in a file, in the order that ColumnMapping states.
+
+    Raises:
+        InputError: a column is missing (the nearest is named), is there twice or has a type that does not fit; a
+            pattern matches nothing.
+    """
+    _require_named(schema, mapping, file)
+    categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
+    numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
+    found = [Feature(name=name) for name in numeric if name not in categorical]
+    found += [Feature(name=name, kind="categorical") for name in categorical]
+    for feature in found:
+        require(schema, feature.name, feature.kind, file)
+    return found
+
+
+def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[Feature]:
+    """The features of a file with one group a row.
+
+    Raises:
+        InputError: a column is missing or has a type that does not fit; the number of features cannot be told.
+    """
+    _require_named(schema, mapping, file)
+    if not mapping.matrix:
+        for name in (*mapping.features, *mapping.categorical):
+            if not _matching(schema.names, [name]):
+                raise InputError(f"{file}: features: no column is named {name!r}; {nearest(name, schema.names)}")
+        found = [
+            Feature(
+                name=name, kind="categorical" if name in _matching(schema.names, mapping.categorical) else "numeric"
+            )
+            for name in mapping.feature_columns(schema)
+        ]
+        for feature in found:
+            require(schema, feature.name, f"list of {feature.kind} features", file)
+        return found
+    inner = require(schema, mapping.features[0], "features", file).value_type
+    n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
+    if not n:
+        raise InputError(f"{file}: column {mapping.features[0]!r}: set n_features or names, the lists do not tell them")
+    names = mapping.names or tuple(str(i + 1) for i in range(n))
+    for name in mapping.categorical:
+        if name not in names:
+            raise InputError(f"{file}: categorical: no feature is named {name!r}; {nearest(name, names)}")
+    return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
+
+
+def agree(
+    schema: pa.Schema, found: Sequence[Feature], features: Sequence[Feature], file: str, first: str, *, lists: bool
+) -> None:
+    """Check that a file has the features of the first one, in whatever order; `lists`: a group a row.
+
+    Raises:
+        InputError: a feature is missing, of another kind or one too many; names it.
+    """
+    for feature in features:
+        if feature.name not in schema.names:
+            near = nearest(feature.name, schema.names)
+            raise InputError(f"{file}: column {feature.name!r} is missing, which {first} has; {near}")
+        require(schema, feature.name, f"list of {feature.kind} features" if lists else feature.kind, file)
+    for feature in found:
+        if feature not in features:
+            raise InputError(
+                f"{file}: column {feature.name!r} ({feature.kind}) is no such feature of {first}; "
+                "list it under exclude, or prepare the two apart"
+            )
+
+
+def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> None:
+    """Check the columns that are not features."""
+    for use, name in mapping.named().items():
+        in_path = use == "period_column" and name not in schema.names and path_value(file, name) is not None
+        if not in_path:
+            require(schema, name, use, file)
+    for name in mapping.meta:
+        require(schema, name, "meta", file)
+
+
+def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
+    taken = {*mapping.named().values(), *_matching(schema.names, mapping.exclude)}
+    for pattern in patterns:
+        matched = _matching(schema.names, [pattern])
+        if not matched:
+            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {nearest(pattern, schema.names)}")
+        if pattern == "*":
+            taken |= {*mapping.meta}
+            matched = [n for n in matched if _is_numeric(schema, n)]
+        yield from (name for name in matched if name == pattern or name not in {*taken, *patterns})
+
+
+def _is_numeric(schema: pa.Schema, name: str) -> bool:
+    """Whether a column holds numbers, and not only nulls."""
+    kind = schema.field(schema.get_all_field_indices(name)[0]).type
+    return cols.is_number(kind) and not pa.types.is_null(kind)
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that patterns match, each once, in the order that ColumnMapping states."""
+    rising, found = sorted(names), dict[str, None]()
+    for pattern in patterns:
+        if pattern.endswith("*"):
+            found |= dict.fromkeys(n for n in rising if n.startswith(pattern[:-1]) and n not in patterns)
+        elif pattern in rising:
+            found[pattern] = None
+    return list(found)
+
+
+def _is_single(kind: pa.DataType) -> bool:
+    return not pa.types.is_nested(kind)
+
+
+def _list_of(test: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda kind: cols.is_list(kind) and test(cols.value_type(kind.value_type))
+
+
+def _is_features(kind: pa.DataType) -> bool:
+    return _list_of(cols.is_number)(kind) or _list_of(_list_of(cols.is_number))(kind)
+
+
+_FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "query": (cols.is_id, "text or whole numbers"),
+    "item": (cols.is_id, "text or whole numbers"),
+    "period_column": (cols.is_id, "text or whole numbers"),
+    "time": (cols.is_time, "time stamps, dates, seconds since 1970 or ISO-8601 text"),
+    "categorical": (_is_single, "single values"),
+    "meta": (lambda _: True, "anything"),
+    "features": (_is_features, "lists of numbers, or lists of such lists"),
+    "labels": (_list_of(cols.is_number), "lists of numbers"),
+    "docs": (_list_of(cols.is_id), "lists of text or of whole numbers"),
+    "list of positions": (_list_of(cols.is_number), "lists of numbers"),
+    "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
+    "list of weights": (_list_of(cols.is_number), "lists of numbers"),
+    "list of numeric features": (_list_of(cols.is_number), "lists of numbers"),
+    "list of categorical features": (_list_of(_is_single), "lists of single values"),
+}
+
+
+def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
+    """The type of a column, which must be there once and fit its use."""
+    indices = schema.get_all_field_indices(name)
+    if not indices:
+        raise InputError(f"{file}: no column {name!r} ({use}); {nearest(name, schema.names)}")
+    if len(indices) > 1:
+        raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
+    kind = cols.value_type(schema.field(indices[0]).type)
+    fits, wanted = _FITS.get(use, (cols.is_number, "numbers"))
+    if not fits(kind):
+        remedy = "list it under categorical or exclude" if use == "numeric" else "convert it or name another column"
+        raise InputError(f"{file}: column {name!r} ({use}) should hold {wanted} and is {kind}; {remedy}")
+    return kind
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The remedy for a wrong name: the nearest right one, or all there are."""
+    near = difflib.get_close_matches(name.rstrip("*"), names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"its columns are {', '.join(names)}"[:300]
+
+
+def path_value(url: str, key: str) -> str | None:
+    """The value of `key=value` in a path, as Hive partitions have it."""
+    found = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
+    return urllib.parse.unquote(found[1]) if found else None

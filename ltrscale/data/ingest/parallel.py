@@ -1,0 +1,176 @@
+"""Handles the units of an input in tasks of a Ray cluster, with the output of one process.
+
+Two passes: a survey counts what each unit keeps and notes the hashes of its query ids; from these the driver knows each
+unit's first gid and which of its query ids have been in units before; then each unit is written. Tasks put finished
+files in place themselves; the driver takes them over and commits.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
+from ltrscale.data.ingest.seen import QueryIds
+from ltrscale.data.ingest.units import Start, Unit, Work
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError
+from ltrscale.progress import Advance
+
+_PATIENCE_S = 30.0
+_TASKS_A_CPU = 2
+
+
+class _Plan(NamedTuple):
+    """Where a unit goes on, and its query ids that come back from before."""
+
+    start: Start
+    returning: NDArray[np.uint64]
+
+
+class _Part(NamedTuple):
+    """What a task gives back: what it wrote, the files it put in place, and ids that only rejected rows have."""
+
+    written: Written
+    placed: tuple[storage.Placed, ...]
+    lost_ids: NDArray[np.uint64]
+
+
+def write_with_ray(
+    work: Work, units: Sequence[Unit], start: Start, *, commit: storage.Commit, ids: QueryIds, advance: Advance
+) -> list[Written]:
+    """Write all units in tasks of the Ray cluster this process is connected to, or of one of its own.
+
+    The arguments are those of `write_unit`. With one unit, and no query ids from before, there is no survey.
+
+    Raises:
+        InputError: as `write_unit`, of the first task that raises it; or a task's process dies again and again.
+    """
+    work = replace(work, out=storage.absolute(work.out))
+    alone = len(units) == 1 and not len(ids.groups)
+    share = 1.0 if alone else 0.5  # of the bytes, for each pass
+    surveys: dict[int, Survey] = {}
+    parts: dict[int, _Part] = {}
+
+    def surveyed(i: int, survey: Survey) -> None:
+        surveys[i] = survey
+        advance(survey.rows, units[i].bytes * share)
+
+    def written(i: int, part: _Part) -> None:
+        commit.adopt(part.placed)
+        parts[i] = part
+        advance(part.written.accounting.rows_in, units[i].bytes * share)
+
+    names = [str(unit) for unit in units]
+    with ray_cluster(1):
+        plans = [_Plan(start, np.empty(0, np.uint64))]
+        if not alone:
+            run_tasks(_survey, [(work, unit) for unit in units], names, surveyed)
+            plans = list(_plans((surveys.pop(i) for i in range(len(units))), start, ids))
+        leases = storage.held()
+        calls = [(work, unit, *plan, leases) for unit, plan in zip(units, plans, strict=True)]
+        run_tasks(_write, calls, names, written)
+    for i in range(len(units)):
+        ids.unread.add(parts[i].lost_ids)
+    return [parts[i].written for i in range(len(units))]
+
+
+def _plans(surveys: Iterable[Survey], start: Start, ids: QueryIds) -> Iterator[_Plan]:
+    """Prefix sums over the units, without the groups whose query id an earlier unit has."""
+    gid, documents = start.gid, start.documents
+    for survey in surveys:
+        back_Q, others_back_Q = ids.groups.add(survey.kept_Q), ids.groups.add(survey.others_Q)
+        returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
+        yield _Plan(Start(gid, documents), returning)
+        gid += int((~back_Q).sum())
+        documents += int(survey.documents_Q[~back_Q].sum())
+
+
+def _survey(work: Work, unit: Unit) -> Survey:
+    """What a task of the first pass does."""
+    with storage.scratch.directory() as folder:
+        return survey_unit(work, unit, folder=folder)
+
+
+def _write(
+    work: Work, unit: Unit, start: Start, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
+) -> _Part:
+    """What a task of the second pass does."""
+    storage.join_leases(leases)
+    with (
+        storage.scratch.directory() as folder,
+        storage.Commit(work.out, part=True) as commit,
+    ):
+        ids = QueryIds(folder)
+        ids.groups.add(returning)
+        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=silent)
+        return _Part(written, commit.leave(), ids.lost())
+
+
+def run_tasks(
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    names: Sequence[str],
+    done: Callable[[int, Any], None],
+) -> None:
+    """Call a function once for each of `calls` in Ray tasks of one CPU; `done` gets each result, with its number.
+
+    No more tasks are under way than keep the cluster busy. A task whose process dies is run again, by Ray. Where one
+    fails the others are stopped; `done` still gets what they have finished.
+
+    Args:
+        function: a module-level function.
+        calls: the arguments of each call.
+        names: what each call works on, for errors.
+        done: called in this thread, in the order in which calls end.
+
+    Raises:
+        InputError: a call raised one, or its process died as often as Ray runs it again.
+    """
+    import ray  # here, for the many processes that never use Ray
+
+    remote = ray.remote(num_cpus=1)(function)
+    waiting = deque(enumerate(calls))
+    running: dict[Any, int] = {}
+    limit = _TASKS_A_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                i, arguments = waiting.popleft()
+                running[remote.remote(*arguments)] = i
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            i = running.pop(ready)
+            done(i, _result(ready, names[i]))
+    finally:
+        for task in running:
+            ray.cancel(task)
+        ended, _ = ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE_S) if running else ([], [])
+        for task in ended:
+            try:
+                result = ray.get(task)
+            except Exception:  # cancelled, or failed as well: the first failure is the one to tell
+                continue
+            done(running[task], result)
+
+
+def _result(task: Any, name: str) -> Any:
+    """What a task returned; what it raised for the user is raised as itself."""
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return ray.get(task)
+    except RayTaskError as error:
+        if isinstance(error.cause, InputError):
+            raise error.cause from None
+        raise
+    except RayError as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{name}: the process that handled it ended several times ({first}); look for its end in Ray's log, "
+            "and if it ran out of memory lower unit_mb or sort_memory, or give Ray fewer CPUs"
+        ) from error

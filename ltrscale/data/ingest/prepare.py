@@ -1,0 +1,234 @@
+"""Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
+
+The input is cut into units (`units`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
+with the same output. Nothing is seen by a reader before the manifest is committed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ltrscale import storage
+from ltrscale.config import made_by
+from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.ingest import additions
+from ltrscale.data.ingest.assembly import Written, check_columns, write_unit
+from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.inputs import Expected, Input, PrepareConfig, input_fingerprints, list_inputs
+from ltrscale.data.ingest.parallel import write_with_ray
+from ltrscale.data.ingest.quarantine import QUARANTINE
+from ltrscale.data.ingest.rows import Rejection
+from ltrscale.data.ingest.seen import QueryIds
+from ltrscale.data.ingest.units import Start, Unit, Work, cut_units, open_work
+from ltrscale.data.ingest.validate import total
+from ltrscale.errors import InputError
+from ltrscale.progress import Advance, Report, log, progress
+
+__all__ = ["Input", "PrepareConfig", "input_fingerprints", "is_prepared", "prepare"]
+
+
+def _silent(_: Mapping[str, object]) -> None:
+    """Report to nobody."""
+
+
+def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
+    """Whether `prepare` with this origin (`made_by`) has made the data set there, or added to it; says so."""
+    there = additions.holds(out, origin)
+    if there:
+        log.info("prepare: %s is up to date, nothing to do", out)
+    return there
+
+
+def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent) -> Dataset:
+    """Make a data set directory at `out`, or add periods to it; nobody sees any of it until it is complete.
+
+    Nothing is done where the same config has made or added the same inputs already. What cannot be used is in the
+    quarantine, also when that is too much and nothing is committed. Query ids must not return within the inputs of
+    one fixed period, nor within all inputs without one, those that were added to included.
+
+    Args:
+        config: what to read, and how to write it.
+        out: the directory.
+        ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
+        report: receives the counts.
+
+    Raises:
+        InputError: an input is missing, cannot be decoded or differs from the first in its features; there are no
+            rows; more than `max_rejected` of the rows are rejected; a period has other counts than expected; what is
+            added does not fit the data set, or making it anew would delete what was added.
+    """
+    files = list_inputs(config.inputs)
+    origin = made_by("prepare", config, input_fingerprints(config))
+    if is_prepared(out, origin):
+        return open_dataset(out)
+    with storage.Commit(out) as commit, storage.scratch.directory() as folder:
+        before = _before(config, out)
+        work = open_work(config, files, out, taken=before.manifest.periods if before else ())
+        if before is not None:
+            work = replace(work, features=additions.check_addable(before, work))
+        sizes = [storage.size(file.url) for file in files]
+        first = additions.next_unit(before.manifest) if before else 0
+        units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
+        new = _write(work, units, commit, folder, before, origin, ray=ray)
+        manifest = new if before is None else additions.joined(before.manifest, new)
+        commit.finish(manifest.model_dump(mode="json"))
+    _tell(out, new, report, added=before is not None)
+    return Dataset(out, manifest)
+
+
+def _before(config: PrepareConfig, out: str) -> Dataset | None:
+    """The data set to add to; None where there is none, or where it is replaced."""
+    manifest = storage.read_manifest(out)
+    if manifest is None:
+        return None
+    if config.add:
+        return open_dataset(out)
+    additions.check_nothing_added(out, manifest)
+    return None
+
+
+def _write(
+    work: Work,
+    units: Sequence[Unit],
+    commit: storage.Commit,
+    folder: Path,
+    before: Dataset | None,
+    origin: Mapping[str, Any],
+    *,
+    ray: bool,
+) -> Manifest:
+    """Put all files in place and check the account; returns the manifest of these files alone."""
+    ids, start, schema = QueryIds(folder), Start(), None
+    if before is not None:
+        groups, documents, _ = before.manifest.counts()
+        start, schema = Start(groups, documents), additions.schema_of(before)
+        if any(not unit.period for unit in units):
+            for hashes in additions.known_ids(before):
+                ids.groups.add(hashes)
+    totals = _Totals(work, schema)
+    with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
+        if ray:
+            parts: Iterable[Written] = write_with_ray(work, units, start, commit=commit, ids=ids, advance=advance)
+        else:
+            parts = _write_here(work, units, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        for written in parts:
+            totals.add(written)
+    manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
+    commit.keep(manifest.quarantine)
+    _check(manifest.accounting, totals.first_rejections, work)
+    _check_expected(work.config.expect, manifest)
+    return manifest
+
+
+def _write_here(
+    work: Work,
+    units: Sequence[Unit],
+    start: Start,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    folder: Path,
+    advance: Advance,
+) -> Iterator[Written]:
+    """Write all units in this process, one after the other."""
+    for unit in units:
+        written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=advance)
+        accounting = written.accounting
+        start = Start(start.gid + accounting.groups_kept, start.documents + accounting.rows_kept)
+        yield written
+
+
+class _Totals:
+    """What the manifest says of all units, which are taken in in their order."""
+
+    def __init__(self, work: Work, schema: pa.Schema | None) -> None:
+        self.first_rejections: list[Rejection] = []
+        self._work = work
+        self._schema, self._schema_of = schema, work.out
+        self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
+        self._encoders: dict[str, CategoryEncoder] = {}
+        self._accounting: list[Accounting] = []
+        self._files: list[DataFile] = []
+        self._quarantine: list[str] = []
+
+    def add(self, written: Written) -> None:
+        """Take a unit in."""
+        if written.schema is not None:
+            if self._schema is None:
+                self._schema, self._schema_of = written.schema, str(written.unit)
+            check_columns(self._schema, written.schema, str(written.unit), self._schema_of)
+        self._stats.merge(written.stats)
+        self._labels.merge(written.labels)
+        self._longest = max(self._longest, written.longest)
+        for name, values in written.categories.items():
+            self._encoders.setdefault(name, CategoryEncoder()).note(values)
+        self._accounting.append(written.accounting)
+        self._files += written.files
+        self._quarantine += written.quarantine
+        self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
+
+    def manifest(self, origin: Mapping[str, Any], *, lost_groups: int) -> Manifest:
+        """The manifest of all units."""
+        collisions = sum(encoder.collisions for encoder in self._encoders.values())
+        return Manifest(
+            features=self._work.features,
+            files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
+            summaries=self._stats.summaries(),
+            label_counts=self._labels.counts(),
+            longest=self._longest,
+            accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
+            quarantine=tuple(self._quarantine),
+            made_by=dict(origin),
+        )
+
+
+def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work) -> None:
+    """Stop where there are no rows, or too few good ones."""
+    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
+    if not rows:
+        raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
+    if rejected > config.max_rejected * rows or not accounting.rows_kept:
+        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.text[:40]!r})" for r in first_rejections)
+        raise InputError(
+            f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
+            f"{config.max_rejected:.2%}: {first}; all are in {storage.join(work.out, QUARANTINE)}; "
+            "mend the input or raise max_rejected"
+        )
+
+
+def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
+    """Stop where a period has other counts than expected."""
+    wrong = []
+    for period, expected in expect.items():
+        cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
+        found = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
+        stated = {name: count for name, count in expected if count is not None}
+        if any(found[name] != count for name, count in stated.items()):
+            wanted = " and ".join(f"{count:,} {name}" for name, count in stated.items())
+            there = " and ".join(f"{found[name]:,}" for name in stated)
+            wrong.append(f"period {period!r}: expected {wanted}, found {there}")
+    if wrong:
+        rejected = manifest.accounting.rows_rejected
+        raise InputError(
+            f"{'; '.join(wrong)} ({rejected:,} rows were rejected; periods found: {', '.join(manifest.periods)}); "
+            "check that each file is complete and the one that the counts are of, or mend expect"
+        )
+
+
+def _tell(out: str, new: Manifest, report: Report, *, added: bool) -> None:
+    """The account of what was made or added."""
+    a, counts = new.accounting, new.counts()
+    rules = ", ".join(f"{rule} {count:,}" for rule, count in a.rules.items()) or "none"
+    log.info(
+        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s); %s groups in = %s kept + %s rejected; "
+        "%s labelled, longest %s, %s periods",
+        *("added to " if added else "", out),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules),
+        *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
+        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
+    )
+    report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})

@@ -1,0 +1,139 @@
+"""The formats that `prepare` reads: their configs, the features they have, and their blocks of rows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.letor import infer_features, read_letor
+from ltrscale.data.ingest.logs import (
+    ColumnMapping,
+    GroupColumns,
+    group_features,
+    item_features,
+    read_groups,
+    read_items,
+)
+from ltrscale.data.ingest.rows import RowBlock
+from ltrscale.errors import InputError
+
+_BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
+_ROWS = 1 << 14
+
+
+class Letor(Config):
+    """LETOR or svmlight text, plain, gzip or xz."""
+
+    kind: Literal["letor"] = "letor"
+    dense: bool = True
+    """Whether every row states every feature; if not, features that are left out are 0."""
+    n_features: int | None = Field(default=None, ge=1)
+    """Number of features; that of the first good row if not given, which dense rows only allow."""
+    feature_names: tuple[str, ...] | None = None
+    """Names of the features, in order; 1, 2, ... if not given."""
+
+
+class Items(Config):
+    """Parquet or CSV with one item (document) a row."""
+
+    kind: Literal["items"] = "items"
+    columns: ColumnMapping
+    """Which column is what."""
+
+
+class GroupRows(Config):
+    """Parquet with one query group a row, in list columns."""
+
+    kind: Literal["groups"] = "groups"
+    columns: GroupColumns
+    """Which column is what."""
+
+
+Source = Annotated[Letor | Items | GroupRows, Field(discriminator="kind")]
+
+
+class File(Config):
+    """One input file."""
+
+    url: str
+    """Where it is."""
+    period: str | None = None
+    """The fixed period of its rows."""
+    group_sizes: str | None = None
+    """The file with the sizes of its groups."""
+
+
+Reader = Callable[[File], Iterator[RowBlock]]
+
+
+def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
+    """The features of the first file, or of all files where only their rows tell them.
+
+    Raises:
+        InputError: they cannot be told, or those of LETOR files differ.
+    """
+    match source:
+        case Letor():
+            return _letor_features(source, files)
+        case Items(columns=columns):
+            return tuple(item_features(files[0].url, columns))
+        case GroupRows(columns=groups):
+            return tuple(group_features(files[0].url, groups))
+
+
+def takes_any_order(source: Source) -> bool:
+    """Whether a reader finds features by the names of their columns."""
+    return source.kind == "items" or (source.kind == "groups" and not source.columns.matrix)
+
+
+def open_source(
+    source: Source, features: Sequence[Feature], *, first: str, encoders: dict[str, CategoryEncoder]
+) -> Reader:
+    """What reads a file that has these features, which are those of the file `first`; it fills `encoders`, by feature.
+
+    The reader raises InputError where a file does not have them.
+    """
+    match source:
+        case Letor(dense=dense):
+            n, size = len(features), _BLOCK_BYTES
+            return lambda file: read_letor(
+                file.url, n_features=n, dense=dense, group_sizes=file.group_sizes, block_bytes=size
+            )
+        case Items(columns=columns):
+            read = partial(
+                read_items, mapping=columns, features=features, first=first, encoders=encoders, batch_rows=_ROWS
+            )
+            return lambda file: read(file.url)
+        case GroupRows(columns=groups):
+            read_rows = partial(read_groups, mapping=groups, features=features, first=first, encoders=encoders)
+            return lambda file: read_rows(file.url)
+
+
+def _letor_features(source: Letor, files: Sequence[File]) -> tuple[Feature, ...]:
+    """The features of LETOR files: by the config, or else by the first good row of each file."""
+    names = source.feature_names
+    n_features = source.n_features or (len(names) if names else _infer_features(source, files))
+    names = names or tuple(str(i + 1) for i in range(n_features))
+    if len(names) != n_features or len(set(names)) != n_features:
+        raise InputError(f"source.feature_names: {len(set(names))} names for {n_features} features; name each one once")
+    return tuple(Feature(name=name) for name in names)
+
+
+def _infer_features(source: Letor, files: Sequence[File]) -> int:
+    if not source.dense:
+        raise InputError("source.n_features: sparse rows do not tell how many features there are; set it")
+    n_features, first = 0, ""
+    for file in files:
+        found = infer_features(file.url, qid=file.group_sizes is None)
+        if found is not None and not n_features:
+            n_features, first = found, file.url
+        elif found is not None and found != n_features:
+            raise InputError(
+                f"{file.url}: column {min(found, n_features) + 1}: the first row has {found} features, that of {first} "
+                f"has {n_features}; mend the file, prepare it apart, or set source.n_features"
+            )
+    return n_features or 1  # without any good row all will be rejected, whatever is said here

@@ -1,0 +1,272 @@
+"""GroupStream: ragged micro-batches of query groups in a reproducible order that can be resumed at any step.
+
+A stream hands out, in each step, one micro-batch from each of its worker's canonical streams (see `plan`). A canonical
+stream is a sequence of windows; a micro-batch takes groups from the place where the last one ended, across windows, up
+to its budget of documents. So a place in the sequence is all the state there is, and it does not depend on the workers.
+
+Shapes: Q groups, Q1 = Q + 1 offsets.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config
+from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.stream import plan, repeats
+from ltrscale.data.stream.readers import Reader, read_direct
+from ltrscale.data.stream.repeats import Repeat
+from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, group_ids, regroup
+from ltrscale.errors import InputError
+
+
+class StreamConfig(Config):
+    """How query groups are dealt, shuffled and cut into micro-batches."""
+
+    docs_per_batch: int = Field(default=16384, gt=0)
+    """Documents of a global batch; a micro-batch has `docs_per_batch / streams`, and a longer group is one alone."""
+    streams: int = Field(default=1, gt=0)
+    """Canonical streams, each giving one micro-batch a step; at least, and best a multiple of, the workers."""
+    window: int = Field(default=8, gt=0)
+    """Row groups of a stream whose groups are shuffled together; memory holds about one window a stream."""
+    shuffle: bool = True
+    """Whether to permute row groups and groups; otherwise file order."""
+    seed: int = 0
+    """Seed of the order; a training stage mixes its own into it."""
+    regroup: bool = False
+    """Deal the documents of a window anew, each epoch, to groups of the same lengths: SimCLR-Sample, without labels."""
+    repeat: Repeat | None = None
+    """Query groups that are served several times an epoch, or not at all."""
+    prefetch: int = Field(default=2, ge=0)
+    """Steps that training reads ahead, in a thread, while it computes; 0 reads each when it is needed."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "StreamConfig":
+        if self.docs_per_batch < self.streams:
+            raise ValueError(f"docs_per_batch must be at least streams = {self.streams}, one document for each")
+        if self.regroup and not self.shuffle:
+            raise ValueError("regroup deals documents at random; set shuffle: true with it")
+        return self
+
+
+class Position(NamedTuple):
+    """A place in a canonical stream: the next group is number `group` of window `window`, in the order served.
+
+    In JSON it is a list of two integers; `Position(*values)` restores it.
+    """
+
+    window: int = 0
+    group: int = 0
+
+
+class Step(NamedTuple):
+    """One step of a worker: the next micro-batch of each of its streams, None of one that has run out.
+
+    `positions` are those after the step: where an epoch goes on that has taken it.
+    """
+
+    micro_batches: dict[int, QueryGroups | None]
+    positions: dict[int, Position]
+
+
+class GroupStream:
+    """The share of one worker in the query groups of a selection.
+
+    With `repeat` the column that it names is read once, here, for the counts of an epoch.
+
+    Args:
+        selection: row groups to read, and whether labelled groups only.
+        config: order and budget.
+        rank: number of this worker; it serves the streams c with c mod world = rank.
+        world: number of workers.
+        reader: `read_direct`, or `read_with_ray` where this process is connected to a Ray cluster.
+
+    Raises:
+        InputError: there are fewer streams than workers, labelled groups are to be regrouped, or the column that says
+            how often groups are served cannot be used.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        config: StreamConfig,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        reader: Reader = read_direct,
+    ) -> None:
+        if config.streams < world:
+            raise InputError(f"streams = {config.streams} leaves some of {world} workers idle; set streams to {world}")
+        if config.regroup and selection.labelled:
+            raise InputError(
+                "stream.regroup mixes the documents of queries, whose labels then say nothing; leave it out"
+            )
+        self.selection = selection
+        self.config = config
+        self.streams = plan.local_streams(config.streams, rank=rank, world=world)
+        self.reader = reader
+        self._mean_times = repeats.survey(selection, config.repeat, reader) if config.repeat else None
+
+    @cached_property
+    def groups_per_epoch(self) -> int:
+        """Groups of an epoch over all workers, repeats counted; the mean where the number of repeats is random."""
+        return round(sum(self._on_average(r, self.selection.served_groups(r)) for r in self.selection.row_groups))
+
+    @cached_property
+    def documents_per_epoch(self) -> int:
+        """Documents of an epoch over all workers; an estimate where groups of a row group are left out or repeated."""
+        return sum(map(self._documents, self.selection.row_groups))
+
+    def _documents(self, row_group: RowGroup) -> int:
+        return round(self._on_average(row_group, self.selection.served_documents(row_group)))
+
+    def _on_average(self, row_group: RowGroup, served_once: int) -> float:
+        """A count of a row group, multiplied by how often its groups are served on average."""
+        return served_once if self._mean_times is None else served_once * self._mean_times[row_group]
+
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[Step]:
+        """The steps of an epoch.
+
+        Ends when all local streams have run out. Each group of the selection comes in exactly one micro-batch of
+        exactly one stream, or with `repeat` as often as it is to be served, all of one stream; with `regroup` each of
+        its documents does. The micro-batches of a stream do not depend on rank and world.
+
+        Args:
+            epoch: number of the epoch.
+            start: positions of all local streams after a step, on any number of workers; the epoch continues there.
+
+        Raises:
+            InputError: a file is missing, damaged, or does not hold what the manifest lists.
+        """
+        return self._steps(epoch, {c: Position(*start[c]) if start else Position() for c in self.streams})
+
+    def _steps(self, epoch: int, start: Mapping[int, Position]) -> Iterator[Step]:
+        windows = self._windows(epoch)
+        reading = self._read(epoch, windows, start)
+        waiting: dict[int, deque[Window]] = {c: deque() for c in self.streams}
+
+        def next_window(stream: int) -> Window:
+            while not waiting[stream]:
+                owner, window = next(reading)
+                waiting[owner].append(window)
+            return waiting[stream].popleft()
+
+        n_features = len(self.selection.features)
+        cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
+        budget = self.config.docs_per_batch // self.config.streams
+        while any(not cursor.ended for cursor in cursors.values()):
+            micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
+            yield Step(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
+
+    def _windows(self, epoch: int) -> dict[int, list[list[RowGroup]]]:
+        """The windows of each local stream."""
+        config, row_groups = self.config, self.selection.row_groups
+        dealt = plan.canonical_streams(
+            [max(1, self._documents(row_group)) for row_group in row_groups],
+            seed=config.seed,
+            epoch=epoch,
+            key=self.selection.hash,
+            streams=config.streams,
+            shuffle=config.shuffle,
+        )
+        return {c: [[row_groups[i] for i in w] for w in plan.windows(dealt[c], config.window)] for c in self.streams}
+
+    def _read(
+        self, epoch: int, windows: Mapping[int, Sequence[Sequence[RowGroup]]], start: Mapping[int, Position]
+    ) -> Iterator[tuple[int, Window]]:
+        """The windows from `start` on, each with its stream, in the order in which they will be needed.
+
+        All reading and decoding happens in this iterator: a thread that runs it would read ahead.
+        """
+        left = {c: stream[start[c].window :] for c, stream in windows.items()}
+        order = plan.read_order({c: [sum(map(self._documents, w)) for w in ws] for c, ws in left.items()})
+        decoder = Decoder(self.selection)
+        columns = [*decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]
+        tables = self.reader([row_group for c, w in order for row_group in left[c][w]], columns)
+        for c, w in order:
+            row_groups = left[c][w]
+            of_window = list(itertools.islice(tables, len(row_groups)))
+            yield c, self._window(decoder, row_groups, of_window, epoch=epoch, stream=c, window=start[c].window + w)
+
+    def _window(
+        self,
+        decoder: Decoder,
+        row_groups: Sequence[RowGroup],
+        tables: Sequence[pa.Table],
+        *,
+        epoch: int,
+        stream: int,
+        window: int,
+    ) -> Window:
+        """The groups of a window in the order of serving."""
+        config, seed = self.config, self.config.seed
+        rows_Q = decoder.served_rows(row_groups, tables)
+        if config.repeat:
+            pairs = zip(row_groups, tables, strict=True)
+            mean_times_R = np.concatenate([repeats.mean_times(r, table, config.repeat) for r, table in pairs])
+            ids_R = group_ids(row_groups, tables)
+            rows_Q = rows_Q.repeat(plan.times_served(mean_times_R[rows_Q], ids_R[rows_Q], seed=seed, epoch=epoch))
+        place = {"seed": seed, "epoch": epoch, "stream": stream, "window": window}
+        order_Q = plan.window_order(len(rows_Q), **place, shuffle=config.shuffle)
+        decoded = decoder.decode(row_groups, tables, rows_Q[order_Q])
+        if config.regroup:
+            order_N = plan.document_order(int(decoded.offsets_Q1[-1]), **place)
+            decoded = regroup(decoded, order_N, len(self.selection.features))
+        return decoded
+
+
+class _Cursor:
+    """A place in one canonical stream, which `take` moves on."""
+
+    def __init__(self, next_window: Callable[[], Window], windows: int, start: Position, n_features: int) -> None:
+        self.position = start
+        self._next_window, self._windows, self._n_features = next_window, windows, n_features
+        self._window: Window | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.position.window >= self._windows
+
+    def take(self, budget: int) -> QueryGroups | None:
+        """The next groups that together have at most `budget` documents, at least one group; None at the end."""
+        cuts: list[Cut] = []
+        while budget > 0 and not self.ended:
+            self._window = self._window or self._next_window()
+            number, first = self.position
+            offsets_Q1 = self._window.offsets_Q1
+            groups = len(offsets_Q1) - 1  # 0 where no group of a window is to be served
+            last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + budget, side="right")) - 1
+            if last == first < groups and not cuts:
+                last += 1  # a group above the budget
+            if last > first:
+                cuts.append(Cut(self._window, first, last))
+                budget -= int(offsets_Q1[last] - offsets_Q1[first])
+            self.position = Position(number, last)
+            if last < groups:
+                break
+            self.position, self._window = Position(number + 1, 0), None
+        return assemble(cuts, self._n_features) if cuts else None
+
+
+def iterate(
+    selection: Selection, *, docs_per_batch: int = 16384, reader: Reader = read_direct
+) -> Iterator[QueryGroups]:
+    """All groups of a selection once, in file order, in micro-batches of at most `docs_per_batch` documents.
+
+    A group above the budget is a micro-batch of its own.
+
+    Raises:
+        InputError: a file is missing, damaged, or does not hold what the manifest lists.
+    """
+    config = StreamConfig(docs_per_batch=docs_per_batch, window=1, shuffle=False)
+    for step in GroupStream(selection, config, reader=reader).epoch(0):
+        groups = step.micro_batches[0]
+        assert groups is not None
+        yield groups

@@ -1,0 +1,101 @@
+"""Parts of a selection, and running a function over them: in this process or in tasks of a Ray cluster.
+
+Parts are cut from the manifests alone, so they are the same whoever works on them, and results come in their order.
+What is gathered of a data set part by part and merged in that order is the same for any number of processes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from ltrscale.data.dataset.split import Selection
+from ltrscale.errors import InputError
+
+_VALUES = 1 << 24
+_DEEP = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Consecutive row groups of a selection, as a selection, and the number of documents before them."""
+
+    selection: Selection
+    first: int
+    documents: int
+
+
+class Run(Protocol):
+    """Runs a function on each part; yields the results in the order of the parts, as they come."""
+
+    def __call__(self, function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
+        """With Ray the function travels to other processes: a module-level one, or a `partial` of one."""
+        ...
+
+
+def cut(selection: Selection, *, values: int = _VALUES) -> list[Part]:
+    """Cut a selection of all groups into parts of about so many feature values (64 MiB), whole row groups each."""
+    assert not selection.labelled
+    budget = values // max(1, len(selection.features))
+    parts: list[Part] = []
+    first = start = documents = 0
+    for stop, row_group in enumerate(selection.row_groups, start=1):
+        documents += row_group.documents
+        if documents >= budget or stop == len(selection.row_groups):
+            parts.append(Part(replace(selection, row_groups=selection.row_groups[start:stop]), first, documents))
+            first, start, documents = first + documents, stop, 0
+    return parts
+
+
+def run_here(function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
+    """Run a function on each part in the calling thread, one when the result before has been taken."""
+    return map(function, parts)
+
+
+def run_with_ray(
+    function: Callable[[Part], T], parts: Sequence[Part], *, read_on: Mapping[str, float] | None = None
+) -> Iterator[T]:
+    """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
+
+    At most twice as many tasks as the cluster has CPUs are started before their results are taken, so memory is bounded
+    in the number of parts. A task that is lost with its node is run again.
+
+    Args:
+        function: what to run.
+        parts: what to run it on.
+        read_on: custom resources of the nodes that read, and how much of them a task takes, such as `{"reader": 1}`.
+
+    Raises:
+        InputError: the function raised it.
+    """
+    import ray  # here, for the many processes that never use Ray
+    from ray.exceptions import RayTaskError
+
+    task = ray.remote(_call).options(
+        num_cpus=1,
+        resources=dict(read_on or {}),
+        scheduling_strategy="DEFAULT",  # anywhere, though this process may have a placement group, as a trial has
+    )
+    shared = ray.put(function)
+    ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting: deque[Any] = deque()
+    try:
+        for part in parts:
+            waiting.append(task.remote(shared, part))
+            if len(waiting) >= ahead:
+                yield ray.get(waiting.popleft())
+        while waiting:
+            yield ray.get(waiting.popleft())
+    except RayTaskError as error:
+        if not isinstance(error.cause, InputError):
+            raise
+        raise error.cause from None
+    finally:
+        for result in waiting:
+            ray.cancel(result)
+
+
+def _call(function: Callable[[Part], T], part: Part) -> T:
+    return function(part)

@@ -1,0 +1,285 @@
+"""Readers: from a plan of row groups to their tables, in the plan's order, one table a row group.
+
+`read_direct` reads with pyarrow in this process; `read_with_ray` reads on the CPUs of a Ray cluster. Both give the same
+tables; a column that a file does not have is left out. Page checksums are verified: a flipped bit is an error.
+
+The column `scores` comes from the file of scores that a row group names, and is checked to be of the same query groups.
+"""
+
+import errno
+import functools
+import logging
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import dataset as arrow_dataset
+from pyarrow import fs as arrow_fs
+
+from ltrscale import storage
+from ltrscale.data.dataset import scores
+from ltrscale.data.dataset.scores import SCORES
+from ltrscale.data.dataset.split import RowGroup, Source
+from ltrscale.errors import InputError
+
+Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
+"""Takes row groups and column names, with `scores` also `gid`; yields one table a row group, in order."""
+
+_OPEN_FILES = 64
+_READ_AHEAD = 4
+_ROW_GROUPS_A_TASK = 32
+_TASKS_AT_ONCE = 4
+_BLOCK_BYTES = 16 << 20
+_WAITING_BYTES = 256 << 20
+_GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404")
+
+
+class _Part(NamedTuple):
+    """A row group to read, the number of query groups that it has by the manifest, and the file of its scores or "".
+
+    Of the file: the data set that listed it when it was chosen, or "", its content hash and its bytes.
+    """
+
+    url: str
+    number: int
+    groups: int
+    scores: str
+    dataset: str
+    sha256: str
+    bytes: int
+
+
+class _File(NamedTuple):
+    """A Parquet file: size, metadata, and a function from a row group's number and column names to its table."""
+
+    bytes: int
+    metadata: pq.FileMetaData
+    read: Callable[[int, Sequence[str]], pa.Table]
+
+
+def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Read row groups with pyarrow in this process; from remote storage with some requests at a time.
+
+    Raises:
+        InputError: a file is missing, damaged or not the one that its manifest lists.
+    """
+    # a shuffled plan comes back to a file again and again
+    return _read(_parts(row_groups), columns, functools.lru_cache(_OPEN_FILES)(_open))
+
+
+def read_with_ray(
+    row_groups: Sequence[RowGroup], columns: Sequence[str], *, read_on: Mapping[str, float] | None = None
+) -> Generator[pa.Table]:
+    """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
+
+    A task reads several row groups, which share the cost of starting it, and gives them out in blocks of about 16 MB.
+    So many tasks run at once that one reader is fed and several readers on a cluster share it; closing the iterator
+    ends them.
+
+    Args:
+        row_groups: what to read, in this order.
+        columns: names.
+        read_on: custom resources that a task takes, of nodes that are to read, such as `{"reader": 1}`.
+
+    Raises:
+        InputError: as `read_direct`.
+    """
+    import ray.data  # here, for the many processes that never use Ray
+    from ray.exceptions import RayTaskError
+
+    if not row_groups:
+        return
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised too
+    plan = [part._asdict() for part in _parts(row_groups)]
+    tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
+    dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
+        _read_batch,
+        fn_args=(list(columns),),
+        batch_size=None,
+        batch_format="numpy",
+        concurrency=min(tasks, _TASKS_AT_ONCE),
+        resources=dict(read_on or {}),
+    )
+    options = dataset.context.execution_options
+    options.preserve_order = True
+    options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=_WAITING_BYTES)
+    dataset.context.enable_progress_bars = False
+    dataset.context.target_max_block_size = _BLOCK_BYTES
+    dataset.context.memory_usage_poll_interval_s = None  # a look at all pages of a worker, which takes time
+    try:
+        yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
+    except RayTaskError as error:
+        if not isinstance(error.cause, InputError):
+            raise
+        message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray appends advice on its own retries
+        raise type(error.cause)(message) from None
+
+
+def _parts(row_groups: Sequence[RowGroup]) -> list[_Part]:
+    none = Source("", "", 0)
+    return [_Part(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
+
+
+def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """What a Ray task does with its part of the plan."""
+    values = (batch[name].tolist() for name in _Part._fields)
+    yield from _read([_Part(*part) for part in zip(*values, strict=True)], columns, _open_in_worker)
+
+
+def _fetch(dataset: Any) -> Iterator[pa.Table]:
+    """The blocks of a Ray data set, each on its way to this node while the one before is used.
+
+    `Dataset.iter_batches` does the same in three threads, of which one outlives an iterator that is closed early.
+    """
+    import ray
+
+    blocks = (block for bundle in dataset.iter_internal_ref_bundles() for block in bundle.block_refs)
+    block = next(blocks, None)
+    while block is not None:
+        following = next(blocks, None)
+        if following is not None:
+            ray.wait([following], timeout=0)
+        yield ray.get(block)
+        block = following
+
+
+def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table]:
+    """Cut blocks, which Ray merges and splits as it likes, back into the tables that were read."""
+    table = next(blocks)
+    for n in rows:
+        while table.num_rows < n:
+            table = pa.concat_tables([table, next(blocks)])
+        yield table.slice(0, n)
+        table = table.slice(n)
+
+
+def _read(parts: Sequence[_Part], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
+    """The tables of a plan; from remote storage some are read ahead."""
+    read = functools.partial(_read_part, columns=columns, open_file=open_file)
+    if all(storage.is_local(url) for part in parts for url in (part.url, part.scores)):
+        return map(read, parts)
+    return _ahead(read, parts)
+
+
+def _ahead(read: Callable[[_Part], pa.Table], parts: Sequence[_Part]) -> Generator[pa.Table]:
+    """`map(read, parts)` in threads that are up to `_READ_AHEAD` parts ahead; closing it ends them."""
+    waiting: deque[Future[pa.Table]] = deque()
+    pool = ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="read")
+    try:
+        for part in parts:
+            waiting.append(pool.submit(read, part))
+            if len(waiting) > _READ_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_part(part: _Part, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
+    """The table of a row group, with the scores of its documents where they are asked for and there."""
+    try:
+        table = _read_row_group(part.url, part, [name for name in columns if name != SCORES], open_file, REMEDY)
+    except InputError as error:
+        _check_listed(part, error)
+        raise
+    if SCORES not in columns or not part.scores:
+        return table
+    of_scores = _read_row_group(part.scores, part, ["gid", SCORES], open_file, scores.REMEDY)
+    if not of_scores.column("gid").equals(table.column("gid")) or of_scores.column(SCORES).null_count:
+        what = f"row group {part.number} does not have a list of scores for each query group of {part.url}, in order"
+        raise InputError(f"{part.scores}: {what}; {scores.REMEDY}")
+    return table.append_column(SCORES, of_scores.column(SCORES))
+
+
+def _check_listed(part: _Part, error: InputError) -> None:
+    """Check that the data set of a file that could not be read is still the one that was chosen from.
+
+    Raises:
+        InputError: it lists the file no more, or with other content.
+    """
+    cause = error.__cause__
+    if not part.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
+        return
+    files = (storage.read_manifest(part.dataset) or {}).get("files", [])
+    there = {(storage.join(part.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
+    if (part.url, part.sha256) not in there:
+        raise InputError(
+            f"{part.dataset}: the data set was replaced since the run began, and {part.url} is not in it any more; put "
+            "it back, or give the command again to read what is there now"
+        ) from error
+
+
+def _read_row_group(
+    url: str, part: _Part, columns: Sequence[str], open_file: Callable[[str], _File], remedy: str
+) -> pa.Table:
+    """Columns of a row group of one file."""
+    number = part.number
+    with storage.named_errors(url), _damage(url, remedy):
+        file = open_file(url)
+    if part.dataset and url == part.url and file.bytes != part.bytes:
+        raise InputError(f"{url}: it has {file.bytes} bytes where the manifest lists {part.bytes}; {remedy}")
+    found = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
+    if found != part.groups:
+        listed = f"the manifest lists {part.groups}"
+        raise InputError(f"{url}: row group {number} has {found} query groups where {listed}; {remedy}")
+    with storage.named_errors(url), _damage(url, remedy):
+        return storage.patiently(functools.partial(file.read, number, columns))
+
+
+def _open(url: str) -> _File:
+    filesystem, path = storage.arrow_filesystem(url)
+    open_it = _open_local if storage.is_local(url) else _open_remote
+    return storage.patiently(functools.partial(open_it, path, filesystem))
+
+
+_open_in_worker = functools.lru_cache(_OPEN_FILES)(_open)
+"""As `_open`, remembered by a worker of Ray from task to task: each footer would cost two requests more."""
+
+
+def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
+    file = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
+    one_at_a_time = threading.Lock()  # several threads read where the scores are remote and the data are not
+
+    def read(number: int, columns: Sequence[str]) -> pa.Table:
+        with one_at_a_time:
+            return file.read_row_group(number, columns=list(columns), use_threads=False)
+
+    return _File(Path(path).stat().st_size, file.metadata, read)
+
+
+def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
+    """A file of which several row groups can be read at once, each with as few requests as can be."""
+    info = filesystem.get_file_info(path)
+    if not info.is_file:
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+    options = arrow_dataset.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
+    parquet = arrow_dataset.ParquetFileFormat(default_fragment_scan_options=options)
+    file = parquet.make_fragment(path, filesystem, file_size=info.size)
+
+    def read(number: int, columns: Sequence[str]) -> pa.Table:
+        there = [name for name in columns if name in file.physical_schema.names]
+        return file.subset(row_group_ids=[number]).to_table(columns=there, use_threads=False)
+
+    return _File(info.size, file.metadata, read)
+
+
+REMEDY = "prepare the data set again"
+
+
+@contextmanager
+def _damage(url: str, remedy: str) -> Iterator[None]:
+    """Turn what pyarrow says of a file that it cannot decode into one line that names the file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if storage.is_fault(error):
+            raise
+        raise InputError(f"{url}: damaged ({str(error).rstrip('.')}); {remedy}") from error

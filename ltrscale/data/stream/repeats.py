@@ -1,0 +1,114 @@
+"""Oversampling: query groups that are served several times an epoch, by a column of their data set.
+
+How often is a function of seed, epoch and the group's id, so that neither workers nor the layout of the files matter.
+
+Shapes: Q groups, R rows of a table.
+"""
+
+import difflib
+import json
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.data import columns
+from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.stream.readers import Reader
+from ltrscale.data.stream.windows import Decoder, mismatch
+from ltrscale.errors import InputError
+
+MOST = 1000.0
+"""Times a group may be served in an epoch on average; more is a column that counts something else."""
+
+
+def _text_keys(times: Any) -> Any:
+    """The keys of a mapping as texts, as YAML writes them."""
+    if not isinstance(times, dict):
+        return times
+    return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
+
+
+Times = Annotated[float, Field(ge=0, le=MOST)]
+
+
+class Repeat(Config):
+    """How often a query group is served an epoch, by a column of the data set (SUN23 repeats frequent queries).
+
+    For times that are no whole number it is the whole part, and once more with the probability of the rest.
+    """
+
+    by: str = Field(pattern="^meta_.")
+    """Column, one value a group: how often it is served, or the class that `times` names."""
+    times: Annotated[dict[str, Times], BeforeValidator(_text_keys)] = Field(default_factory=dict)
+    """How often groups of a class are served, those of others once; empty where the column says itself how often."""
+
+
+def mean_times(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[np.float64]:
+    """How often each row of a table is to be served an epoch on average, shape [R].
+
+    Raises:
+        InputError: the column is missing, or it is to say itself how often and does not.
+    """
+    if repeat.by not in table.column_names:
+        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_nearest(row_group, repeat.by)}")
+    if repeat.times:
+        return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
+    column = table.column(repeat.by).combine_chunks()
+    if not columns.is_number(columns.value_type(column.type)):
+        remedy = "say under stream.repeat.times how often each of its values is served"
+        raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
+    values = columns.plain(column).cast(pa.float64(), safe=False)
+    times_R: NDArray[np.float64] = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    bad_R = ~((times_R >= 0) & (times_R <= MOST))  # NaN too
+    if bad_R.any():
+        row = int(bad_R.argmax())
+        what = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
+        raise mismatch(row_group, what, f"it must be from 0 to {MOST:,.0f}, or a class named under stream.repeat.times")
+    return times_R
+
+
+def survey(selection: Selection, repeat: Repeat, reader: Reader) -> dict[RowGroup, float]:
+    """Read the column of a whole selection: how often its served groups are to be served on average, by row group.
+
+    Raises:
+        InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
+    """
+    decoder = Decoder(selection, documents=False)
+    tables = reader(selection.row_groups, [*decoder.columns, repeat.by])
+    means: dict[RowGroup, float] = {}
+    classes: set[str] = set()
+    for row_group, table in zip(selection.row_groups, tables, strict=True):
+        rows_Q = decoder.served_rows([row_group], [table])
+        means[row_group] = float(mean_times(row_group, table, repeat)[rows_Q].mean())
+        if repeat.times:
+            classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
+    for name in repeat.times:
+        if name not in classes:
+            near = difflib.get_close_matches(name, sorted(classes), n=1, cutoff=0)
+            hint = f"the nearest is {near[0]!r}" if near else "it is empty"
+            raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
+    if not any(means.values()):
+        raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
+    return means
+
+
+def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
+    return columns.texts(table.column(repeat.by).combine_chunks())[0]
+
+
+def _nearest(row_group: RowGroup, name: str) -> str:
+    """The column of a file that may be meant, to end an error."""
+    filesystem, path = storage.arrow_filesystem(row_group.url)
+    with storage.named_errors(row_group.url):
+        names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    known = [known for known in names if known.startswith("meta_")]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+    return (
+        f"the nearest is {near[0]!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"
+    )

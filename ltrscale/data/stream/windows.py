@@ -1,0 +1,289 @@
+"""Windows: query groups of some row groups, decoded from Arrow without copying features, and cut into micro-batches.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (groups before the unserved ones are left out).
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset import scores
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import places as find_places
+from ltrscale.data.dataset.scores import SCORES
+from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.stream.readers import REMEDY
+from ltrscale.errors import InputError
+
+_OPTIONAL = ("weights", "positions")
+_LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Query groups in the order in which they are served.
+
+    `features` holds for each group a flat view of an Arrow buffer, or a copy of what is served of it; `columns_N` has
+    the labels, weights and positions that there are, NaN where a group has none. `ids_Q` is None where documents of
+    different queries stand together.
+    """
+
+    ids_Q: NDArray[np.int64] | None
+    offsets_Q1: NDArray[np.int64]
+    features: list[NDArray[np.float32]]
+    columns_N: dict[str, NDArray[np.float32]]
+
+
+class Cut(NamedTuple):
+    """The groups `first` to `last`, exclusive, of a window."""
+
+    window: Window
+    first: int
+    last: int
+
+
+def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
+    """Copy groups out of the Arrow buffers into a micro-batch: the one copy of a document that a stream makes."""
+    lengths_Q = np.concatenate([np.diff(window.offsets_Q1[first : last + 1]) for window, first, last in cuts])
+    columns_N = {
+        name: torch.from_numpy(
+            np.concatenate([w.columns_N[name][w.offsets_Q1[first] : w.offsets_Q1[last]] for w, first, last in cuts])
+        )
+        for name in cuts[0].window.columns_N
+    }
+    values = np.concatenate([view for window, first, last in cuts for view in window.features[first:last]])
+    ids = [window.ids_Q[first:last] for window, first, last in cuts if window.ids_Q is not None]
+    return QueryGroups(
+        torch.from_numpy(values).view(-1, n_features),
+        torch.from_numpy(_offsets(lengths_Q)),
+        columns_N.get("labels"),
+        torch.from_numpy(np.concatenate(ids)) if ids else None,
+        columns_N.get("weights"),
+        columns_N.get("positions"),
+    )
+
+
+def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Window:
+    """The documents of a window dealt anew to groups of the same lengths, in the same places.
+
+    Document n of the window goes to place `order_N[n]`. No group is a query's any more, so none has an id. The one
+    copy made here is beside the one of `assemble`.
+    """
+    bounds = list(itertools.pairwise(window.offsets_Q1.tolist()))
+    values_NF = np.empty((len(order_N), n_features), np.float32)
+    for view, (first, last) in zip(window.features, bounds, strict=True):
+        values_NF[order_N[first:last]] = view.reshape(-1, n_features)
+    columns_N = {name: np.empty_like(column_N) for name, column_N in window.columns_N.items()}
+    for name, column_N in window.columns_N.items():
+        columns_N[name][order_N] = column_N
+    features = [values_NF[first:last].reshape(-1) for first, last in bounds]
+    return replace(window, ids_Q=None, features=features, columns_N=columns_N)
+
+
+class Decoder:
+    """Turns tables of a selection's row groups into windows, and checks them against the manifest.
+
+    Work on each table is kept to its feature buffer; all else is done once a window, on its columns put together.
+
+    Args:
+        selection: what is read.
+        documents: False to find the served rows only, for which few columns are read.
+    """
+
+    def __init__(self, selection: Selection, *, documents: bool = True) -> None:
+        self.selection = selection
+        self._all_labelled = selection.label_column == SCORES
+        who = ["labels"] if selection.labelled and not self._all_labelled else []
+        values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
+        self.columns = ["gid", "features", *_OPTIONAL, *who, *values] if documents else ["gid", *who]
+        self._types: dict[str, pa.DataType] = {}
+        self._places: dict[tuple[Feature, ...], list[int] | None] = {}
+
+    def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
+        """The rows that are served, of all tables put together: all, or the kept ones of those that have labels.
+
+        Raises:
+            InputError: a table does not hold what the manifest lists, or has other columns than the tables before it.
+        """
+        for row_group, table in zip(row_groups, tables, strict=True):
+            self._check_types(row_group, table)
+        if not self.selection.labelled:
+            return np.arange(sum(map(len, tables)))
+        kept = np.concatenate([self.selection.kept(row_group) for row_group in row_groups])
+        if self._all_labelled:
+            return np.flatnonzero(kept)
+        labelled_R = _concat(tables, "labels").is_valid().to_numpy(zero_copy_only=False)
+        firsts = _offsets(np.array([len(table) for table in tables]))[:-1]
+        counts = np.add.reduceat(labelled_R, firsts, dtype=np.int64)
+        for row_group, n in zip(row_groups, counts.tolist(), strict=True):
+            if n != row_group.labelled:
+                listed = f"the manifest lists {row_group.labelled}"
+                raise mismatch(row_group, f"it has {n} labelled query groups where {listed}")
+        rows_Q: NDArray[np.int64] = np.flatnonzero(labelled_R)[kept]
+        return rows_Q
+
+    def decode(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]) -> Window:
+        """The groups that stand in some of the served rows of some row groups, in this order; a row may repeat.
+
+        Raises:
+            InputError: a table does not hold what the manifest lists, or a group's values do not fit its documents.
+        """
+        features, lengths_Q = self._features(row_groups, tables, rows_Q)
+        columns_N = {
+            name: _gather(name, row_groups, tables, rows_Q, lengths_Q) for name in _OPTIONAL if name in self._types
+        }
+        if self.selection.labelled:
+            column = self.selection.label_column
+            if column == "relevance":
+                _check_present(column, row_groups, tables, rows_Q)
+            columns_N["labels"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
+        return Window(group_ids(row_groups, tables)[rows_Q], _offsets(lengths_Q), features, columns_N)
+
+    def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
+        types = {field.name: field.type for field in table.schema if field.name in self.columns}
+        if "relevance" in self.columns and "relevance" not in types:
+            raise mismatch(row_group, "there is no column 'relevance'", _LABELS_REMEDY)
+        if not self._types:
+            for name in self.columns:
+                if not _is_usable(name, types.get(name)):
+                    found = types.get(name, "not there")
+                    raise mismatch(row_group, f"column {name!r} is {found}, which it cannot be", _remedy(name))
+            self._types = types
+        for name in types.keys() | self._types.keys():
+            if types.get(name) != self._types.get(name):
+                raise mismatch(row_group, f"column {name!r} is not as in the other files, or in some of them only")
+
+    def _features(
+        self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
+    ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
+        """Views of the features of some rows, and their documents."""
+        buffers, bounds, widths, places = [], [], [], []
+        for row_group, table in zip(row_groups, tables, strict=True):
+            stored = row_group.stored or self.selection.features
+            n_features = len(stored)
+            widths.append(n_features)
+            places.append(self._places_in(stored))
+            column = table.column("features")
+            array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            buffers.append(_values(row_group, "features", array))
+            bounds.append(array.offsets.to_numpy())
+            found = int(bounds[-1][-1]) - int(bounds[-1][0])
+            if found != row_group.documents * n_features:
+                listed = f"{row_group.documents} documents of {n_features} features"
+                raise mismatch(row_group, f"it has {found} feature values where the manifest lists {listed}")
+        starts_Q = np.concatenate([b[:-1] for b in bounds])[rows_Q]
+        stops_Q = np.concatenate([b[1:] for b in bounds])[rows_Q]
+        owners_Q = np.repeat(np.arange(len(tables)), [len(table) for table in tables])[rows_Q]
+        lengths_Q, rest_Q = np.divmod((stops_Q - starts_Q).astype(np.int64), np.array(widths)[owners_Q])
+        if rest_Q.any():
+            owner = owners_Q[rest_Q.argmax()]
+            raise mismatch(row_groups[owner], f"a list is no multiple of {widths[owner]} features")
+        features = []
+        for owner, start, stop in zip(owners_Q.tolist(), starts_Q.tolist(), stops_Q.tolist(), strict=True):
+            view, columns = buffers[owner][start:stop], places[owner]
+            features.append(view if columns is None else view.reshape(-1, widths[owner])[:, columns].reshape(-1))
+        return features, lengths_Q
+
+    def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
+        """Where the features that are served stand in a file, as `places`."""
+        if stored not in self._places:
+            self._places[stored] = find_places(self.selection.features, stored, whose="the selection")
+        return self._places[stored]
+
+
+def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
+    """The ids of all rows of some tables, unique over the data sets of a split, shape [R]."""
+    bases_R = np.repeat([row_group.gid_base for row_group in row_groups], [len(table) for table in tables])
+    ids_R: NDArray[np.int64] = _concat(tables, "gid").to_numpy() + bases_R
+    return ids_R
+
+
+def mismatch(row_group: RowGroup, what: str, remedy: str = REMEDY) -> InputError:
+    """The error that a row group's content is not what it has to be."""
+    return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
+
+
+def _is_usable(name: str, found: pa.DataType | None) -> bool:
+    """Whether a column has the type that it must have, or may be missing."""
+    if found is None:
+        return name in _OPTIONAL
+    if name == "gid":
+        return bool(found == pa.int64())
+    return pa.types.is_list(found) and bool(found.value_type == (pa.float64() if name == SCORES else pa.float32()))
+
+
+def _remedy(name: str) -> str:
+    """What makes a column right."""
+    return scores.REMEDY if name == SCORES else REMEDY
+
+
+def _check_present(
+    name: str, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
+) -> None:
+    """Check that groups which are served for their labels have values in the column that they are read from."""
+    lists = _concat(tables, name)
+    if not lists.null_count:
+        return
+    absent_Q = lists.is_null().to_numpy(zero_copy_only=False)[rows_Q]
+    if absent_Q.any():
+        row = rows_Q[absent_Q.argmax()]
+        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        gid = _concat(tables, "gid")[row]
+        raise mismatch(row_groups[owners_R[row]], f"query group {gid} has labels and no {name!r}", _LABELS_REMEDY)
+
+
+def _gather(
+    name: str,
+    row_groups: Sequence[RowGroup],
+    tables: Sequence[pa.Table],
+    rows_Q: NDArray[np.int64],
+    lengths_Q: NDArray[np.int64],
+) -> NDArray[np.float32]:
+    """The values of a column with one value a document, of some rows one after the other; NaN where a row is null."""
+    lists = _concat(tables, name)
+    values = _values(row_groups[0], name, lists)
+    starts_R1 = lists.offsets.to_numpy().astype(np.int64)
+    present_Q = lists.is_valid().to_numpy(zero_copy_only=False)[rows_Q] if lists.null_count else None
+    uneven_Q = np.diff(starts_R1)[rows_Q] != lengths_Q
+    if present_Q is not None:
+        uneven_Q &= present_Q
+    if uneven_Q.any():
+        owners_R = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        owner = row_groups[owners_R[rows_Q[uneven_Q.argmax()]]]
+        raise mismatch(owner, f"column {name!r} does not have one value for each document", _remedy(name))
+    if present_Q is None:
+        return values[_runs(starts_R1[rows_Q], lengths_Q)].astype(np.float32, copy=False)  # scores are float64
+    values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
+    values_N[np.repeat(present_Q, lengths_Q)] = values[_runs(starts_R1[rows_Q][present_Q], lengths_Q[present_Q])]
+    return values_N
+
+
+def _runs(starts_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices of runs that start here and are so long, one run after the other."""
+    index_N: NDArray[np.int64] = np.repeat(starts_Q - _offsets(lengths_Q)[:-1], lengths_Q)
+    index_N += np.arange(len(index_N))
+    return index_N
+
+
+def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
+    """A column of all tables as one array."""
+    return pa.concat_arrays([chunk for table in tables for chunk in table.column(name).chunks])
+
+
+def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.float32]:
+    """A view of the values of all lists; of a sliced array it is the whole child, which the offsets refer to."""
+    if lists.values.null_count:
+        raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant", _remedy(name))
+    values: NDArray[np.float32] = lists.values.to_numpy()
+    return values
+
+
+def _offsets(lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_Q)])

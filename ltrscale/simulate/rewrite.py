@@ -1,0 +1,293 @@
+"""Rewrites a data set: whole query groups stream from one data set directory and go, changed, to another.
+
+Groups come period by period in file order, in blocks of some 16 thousand documents. Where a block ends depends on the
+sequence of the groups alone, not on how files and row groups cut it, so neither does what is made of a block.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K taken documents.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
+from ltrscale.data.dataset.split import RowGroup, Split, select
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.writer import Compression, DatasetWriter, to_lists
+from ltrscale.data.stream.readers import REMEDY, read_direct
+from ltrscale.errors import InputError
+
+PER_DOCUMENT = ("labels", "relevance", "positions", "clicks", "weights")
+"""Columns with one number a document, in the order in which they are written."""
+_BLOCK_DOCUMENTS = 1 << 14
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupBlock:
+    """Consecutive query groups of one period; none is empty.
+
+    `keys_Q` are different numbers for all groups of the data set, at first their gids. `columns_N` holds what there is
+    of `PER_DOCUMENT`: NaN for a document without a value, in all documents of a group without the list. `rows_Q` has
+    the columns with one value a group, `query_id` and `meta_*`.
+    """
+
+    period: str
+    keys_Q: Ints
+    offsets_Q1: Ints
+    features_NF: Floats
+    columns_N: Mapping[str, Floats]
+    rows_Q: pa.Table
+    doc_ids_N: pa.Array | None
+
+    def __len__(self) -> int:
+        return len(self.keys_Q)
+
+    @property
+    def n_documents(self) -> int:
+        """Documents of all groups."""
+        return int(self.offsets_Q1[-1])
+
+    @property
+    def lengths_Q(self) -> Ints:
+        """Documents of each group."""
+        return np.diff(self.offsets_Q1)
+
+    @property
+    def group_N(self) -> Ints:
+        """The group of each document."""
+        return np.repeat(np.arange(len(self)), self.lengths_Q)
+
+    @property
+    def index_N(self) -> Ints:
+        """The place of each document in its group, from 0."""
+        return np.arange(self.n_documents) - np.repeat(self.offsets_Q1[:-1], self.lengths_Q)
+
+    def present_Q(self, name: str) -> NDArray[np.bool_]:
+        """Which groups have a value of a column for any of their documents."""
+        if name not in self.columns_N:
+            return np.zeros(len(self), dtype=bool)
+        return np.logical_or.reduceat(~np.isnan(self.columns_N[name]), self.offsets_Q1[:-1])
+
+    def on_documents(self, values_Q: NDArray[Any]) -> NDArray[Any]:
+        """Each group's value at each of its documents."""
+        return np.repeat(values_Q, self.lengths_Q)
+
+    def with_columns(self, **columns_N: Floats) -> "GroupBlock":
+        """The same groups with these columns new or in place of the old ones."""
+        return replace(self, columns_N={**self.columns_N, **columns_N})
+
+    def take(self, groups_M: Ints, documents_K: Ints, lengths_M: Ints) -> "GroupBlock":
+        """Groups by number, made up of documents by number; documents may be those of other groups."""
+        return replace(
+            self,
+            keys_Q=self.keys_Q[groups_M],
+            offsets_Q1=offsets(lengths_M),
+            features_NF=self.features_NF[documents_K],
+            columns_N={name: column_N[documents_K] for name, column_N in self.columns_N.items()},
+            rows_Q=self.rows_Q.take(pa.array(groups_M)),
+            doc_ids_N=None if self.doc_ids_N is None else self.doc_ids_N.take(pa.array(documents_K)),
+        )
+
+    def keep(self, keep_Q: NDArray[np.bool_]) -> "GroupBlock":
+        """Some of the groups, whole."""
+        documents_K = np.flatnonzero(self.on_documents(keep_Q))
+        return self.take(np.flatnonzero(keep_Q), documents_K, self.lengths_Q[keep_Q])
+
+
+def offsets(lengths_Q: Ints) -> Ints:
+    """Offsets of groups that have these lengths, shape [Q + 1].
+
+    Example:
+        >>> offsets(np.array([2, 3])).tolist()
+        [0, 2, 5]
+    """
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_Q)])
+
+
+def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
+    """The periods of a data set that names and ranges choose, as in a split; all where none is named.
+
+    Raises:
+        InputError: there is no such period.
+    """
+    split = Split(data=(dataset.url,), periods=tuple(periods))
+    return frozenset(row_group.period for row_group in select(split, labelled=False).row_groups)
+
+
+def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[GroupBlock]:
+    """The groups of some periods in blocks, period by period in sorted order.
+
+    A block has 16,384 documents and what is left of its last group; the last block of a period may have twice as many,
+    and only a period that is shorter has a block with fewer.
+
+    Raises:
+        InputError: a file is missing or damaged, or not as its manifest says.
+    """
+    n_features = len(dataset.manifest.features)
+    columns = ["gid", *column_names(dataset)]
+    row_groups = select(Split(data=(dataset.url,)), labelled=False).row_groups
+    for period in sorted(periods):
+        plan = [row_group for row_group in row_groups if row_group.period == period]
+        for table, lengths_Q in _recut(_tables(plan, columns, n_features)):
+            yield _block(table, lengths_Q, n_features, plan[0])
+
+
+def column_names(dataset: Dataset) -> list[str]:
+    """The columns of a data set but for gid, as its first file has them."""
+    url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
+    filesystem, path = storage.arrow_filesystem(url)
+    with storage.named_errors(url):
+        names: list[str] = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    return [name for name in names if name != "gid"]
+
+
+_Counted = tuple[pa.Table, Ints]
+"""A table and the documents of each of its rows."""
+
+
+def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: int) -> Iterator[_Counted]:
+    """The tables of row groups, checked for their number of documents."""
+    for row_group, table in zip(row_groups, read_direct(row_groups, columns), strict=True):
+        lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
+        if lengths_Q.sum() != row_group.documents:
+            found = f"{lengths_Q.sum()} documents where the manifest lists {row_group.documents}"
+            raise InputError(f"{row_group.url}: row group {row_group.index} has {found}; {REMEDY}")
+        yield table, lengths_Q
+
+
+def _recut(tables: Iterable[_Counted]) -> Iterator[_Counted]:
+    """The same rows cut anew: a table ends with the row that makes it full, and the rest of the rows is never short."""
+    waiting: list[_Counted] = []
+    for table, lengths_Q in tables:
+        waiting.append((table, lengths_Q))
+        while sum(int(lengths_Q.sum()) for _, lengths_Q in waiting) >= 2 * _BLOCK_DOCUMENTS:
+            whole, all_Q = _joined(waiting)
+            stop = int(np.searchsorted(np.cumsum(all_Q), _BLOCK_DOCUMENTS)) + 1
+            yield whole.slice(0, stop), all_Q[:stop]
+            waiting = [(whole.slice(stop), all_Q[stop:])]
+    rest, rest_Q = _joined(waiting)
+    if len(rest):
+        yield rest, rest_Q
+
+
+def _joined(parts: Sequence[_Counted]) -> _Counted:
+    return pa.concat_tables([table for table, _ in parts]), np.concatenate([lengths_Q for _, lengths_Q in parts])
+
+
+def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -> GroupBlock:
+    """The rows of a table, which `first` begins."""
+    lists = {
+        name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
+    }
+    for name, column in lists.items():
+        found_Q = pc.list_value_length(column).fill_null(-1).to_numpy()
+        if ((found_Q != lengths_Q) & (found_Q >= 0)).any():
+            where = f"in the files of period {first.period}"
+            raise InputError(f"{first.url}: column {name!r} {where} does not have one value a document; {REMEDY}")
+    doc_ids = lists.pop("doc_ids", None)
+    others = [name for name in table.schema.names if name not in ("gid", "features", "doc_ids", *PER_DOCUMENT)]
+    return GroupBlock(
+        period=first.period,
+        keys_Q=table.column("gid").to_numpy(),
+        offsets_Q1=offsets(lengths_Q),
+        features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
+        columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
+        rows_Q=table.select(others),
+        doc_ids_N=None if doc_ids is None else _spread(doc_ids, lengths_Q),
+    )
+
+
+def _spread(lists: pa.ListArray, lengths_Q: Ints) -> pa.Array:
+    """The values of all lists, null for every document of a group without a list."""
+    present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
+    place_N = np.cumsum(present_N) - 1
+    return lists.flatten().take(pa.array(place_N, mask=~present_N))
+
+
+def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
+    """As `_spread`, of numbers: NaN where there is none."""
+    values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
+    present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
+    values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)
+    return values_N
+
+
+class GroupWriter:
+    """Writes blocks of groups as a data set directory with the features of another.
+
+    All blocks must have the same columns. gids are the keys of the groups, or with `renumber` count the groups in the
+    order in which they come. A list is null where a group has no value of the column.
+    """
+
+    def __init__(
+        self,
+        commit: storage.Commit,
+        source: Manifest,
+        *,
+        renumber: bool,
+        compression: Compression,
+        row_group_bytes: int,
+        file_bytes: int,
+    ) -> None:
+        self._commit = commit
+        self._source = source
+        self._renumber = renumber
+        n_features = len(source.features)
+        self._writer = DatasetWriter(
+            commit,
+            n_features=n_features,
+            compression=compression,
+            row_group_bytes=row_group_bytes,
+            file_bytes=file_bytes,
+        )
+        self._stats, self._labels, self._longest, self._groups = FeatureStats(n_features), LabelCounts(), 0, 0
+
+    def add(self, block: GroupBlock) -> None:
+        """Take groups in."""
+        self._stats.add(block.features_NF)
+        self._labels.add(block.columns_N["labels"])
+        self._longest = max(self._longest, int(block.lengths_Q.max()))
+        gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
+        self._groups += len(block)
+        self._writer.add(block.period, _table(block, gids_Q))
+
+    def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
+        """Write what is left and commit."""
+        manifest = Manifest(
+            features=self._source.features,
+            files=self._writer.close(),
+            summaries=self._stats.summaries(),
+            label_counts=self._labels.counts(),
+            longest=self._longest,
+            accounting=accounting,
+            made_by=dict(origin),
+        )
+        self._commit.finish(manifest.model_dump(mode="json"))
+        return manifest
+
+
+def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
+    """A block as rows of a data set directory."""
+    n_features = block.features_NF.shape[1]
+    every_Q = np.ones(len(block), dtype=bool)
+    columns = {"gid": pa.array(gids_Q), "query_id": block.rows_Q.column("query_id")}
+    if block.doc_ids_N is not None:
+        valid_N = block.doc_ids_N.is_valid().to_numpy(zero_copy_only=False)
+        named_Q = np.logical_or.reduceat(valid_N, block.offsets_Q1[:-1])
+        columns["doc_ids"] = to_lists(block.doc_ids_N, block.lengths_Q, named_Q)
+    columns["features"] = to_lists(pa.array(block.features_NF.ravel()), block.lengths_Q * n_features, every_Q)
+    for name in PER_DOCUMENT:
+        if name in block.columns_N:
+            columns[name] = to_lists(pa.array(block.columns_N[name]), block.lengths_Q, block.present_Q(name))
+    others = [name for name in block.rows_Q.schema.names if name != "query_id"]
+    return pa.table(columns | {name: block.rows_Q.column(name) for name in others})

@@ -1,0 +1,359 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from changed import add_period, renamed
+
+from ltrscale import config, storage
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Split, Splits, check_disjoint, select
+from ltrscale.errors import InputError
+from ltrscale.workflows.origins import dataset_hashes
+
+WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def weeks(make_dataset: Make) -> Any:
+    """Six weeks of three row groups of four groups; the second row group of each week has no labels."""
+    lengths = {week: [[2, 3, 4, 1]] * 3 for week in WEEKS}
+    return make_dataset(lengths, is_labelled=lambda gid: gid // 4 % 3 != 1)
+
+
+def splits(url: str, train: str, validation: str, test: str, gap: int = 0) -> Splits:
+    train_, validation_, test_ = (Split(data=(url,), periods=(p,)) for p in (train, validation, test))
+    return Splits(train=train_, validation=validation_, test=test_, gap=gap)
+
+
+def test_a_split_reads_plain_text_dates_and_numbers() -> None:
+    split = config.validate(Split, {"data": "set", "periods": "2026-W01..2026-W03"}, "test")
+    assert split == Split(data=("set",), periods=("2026-W01..2026-W03",))
+    days = config.validate(Split, yaml.safe_load("{data: [a, b], periods: [2026-01-05, 17]}"), "test")
+    assert days.periods == ("2026-01-05", "17")
+    with pytest.raises(InputError, match="labelled_fraction"):
+        config.validate(Split, {"data": "set", "labelled_fraction": 0}, "test")
+    with pytest.raises(InputError, match="names no data set"):
+        select(Split(), labelled=False)
+
+
+def test_periods_and_ranges_choose_row_groups_in_file_order(weeks: Any) -> None:
+    split = Split(data=(weeks.url,), periods=("2026-W05", "2026-W01..2026-W02"))
+    selection = select(split, labelled=False)
+    assert [(r.period, r.index) for r in selection.row_groups] == [
+        (week, index) for week in ("2026-W01", "2026-W02", "2026-W05") for index in range(3)
+    ]
+    assert (selection.n_groups, selection.n_documents) == (36, 90)
+    assert select(Split(data=(weeks.url,)), labelled=False).n_groups == len(weeks.groups)
+
+
+def test_labelled_selection_leaves_out_row_groups_without_labels(weeks: Any) -> None:
+    selection = select(Split(data=(weeks.url,)), labelled=True)
+    assert [r.index for r in selection.row_groups] == [0, 2] * len(WEEKS)
+    assert selection.n_groups == len(weeks.labelled)
+    assert selection.n_documents == sum(len(weeks.groups[gid].features) for gid in weeks.labelled)
+    assert [r.first_labelled for r in selection.row_groups[:4]] == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.25, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_labelled_fraction_is_exact(weeks: Any, fraction: float, seed: int) -> None:
+    split = Split(data=(weeks.url,), labelled_fraction=fraction, labelled_seed=seed)
+    selection = select(split, labelled=True)
+    assert selection.n_groups == max(1, round(fraction * len(weeks.labelled)))
+    assert all(selection.served_groups(r) for r in selection.row_groups)
+
+
+def test_labelled_fractions_are_nested_and_differ_by_seed(weeks: Any) -> None:
+    def kept(fraction: float, seed: int) -> set[int]:
+        split = Split(data=(weeks.url,), labelled_fraction=fraction, labelled_seed=seed)
+        kept_labelled = select(split, labelled=True).kept_labelled
+        assert kept_labelled is not None
+        return set(np.flatnonzero(kept_labelled).tolist())
+
+    for seed in range(3):
+        assert kept(0.1, seed) < kept(0.3, seed) < kept(0.9, seed)
+    assert kept(0.3, 0) != kept(0.3, 1)
+
+
+def test_the_labelled_sample_is_uniform_over_groups(weeks: Any) -> None:
+    hits = np.zeros(len(weeks.labelled))
+    for seed in range(400):
+        split = Split(data=(weeks.url,), labelled_fraction=0.25, labelled_seed=seed)
+        hits += select(split, labelled=True).kept_labelled
+    assert abs(hits / 400 - 0.25).max() < 0.1  # 4.6 standard deviations
+
+
+def test_the_first_labelled_groups_are_those_of_the_first_row_groups(weeks: Any) -> None:
+    split = Split(data=(weeks.url,), periods=("2026-W02..2026-W03",), labelled_fraction=0.4, labelled_sample="first")
+    selection = select(split, labelled=True)
+    assert selection.n_groups == 6
+    assert [(r.period, r.index, selection.served_groups(r)) for r in selection.row_groups] == [
+        ("2026-W02", 0, 4),
+        ("2026-W02", 2, 2),
+    ]
+    assert selection.hash == select(split.replace(labelled_seed=3), labelled=True).hash  # a seed of nothing
+    with pytest.raises(InputError, match="labelled_sample"):
+        config.validate(Split, {"data": "set", "labelled_sample": "last"}, "test")
+
+
+def test_the_hash_covers_what_is_served_and_not_where_it_lies(weeks: Any, make_dataset: Make, tmp_path: Path) -> None:
+    split = Split(data=(weeks.url,), labelled_fraction=0.5)
+    hashes = {
+        select(split, labelled=True).hash,
+        select(split, labelled=False).hash,
+        select(split.replace(labelled_fraction=0.4), labelled=True).hash,
+        select(split.replace(labelled_seed=1), labelled=True).hash,
+        select(split.replace(labelled_sample="first"), labelled=True).hash,
+        select(split.replace(labels="relevance"), labelled=True).hash,
+        select(split.replace(periods=("2026-W01..2026-W05",)), labelled=True).hash,
+        select(Split(data=(make_dataset({"a": [[1]]}).url,)), labelled=False).hash,
+    }
+    assert len(hashes) == 8
+    moved = tmp_path / "moved"
+    moved.symlink_to(weeks.url)
+    assert select(split.replace(data=(str(moved),)), labelled=True).hash == select(split, labelled=True).hash
+
+
+def unplaced(row_group: RowGroup) -> RowGroup:
+    """The same wherever its file lies."""
+    return replace(row_group, url="", source=None)
+
+
+def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
+    weeks: Any, make_dataset: Make, tmp_path: Path
+) -> None:
+    data = renamed(weeks.url, tmp_path / "data")
+    first, last = (make_dataset({period: [[5, 5], [3]]}, seed=9).url for period in ("2025-W52", "2026-W30"))
+    one, other = (Split(data=(first, url, last), periods=("2026-W02..2026-W30",)) for url in (weeks.url, data))
+    for grown in (False, True):
+        if grown:
+            add_period(data, "2026-W00", like="2026-W03")
+        for labelled in (False, True):
+            expected, read = (select(split, labelled=labelled) for split in (one, other))
+            assert read.hash == expected.hash
+            assert list(map(unplaced, read.row_groups)) == list(map(unplaced, expected.row_groups))
+        assert list(dataset_hashes([one]).values()) == list(dataset_hashes([other]).values())
+    everything = other.replace(periods=("2026-W00..2026-W30",))
+    assert select(everything, labelled=True).hash != expected.hash
+    assert open_dataset(data).manifest.hash != open_dataset(weeks.url).manifest.hash
+
+
+def test_the_hash_of_a_manifest_is_of_content_alone(weeks: Any, tmp_path: Path) -> None:
+    data = renamed(weeks.url, tmp_path / "data")
+    made, again = (open_dataset(url).manifest for url in (weeks.url, data))
+    assert made.hash == again.hash
+    files = made.files
+    changed = [
+        made.replace(files=files[::-1]),
+        made.replace(files=files[1:]),
+        made.replace(features=made.features[::-1]),
+        made.replace(files=(files[0].replace(period="2025-W01"), *files[1:])),
+        made.replace(files=(files[0].replace(sha256="0"), *files[1:])),
+        made.replace(files=(files[0].replace(row_groups=files[0].row_groups[:1]), *files[1:])),
+    ]
+    assert len({made.hash, *(manifest.hash for manifest in changed)}) == 1 + len(changed)
+
+
+def test_the_label_column_changes_nothing_where_no_labels_are_served(weeks: Any) -> None:
+    one, other = (Split(data=(weeks.url,), labels=column) for column in ("labels", "relevance"))
+    assert select(one, labelled=False).hash == select(other, labelled=False).hash
+    assert select(one, labelled=True).n_groups == select(other, labelled=True).n_groups
+    assert select(other, labelled=True).label_column == "relevance"
+    with pytest.raises(InputError, match="labels"):
+        config.validate(Split, {"data": "set", "labels": "clicks"}, "test")
+
+
+def test_a_relative_path_becomes_absolute(weeks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(weeks.url)
+    monkeypatch.chdir(folder.parent)
+    row_group = select(Split(data=(folder.name,)), labelled=False).row_groups[0]
+    assert Path(row_group.url).is_absolute()
+    assert Path(row_group.url).is_file()
+
+
+def test_several_data_sets_get_ids_that_do_not_meet(weeks: Any, make_dataset: Make) -> None:
+    more = make_dataset({"2026-W07": [[5, 5]]}, seed=1)
+    selection = select(Split(data=(weeks.url, more.url)), labelled=True)
+    last = selection.row_groups[-1]
+    assert last.gid_base == GID_SPAN
+    assert last.first_labelled == len(weeks.labelled)
+    assert selection.n_groups == len(weeks.labelled) + 2
+    one = select(Split(data=(weeks.url, more.url), periods=("2026-W07",)), labelled=False)
+    assert [r.gid_base for r in one.row_groups] == [0]  # of the other data set nothing is read
+
+
+@pytest.mark.parametrize(
+    ("features", "named"),
+    [(("a", "x", "c"), r"1 of its 3 .*: 'b' \(numeric, there missing\)"), (("b",), "2 of its 3 .* 'a' .* 'c'")],
+)
+def test_data_sets_must_agree_on_features(
+    weeks: Any, make_dataset: Make, features: tuple[str, ...], named: str
+) -> None:
+    other = make_dataset({"2026-W09": [[1]]}, features=features)
+    with pytest.raises(InputError, match=named):
+        select(Split(data=(weeks.url, other.url)), labelled=False)
+
+
+def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
+    for other in (weeks.url, renamed(weeks.url, tmp_path / "copy")):
+        with pytest.raises(InputError, match="have the same documents"):
+            select(Split(data=(weeks.url, other)), labelled=False)
+    add_period(other, "2026-W09", like="2026-W03")
+    with pytest.raises(InputError, match="have the same documents"):
+        select(Split(data=(weeks.url, other), periods=("2026-W01",)), labelled=False)
+
+
+@pytest.mark.parametrize(
+    ("period", "message"),
+    [
+        ("2026-W9", "no period '2026-W9'; the nearest is '2026-W0"),
+        ("2026-w03", "the nearest is '2026-W03'"),
+        ("2026-W01..2026-W3", "no period '2026-W3'"),
+        ("2026-W04..2026-W02", "write 2026-W02..2026-W04"),
+    ],
+)
+def test_a_period_that_is_not_there_names_the_nearest(weeks: Any, period: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        select(Split(data=(weeks.url,), periods=(period,)), labelled=False)
+
+
+def test_no_labels_and_no_groups_are_errors(make_dataset: Make, tmp_path: Path) -> None:
+    bare = make_dataset({"a": [[1, 2]]}, is_labelled=lambda _: False)
+    with pytest.raises(InputError, match="no group has labels"):
+        select(Split(data=(bare.url,)), labelled=True)
+    empty = make_dataset({})
+    with pytest.raises(InputError, match="no query group"):
+        select(Split(data=(empty.url,)), labelled=False)
+    with pytest.raises(InputError, match="it is empty"):
+        select(Split(data=(empty.url,), periods=("a",)), labelled=False)
+    with pytest.raises(InputError, match="no data set is committed"):
+        select(Split(data=(str(tmp_path / "nowhere"),)), labelled=False)
+
+
+def test_files_left_out_leave_the_ids_of_the_others_as_they_were(weeks: Any, make_dataset: Make) -> None:
+    more = make_dataset({"2026-W07": [[5, 5]]}, seed=1)
+    split = Split(data=(weeks.url, more.url))
+    everything = select(split, labelled=False).row_groups
+    without = {everything[0].url, everything[7].url}
+    left = select(split, labelled=False, without=without).row_groups
+    assert len(left) == len(everything) - 2 * 3
+    assert [replace(r, first_labelled=0) for r in left] == [
+        replace(r, first_labelled=0) for r in everything if r.url not in without
+    ]
+
+
+@pytest.mark.parametrize("sample", ["random", "first"])
+def test_a_labelled_sample_is_drawn_from_what_is_left(weeks: Any, sample: str) -> None:
+    split = Split(data=(weeks.url,), labelled_fraction=0.5, labelled_sample=sample)
+    everything = select(split, labelled=False).row_groups
+    kept = {everything[i].url for i in (1, 4, 10)}
+    left = select(split, labelled=True, without={r.url for r in everything} - kept)
+    assert left.n_groups == sum(r.labelled for r in everything if r.url in kept) / 2
+    assert {r.url for r in left.row_groups} <= kept
+    assert left.kept_labelled is not None
+    assert left.kept_labelled.sum() == sum(map(left.served_groups, left.row_groups))
+
+
+def test_the_hash_tells_what_is_left_out(weeks: Any, tmp_path: Path) -> None:
+    split = Split(data=(weeks.url,), periods=("2026-W01..2026-W03",))
+    urls = list(dict.fromkeys(r.url for r in select(Split(data=(weeks.url,)), labelled=False).row_groups))
+    whole = select(split, labelled=False)
+    hashes = {select(split, labelled=False, without=urls[i : i + n]).hash for i, n in [(0, 0), (0, 1), (1, 1), (0, 2)]}
+    assert len(hashes) == 4
+    assert select(split, labelled=False, without=urls[3:]).hash == whole.hash  # none of this split's
+    assert select(split, labelled=False, without=urls[:2][::-1]).hash in hashes
+    moved = tmp_path / "moved"
+    moved.symlink_to(weeks.url)
+    there = select(split.replace(data=(str(moved),)), labelled=False, without=[urls[0].replace(weeks.url, str(moved))])
+    assert there.hash == select(split, labelled=False, without=urls[:1]).hash != whole.hash
+
+
+def test_nothing_left_is_an_error(weeks: Any) -> None:
+    split = Split(data=(weeks.url,), periods=("2026-W01..2026-W02",))
+    urls = {row_group.url for row_group in select(split, labelled=False).row_groups}
+    with pytest.raises(InputError, match="without 2 bad files: no query group"):
+        select(split, labelled=False, without=urls)
+    with pytest.raises(InputError, match="without 2 bad files: no group has labels"):
+        select(split, labelled=True, without=urls)
+
+
+def test_no_data_file_is_opened(make_dataset: Make) -> None:
+    made = make_dataset({"a": [[1, 2], [3]]})
+    for file in open_dataset(made.url).manifest.files:
+        storage.remove(storage.join(made.url, file.path))
+    assert select(Split(data=(made.url,), labelled_fraction=0.5), labelled=True).n_groups == 2
+
+
+def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
+    check_disjoint(splits(weeks.url, "2026-W01..2026-W04", "2026-W05", "2026-W06"))
+    with pytest.raises(InputError, match=r"train and test both take period '2026-W04'.*only"):
+        check_disjoint(splits(weeks.url, "2026-W01..2026-W04", "2026-W05", "2026-W04..2026-W06"))
+    with pytest.raises(InputError, match=r"validation and test both take period '2026-W06'"):
+        check_disjoint(splits(weeks.url, "2026-W01", "2026-W05..2026-W06", "2026-W06"))
+
+
+def relabelled(url: str, folder: Path) -> str:
+    """A data set as relabelling makes it of another: the same groups in other files."""
+    manifest = open_dataset(url).manifest
+    origin = {"stage": "relabel", "config": {}, "inputs": {url: manifest.hash}}
+    files = [file.replace(sha256=file.sha256[::-1]) for file in manifest.files]
+    written = manifest.replace(files=files, made_by=origin).model_dump_json().encode()
+    storage.write_bytes(f"{folder}/{storage.MANIFEST}", written)
+    return str(folder)
+
+
+@pytest.mark.parametrize("since", ["nothing", "a period more", "moved", "a copy with a period more"])
+def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, tmp_path: Path, since: str) -> None:
+    data = renamed(weeks.url, tmp_path / "data")
+    train = Split(data=(relabelled(relabelled(data, tmp_path / "one"), tmp_path / "two"),), periods=("2026-W01",))
+    match since:
+        case "a period more":
+            add_period(data, "2026-W09", like="2026-W03")
+        case "moved":
+            data = str(Path(data).rename(tmp_path / "moved"))
+        case "a copy with a period more":
+            data = renamed(data, tmp_path / "copy")
+            add_period(data, "2026-W09", like="2026-W03")
+    with pytest.raises(InputError, match="train and test both take period '2026-W01'"):
+        check_disjoint(
+            Splits(
+                train=train,
+                validation=Split(data=(data,), periods=("2026-W02",)),
+                test=Split(data=(data,), periods=("2026-W01",)),
+            )
+        )
+
+
+def test_the_same_period_of_different_data_sets_is_no_overlap(make_dataset: Make) -> None:
+    urls = [make_dataset({"all": [[1]]}, seed=seed).url for seed in range(3)]
+    train, validation, test = (Split(data=(url,)) for url in urls)
+    check_disjoint(Splits(train=train, validation=validation, test=test))
+    with pytest.raises(InputError, match="gap = 1"):
+        check_disjoint(Splits(train=train, validation=validation, test=test, gap=1))
+
+
+@pytest.mark.parametrize(
+    ("gap", "train", "validation", "test", "allowed"),
+    [
+        (1, "2026-W01..2026-W02", "2026-W04", "2026-W05", True),
+        (1, "2026-W01..2026-W03", "2026-W04", "2026-W05", False),
+        (2, "2026-W01..2026-W02", "2026-W05", "2026-W06", True),
+        (2, "2026-W01..2026-W02", "2026-W04", "2026-W05", False),
+        (1, "2026-W03..2026-W04", "2026-W01", "2026-W06", True),
+        (1, "2026-W03..2026-W05", "2026-W01", "2026-W06", False),
+    ],
+)
+def test_a_gap_is_counted_in_whole_periods(
+    weeks: Any, gap: int, train: str, validation: str, test: str, allowed: bool
+) -> None:
+    wanted = splits(weeks.url, train, validation, test, gap)
+    if allowed:
+        check_disjoint(wanted)
+    else:
+        with pytest.raises(InputError, match=f"gap = {gap}.*lower gap"):
+            check_disjoint(wanted)
