@@ -11,8 +11,8 @@ from ltrscale.models.build import EncoderConfig
 from ltrscale.models.contexts import ContextConfig
 from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.ranking.choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.objectives import LossConfig
 from ltrscale.training.pretexts import MethodConfig, Pretrainer, draws_from_marginals
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
