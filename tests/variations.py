@@ -1,12 +1,16 @@
 """Other values for the keys of a config, for tests that every key means something."""
 
+import contextlib
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from ltrscale.config import Config
+from ltrscale.errors import InputError
 
 
 def kind_of(cls: type[Config]) -> str:
@@ -28,13 +32,18 @@ def variations(config: Config) -> Iterator[tuple[str, Config]]:
             yield from _valid(config, name, name, other)
 
 
-def keys(cls: type[Config]) -> set[str]:
-    """Dotted names of all keys but `kind`."""
-    found = set()
-    for name, field in cls.model_fields.items():
-        nested = isinstance(field.annotation, type) and issubclass(field.annotation, Config)
-        found |= {f"{name}.{key}" for key in keys(field.annotation)} if nested else {name}  # type: ignore[arg-type]
-    return found - {"kind"}
+def idle_keys(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
+    """Keys of which other values change nothing that is traced, whichever of the configs they stand in."""
+    tried: set[str] = set()
+    found: set[str] = set()
+    for config in configs:
+        before = trace(config)
+        for key, other in variations(config):
+            if key not in found:
+                with contextlib.suppress(InputError):  # a value that fits no data at hand
+                    found |= set() if torch.equal(trace(other), before) else {key}
+                    tried.add(key)
+    return tried - found
 
 
 def _valid(config: Config, key: str, name: str, value: object) -> Iterator[tuple[str, Config]]:
@@ -54,7 +63,9 @@ def _others(value: Any, annotation: Any) -> list[Any]:
         return [1, 2]
     if isinstance(value, tuple):
         return [value[:-1], value + value[-1:]]
-    return [value * 2, value // 2 if isinstance(value, int) else value / 2, value + 1]
+    return (
+        [value * 2, value // 2, value + 1, value - 1] if isinstance(value, int) else [value / 2, value * 2, value + 0.5]
+    )
 
 
 def _literals(annotation: Any) -> list[Any]:
