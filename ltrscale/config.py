@@ -156,6 +156,18 @@ def is_made_by(manifest: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
     return bool(manifest.get("made_by") == json.loads(json.dumps(origin)))
 
 
+def members(union: Any) -> tuple[type[Any], ...]:
+    """The configs of a closed union, in its order.
+
+    Example:
+        >>> class A(Config): ...
+        >>> class B(Config): ...
+        >>> [member.__name__ for member in members(A | B)]
+        ['A', 'B']
+    """
+    return tuple(_models_in(union))
+
+
 def describe(
     cls: type[BaseModel], prefix: str = "", default: BaseModel | None = None, *, tagged: bool = False
 ) -> Iterator[str]:

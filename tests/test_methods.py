@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from ltrscale.models.build import EncoderConfig
-from ltrscale.models.contexts import ContextConfig
+from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
+from ltrscale.ranking.choices import LossConfig
 from ltrscale.simulate.relabel import Step
-from ltrscale.training.objectives import LossConfig
 from ltrscale.training.pretexts import MethodConfig
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.schedules import ScheduleConfig

@@ -19,7 +19,7 @@ from jobs.bench.measure import Row, peak_bytes
 from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import to_offsets
 from ltrscale.devices import cpu_seconds
-from ltrscale.ranking import losses, pairwise, sorting
+from ltrscale.ranking import losses, pairwise, pointwise, sorting
 from ltrscale.ranking.metrics import rank_discounts
 
 GROUPS = 256
@@ -64,7 +64,7 @@ def _cases() -> dict[str, _Case]:
         "NeuralSortNDCG": _Case(at(sorting.neural_sort_ndcg), _neural_sort_ndcg),
         "GumbelNeuralSortNDCG": _Case(noisy(sorting.gumbel_neural_sort_ndcg), _neural_sort_ndcg, samples=SAMPLES),
         "PiRank@10": _Case(at(sorting.pirank, k=10), partial(_neural_sort_ndcg, k=10)),
-        "sigmoid": _Case(losses.sigmoid_cross_entropy, _sigmoid, linear=True),
+        "sigmoid": _Case(pointwise.sigmoid_cross_entropy, _sigmoid, linear=True),
         "softmax": _Case(losses.softmax, _softmax, linear=True),
         "attention allocation": _Case(losses.attention_allocation, _attention_allocation, linear=True),
         "ListMLE": _Case(losses.list_mle, _list_mle, linear=True),

@@ -29,7 +29,6 @@ from ltrscale.bundle.contents import (
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
-from ltrscale.models.build import build_encoder
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Encoder
@@ -105,7 +104,8 @@ class Bundle:
             InputError: as `network`.
         """
         with fitting(self.url):
-            encoder = build_encoder(self.network().encoder, self.transform())
+            transform = self.transform()
+            encoder = self.network().encoder.build(transform.numeric_F, transform.cardinalities)
             encoder.load_state_dict(_below("encoder.", self.weights()))
             return encoder
 

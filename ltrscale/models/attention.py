@@ -5,7 +5,7 @@ T = N + Q tokens.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index
-from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.models.context import Contextual, ListContext, inverse, map_lists
+from ltrscale.models.context import ContextSettings, Contextual, ListContext, inverse, map_lists
 from ltrscale.models.layers import Dropout, FeatureEmbedding
 
 
@@ -67,7 +66,7 @@ class Attention(nn.Module):
         return out_MKD
 
 
-class DASALCConfig(Config):
+class DASALCConfig(ContextSettings):
     """DASALC: self-attention over the list, crossed with each document's embedding (QIN21)."""
 
     kind: Literal["dasalc"] = "dasalc"
@@ -84,6 +83,10 @@ class DASALCConfig(Config):
     """Latent cross; without it, the paper's ablation: context and embedding side by side."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature in the attention's input."""
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """See `DASALC`."""
+        return DASALC(self, width, numeric_F, cardinalities)
 
 
 class DASALC(ListContext):
@@ -133,11 +136,12 @@ class DASALC(ListContext):
         return a_MLD
 
 
-class RankFormerConfig(Config):
+class RankFormerConfig(ContextSettings):
     """RankFormer: a Transformer over the list and a token for the list as a whole (BUYL23)."""
 
     kind: Literal["rankformer"] = "rankformer"
     """The kind of list context."""
+    embeds_lists: ClassVar[bool] = True
     width: int | None = Field(None, ge=1)
     """Size of the Transformer; that of the encoder's embedding by default, which is the paper's for `identity`."""
     heads: int = Field(1, ge=1)
@@ -154,6 +158,10 @@ class RankFormerConfig(Config):
         if self.width is not None and self.width % self.heads:
             raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
         return self
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """See `RankFormer`."""
+        return RankFormer(self, width, numeric_F, cardinalities)
 
 
 class TransformerLayer(nn.Module):

@@ -3,8 +3,8 @@
 Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L slots of each, S of them with a document.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,8 @@ class Contextual(NamedTuple):
 class ListContext(nn.Module):
     """Sits between an encoder and a head; no list is truncated, and other lists of the batch change nothing.
 
-    A subclass is built from (config, width of the encoder's embedding, numeric_F, cardinalities) and sets `config`,
-    `width` (of its documents' embeddings) and `list_width` (of its lists' embeddings, 0 where it makes none).
+    A subclass sets `config`, `width` (of its documents' embeddings) and `list_width` (of its lists' embeddings, 0 where
+    it makes none).
     """
 
     config: Config
@@ -42,6 +42,27 @@ class ListContext(nn.Module):
             x_NF: transformed features: numeric values, and vocabulary indices of categories.
             h_ND: the encoder's embeddings of the same documents.
             groups: where the lists begin, raw features, and the positions at which documents were shown.
+        """
+        raise NotImplementedError
+
+
+class ContextSettings(Config):
+    """What the configs of list contexts have in common."""
+
+    kind: str
+    embeds_lists: ClassVar[bool] = False
+    """Whether it makes embeddings of lists too, on which a loss of whole lists can be taken."""
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """A list context with fresh weights.
+
+        Args:
+            width: of the encoder's embedding.
+            numeric_F: which features are numeric.
+            cardinalities: rows of each categorical feature's embedding.
+
+        Raises:
+            InputError: the config does not fit the features or the encoder.
         """
         raise NotImplementedError
 

@@ -9,11 +9,11 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.config import Config
 from ltrscale.models.layers import (
     Activation,
     Dropout,
     Encoder,
+    EncoderSettings,
     FeatureEmbedding,
     MicroBatchNorm,
     Sizes,
@@ -22,13 +22,17 @@ from ltrscale.models.layers import (
 )
 
 
-class IdentityConfig(Config):
+class IdentityConfig(EncoderSettings):
     """No encoder: numeric features as they are and embedded categories; with one head layer, the linear model."""
 
     kind: Literal["identity"] = "identity"
     """The kind of encoder."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `Identity`."""
+        return Identity(self, numeric_F, cardinalities)
 
 
 class Identity(Encoder):
@@ -58,7 +62,7 @@ class Identity(Encoder):
         return h_ND
 
 
-class MLPConfig(Config):
+class MLPConfig(EncoderSettings):
     """Hidden layers, each linear, norm if asked for, activation, dropout."""
 
     kind: Literal["mlp"] = "mlp"
@@ -73,6 +77,10 @@ class MLPConfig(Config):
     """BatchNorm before each activation."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `MLP`."""
+        return MLP(self, numeric_F, cardinalities)
 
 
 class MLP(Encoder):
@@ -109,7 +117,7 @@ class MLP(Encoder):
         return h_ND
 
 
-class IndustrialMLPConfig(Config):
+class IndustrialMLPConfig(EncoderSettings):
     """The MLP that HOU24 trains on its shopping log: batch norm and dropout on inputs and hidden layers."""
 
     kind: Literal["industrial_mlp"] = "industrial_mlp"
@@ -126,6 +134,10 @@ class IndustrialMLPConfig(Config):
     """Dropout after each hidden layer; HOU24 does not tell it. Both come in steps of 1/256 on a CPU."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `IndustrialMLP`."""
+        return IndustrialMLP(self, numeric_F, cardinalities)
 
 
 class IndustrialMLP(Encoder):
@@ -167,7 +179,7 @@ class IndustrialMLP(Encoder):
         return h_ND
 
 
-class ResNetConfig(Config):
+class ResNetConfig(EncoderSettings):
     """The tabular ResNet of Gorishniy et al. 2021 without its last linear layer."""
 
     kind: Literal["resnet"] = "resnet"
@@ -184,6 +196,10 @@ class ResNetConfig(Config):
     """The non-linearity; the public code of HOU24 has gelu."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `ResNet`."""
+        return ResNet(self, numeric_F, cardinalities)
 
 
 class ResNetBlock(nn.Module):

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.config import Config
-from ltrscale.models.layers import Activation, Encoder, FeatureEmbedding, Sizes, hidden_layers
+from ltrscale.models.layers import Activation, Encoder, EncoderSettings, FeatureEmbedding, Sizes, hidden_layers
 
 
-class DeepFMConfig(Config):
+class DeepFMConfig(EncoderSettings):
     """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features."""
 
     kind: Literal["deepfm"] = "deepfm"
@@ -34,6 +33,10 @@ class DeepFMConfig(Config):
     numeric_fields: bool = True
     """Numeric features have vectors too, multiplied by their values (Guo et al., equation 2). Otherwise they enter the
     first-order term and the MLP as plain numbers and take no part in products, as in common CTR libraries."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `DeepFM`."""
+        return DeepFM(self, numeric_F, cardinalities)
 
 
 def factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:
@@ -124,7 +127,7 @@ class DeepFM(Encoder):
         return torch.cat([(weight_HPE * self.vectors_PE).sum(2), self.first.weight[:, numeric:]], dim=1)
 
 
-class DCNv2Config(Config):
+class DCNv2Config(EncoderSettings):
     """DCN V2 of Wang et al. 2021: layers that multiply with the input, and an MLP behind or beside them."""
 
     kind: Literal["dcnv2"] = "dcnv2"
@@ -145,6 +148,10 @@ class DCNv2Config(Config):
     """BatchNorm before each activation."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature (HOU24: 8)."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `DCNv2`."""
+        return DCNv2(self, numeric_F, cardinalities)
 
 
 class CrossLayer(nn.Module):

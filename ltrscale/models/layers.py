@@ -19,14 +19,46 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 
 
 class Encoder(nn.Module):
-    """What encoders have in common: transformed features [N, F] in, embeddings [N, width] out, document by document.
-
-    A subclass is built from (config, numeric_F, cardinalities): its settings, which features are numeric, and the rows
-    that an embedding of each categorical feature needs.
-    """
+    """What encoders have in common: transformed features [N, F] in, embeddings [N, width] out, document by document."""
 
     config: Config
     width: int
+
+
+class EncoderSettings(Config):
+    """What the configs of encoders have in common."""
+
+    kind: str
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """An encoder with fresh weights.
+
+        Args:
+            numeric_F: which features are numeric.
+            cardinalities: rows of each categorical feature's embedding.
+        """
+        raise NotImplementedError
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Refuse a model in which a layer normalises by torch's own BatchNorm.
+
+    Its running statistics would be those of one worker's own micro-batches, and nothing would say so.
+
+    Raises:
+        ValueError: there is one; names it.
+
+    Example:
+        >>> refuse_batch_norm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        Traceback (most recent call last):
+        ValueError: 1: torch's BatchNorm1d makes weights depend on the number of workers; take MicroBatchNorm
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            kind = type(module).__name__
+            raise ValueError(
+                f"{name}: torch's {kind} makes weights depend on the number of workers; take MicroBatchNorm"
+            )
 
 
 class MicroBatchNorm(nn.Module):

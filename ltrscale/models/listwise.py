@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index
-from ltrscale.config import Config
 from ltrscale.models.context import (
+    ContextSettings,
     Contextual,
     ListContext,
     check_feature,
@@ -31,7 +31,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed word
 _MIX = 0xD6E8FEB86659FD93 - 2**64
 
 
-class DLCMConfig(Config):
+class DLCMConfig(ContextSettings):
     """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018)."""
 
     kind: Literal["dlcm"] = "dlcm"
@@ -54,6 +54,10 @@ class DLCMConfig(Config):
     def _ordered(self) -> Self:
         check_order(self.initial_rank, self.feature)
         return self
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """See `DLCM`."""
+        return DLCM(self, width, numeric_F, cardinalities)
 
 
 class DLCM(ListContext):
@@ -107,7 +111,7 @@ class DLCM(ListContext):
         return units_MLU
 
 
-class GSFConfig(Config):
+class GSFConfig(ContextSettings):
     """GSF: a network looks at several documents of a list at once and scores them together (Ai et al. 2019)."""
 
     kind: Literal["gsf"] = "gsf"
@@ -131,6 +135,10 @@ class GSFConfig(Config):
         if min(self.hidden) < 1:
             raise ValueError("hidden: the size of a hidden layer is at least 1")
         return self
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """See `GSF`."""
+        return GSF(self, width, numeric_F, cardinalities)
 
 
 class GSF(ListContext):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.models.build import EncoderConfig, build_encoder
+from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.models.context import Contextual
-from ltrscale.models.contexts import ContextConfig, build_context
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig, mlp_head
+from ltrscale.models.layers import refuse_batch_norm
 
 
 class Architecture(Config):
@@ -58,7 +58,8 @@ class Ranker(nn.Module):
         transform: fitted on the training data.
 
     Raises:
-        ValueError: the architecture has no head, or a list head without a context that makes list embeddings.
+        ValueError: the architecture has no head, a list head without a context that makes list embeddings, or a part
+            with torch's own BatchNorm.
     """
 
     def __init__(self, architecture: Architecture, transform: FeatureTransform) -> None:
@@ -67,14 +68,15 @@ class Ranker(nn.Module):
             raise ValueError("a ranker needs a head")
         self.architecture = architecture
         self.transform = transform
-        self.encoder = build_encoder(architecture.encoder, transform)
+        features = (transform.numeric_F, transform.cardinalities)
+        self.encoder = architecture.encoder.build(*features)
         width, self.neck = self.encoder.width, nn.Sequential()
         if architecture.projector is not None and architecture.projector_layers:
             self.neck = Projector(width, architecture.projector).first(architecture.projector_layers)
             width = architecture.projector.width or width
         self.context = None
         if architecture.context is not None:
-            self.context = build_context(architecture.context, width, transform)
+            self.context = architecture.context.build(width, *features)
             width = self.context.width
         # a context may be much narrower than the encoder (DLCM has 3 units): its head is not
         head, hidden = architecture.head, self.encoder.width
@@ -87,6 +89,7 @@ class Ranker(nn.Module):
                     "a loss of whole lists needs a context that embeds lists: set context.kind to rankformer"
                 )
             self.list_head = mlp_head(head, self.context.list_width, outputs=architecture.grades, hidden=hidden)
+        refuse_batch_norm(self)
 
     def embed(self, groups: QueryGroups) -> Contextual:
         """Embeddings of documents, and of lists where there is a context that makes them."""

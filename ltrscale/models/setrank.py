@@ -11,13 +11,20 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index
-from ltrscale.config import Config
 from ltrscale.models.attention import Attention
-from ltrscale.models.context import Contextual, ListContext, check_feature, check_order, initial_order, map_lists
+from ltrscale.models.context import (
+    ContextSettings,
+    Contextual,
+    ListContext,
+    check_feature,
+    check_order,
+    initial_order,
+    map_lists,
+)
 from ltrscale.models.layers import Dropout
 
 
-class SetRankConfig(Config):
+class SetRankConfig(ContextSettings):
     """SetRank: stacked attention blocks over the list, with or without an initial ranking (Pang et al. 2020)."""
 
     kind: Literal["setrank"] = "setrank"
@@ -46,6 +53,10 @@ class SetRankConfig(Config):
             raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
         check_order(self.initial_rank, self.feature)
         return self
+
+    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
+        """See `SetRank`."""
+        return SetRank(self, width, numeric_F, cardinalities)
 
 
 class AttentionBlock(nn.Module):

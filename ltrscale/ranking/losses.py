@@ -1,4 +1,4 @@
-"""Pointwise and listwise ranking losses over ragged groups: one value per group, to be reduced by the training loop.
+"""Listwise ranking losses over ragged groups: one value per group, to be reduced by the training loop.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, C grades above the lowest, S samples; in a chunk of M groups, L
 slots a group, and R of them (a block of rows) against all L.
@@ -7,9 +7,11 @@ slots a group, and R of them (a block of rows) against all L.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import (
@@ -17,91 +19,29 @@ from ltrscale.batch import (
     at_least_float32,
     group_index,
     length_chunks,
-    standardise_by_group,
     sum_by_group,
     to_offsets,
 )
-from ltrscale.ranking.pairwise import Lists, has_pairs, over_ideal, over_lists, row_blocks
+from ltrscale.ranking.loss import Loss, Scored, has_pairs, has_relevance
+from ltrscale.ranking.pairwise import Lists, over_ideal, over_lists, row_blocks
 
 SLOTS_PER_CHUNK = 1 << 16
 """Padded documents handled at once by losses of linear cost."""
 
 
-def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Which groups hold a document with a label above 0, shape [Q], bool; in the others NDCG and softmax say nothing.
+class SoftmaxConfig(Loss):
+    """Listwise softmax cross entropy."""
 
-    Example:
-        >>> has_relevance(torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0, 2, 3, 3]))
-        tensor([ True, False, False])
-    """
-    return sum_by_group((labels_N > 0).long(), offsets_Q1) > 0
+    kind: Literal["softmax"] = "softmax"
+    weighted: ClassVar[bool] = True
 
+    def of(self, scored: Scored) -> Tensor:
+        """See `softmax`."""
+        return softmax(scored.scores_N, scored.labels_N, scored.offsets_Q1, weights_N=scored.weights_N)
 
-def sigmoid_cross_entropy(
-    scores_N: Tensor,
-    labels_N: Tensor,
-    offsets_Q1: Tensor,
-    *,
-    highest_label: float = 1.0,
-    weights_N: Tensor | None = None,
-) -> Tensor:
-    """Sigmoid cross entropy of every document on its own, shape [Q].
-
-    `sum over documents of w_i (log(1 + exp(s_i)) - s_i y_i / highest_label)` (Qin et al. 2021, B.2). They print it
-    with graded labels as they are, which is `highest_label` 1; a document whose expected label exceeds that is pushed
-    up without end. With the highest grade in its place the best score is the logit of the expected share of it.
-
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance, not negative.
-        offsets_Q1: offsets of the groups. An empty group has loss 0.
-        highest_label: the label that counts as certain relevance.
-        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
-
-    Example:
-        >>> labels = torch.tensor([1.0, 0.0, 0.0])
-        >>> sigmoid_cross_entropy(torch.zeros(3), labels, torch.tensor([0, 2, 3]))  # log(2) a document
-        tensor([1.3863, 0.6931])
-    """
-    scores_N = at_least_float32(scores_N)
-    loss_N = -F.logsigmoid(-scores_N) - scores_N * (labels_N / highest_label)
-    return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
-
-
-def squared_error(
-    scores_N: Tensor,
-    labels_N: Tensor,
-    offsets_Q1: Tensor,
-    *,
-    standardise: bool = False,
-    weights_N: Tensor | None = None,
-) -> Tensor:
-    """Squared error of every document on its own, shape [Q]: the pointwise regression of a student on its teacher.
-
-    `sum over documents of w_i (s_i - t_i)^2` with targets `t = y`, or `t = (y - mean of y) / deviation of y` over the
-    group where they are standardised. A listwise teacher's scores have no common zero or scale: softmax losses let it
-    move a list as a whole.
-
-    Args:
-        scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite numbers, also below 0, such as a teacher's scores.
-        offsets_Q1: offsets of the groups. An empty group has loss 0.
-        standardise: whether targets are standardised; those of a group of equal labels are 0.
-        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
-
-    Example:
-        >>> labels, offsets = torch.tensor([-3.0, -1.0, 7.0]), torch.tensor([0, 2, 3])
-        >>> squared_error(torch.zeros(3), labels, offsets)
-        tensor([10., 49.])
-        >>> squared_error(torch.zeros(3), labels, offsets, standardise=True)  # targets -1 and 1; 0
-        tensor([2., 0.])
-    """
-    scores_N = at_least_float32(scores_N)
-    targets_N = labels_N.double()
-    if standardise:
-        targets_N = standardise_by_group(targets_N, offsets_Q1)
-    loss_N = (scores_N - targets_N.to(scores_N.dtype)).square()
-    return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant document."""
+        return has_relevance(labels_N, offsets_Q1)
 
 
 def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N: Tensor | None = None) -> Tensor:
@@ -123,6 +63,17 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
     """
     targets_N = labels_N if weights_N is None else labels_N * weights_N
     return _cross_entropy(scores_N, targets_N, offsets_Q1)
+
+
+class AttentionAllocationConfig(Loss):
+    """Cross entropy between the share of attention that documents deserve by label and their softmax (SUN23)."""
+
+    kind: Literal["attention_allocation"] = "attention_allocation"
+    weighted: ClassVar[bool] = True
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `attention_allocation`."""
+        return attention_allocation(scored.scores_N, scored.labels_N, scored.offsets_Q1, weights_N=scored.weights_N)
 
 
 def attention_allocation(
@@ -161,6 +112,16 @@ def attention_allocation(
     return _cross_entropy(scores_N, targets_N if weights_N is None else targets_N * weights_N, offsets_Q1)
 
 
+class ListMLEConfig(Loss):
+    """ListMLE: likelihood of the best order under the Plackett-Luce model."""
+
+    kind: Literal["list_mle"] = "list_mle"
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `list_mle`."""
+        return list_mle(scored.scores_N, scored.labels_N, scored.offsets_Q1)
+
+
 def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """ListMLE: likelihood of the order of the labels under the Plackett-Luce model, shape [Q].
 
@@ -187,6 +148,22 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         groups.append(chunk.groups_M)
         losses.append(_list_mle(scores_N, labels_N, chunk))
     return scores_N.new_zeros(len(offsets_Q1) - 1).index_copy(0, torch.cat(groups), torch.cat(losses))
+
+
+class ApproxNDCGConfig(Loss):
+    """ApproxNDCG: NDCG with ranks smoothed by sigmoids."""
+
+    kind: Literal["approx_ndcg"] = "approx_ndcg"
+    temperature: float = Field(0.1, gt=0)
+    """Of the sigmoids."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `approx_ndcg`."""
+        return approx_ndcg(scored.scores_N, scored.labels_N, scored.offsets_Q1, temperature=self.temperature)
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant document."""
+        return has_relevance(labels_N, offsets_Q1)
 
 
 def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, temperature: float = 0.1) -> Tensor:
@@ -216,6 +193,34 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
         raise ValueError(f"temperature must be positive, not {temperature}")
     gains_N = torch.exp2(labels_N.double()) - 1
     return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, slope: _approx_ndcg(lists, temperature, slope))
+
+
+class GumbelApproxNDCGConfig(Loss):
+    """ApproxNDCG of scores with Gumbel noise, a mean over samples."""
+
+    kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
+    temperature: float = Field(0.1, gt=0)
+    """Of the sigmoids."""
+    samples: int = Field(8, ge=1)
+    """Noisy copies of each list."""
+    scale: float = Field(1.0, ge=0)
+    """Of the noise."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `gumbel_approx_ndcg`."""
+        return gumbel_approx_ndcg(
+            scored.scores_N,
+            scored.labels_N,
+            scored.offsets_Q1,
+            temperature=self.temperature,
+            samples=self.samples,
+            scale=self.scale,
+            generator=scored.generator,
+        )
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant document."""
+        return has_relevance(labels_N, offsets_Q1)
 
 
 def gumbel_approx_ndcg(

@@ -6,29 +6,37 @@ rows) against all L; P relevant documents, each in T slots with its negatives.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import Chunk, at_least_float32, group_index, length_chunks, sum_by_group, to_offsets
+from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import rank_discounts
 
 PAIRS_PER_BLOCK = 1 << 18
 """Pairs handled at once: the temporaries then stay in the cache, and memory does not grow with the list length."""
 
 
-def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Which groups hold two documents with different labels, shape [Q], bool; in the others no order is asked for.
+class LambdaRankConfig(Loss):
+    """LambdaRank: pairwise logistic loss weighted by the change of NDCG."""
 
-    Example:
-        >>> has_pairs(torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0]), torch.tensor([0, 2, 4, 4, 5]))
-        tensor([ True, False, False, False])
-    """
-    first_N = labels_N[offsets_Q1[:-1].repeat_interleave(offsets_Q1.diff())]
-    return sum_by_group((labels_N != first_N).long(), offsets_Q1) > 0
+    kind: Literal["lambdarank"] = "lambdarank"
+    sigma: float = Field(1.0, gt=0)
+    """Steepness of the logistic."""
+    truncation: int | None = Field(None, ge=1)
+    """Only pairs with one document ranked this high count; empty for all pairs."""
+    normalise: Literal["ideal", "lightgbm"] = "ideal"
+    """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `lambdarank`."""
+        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
+        return lambdarank(*lists, sigma=self.sigma, truncation=self.truncation, normalise=self.normalise)
 
 
 def lambdarank(
@@ -77,6 +85,18 @@ def lambdarank(
     return _over_pairs(scores_N, gains_N, offsets_Q1, _Rule("logistic", weights, sigma, truncation))
 
 
+class RankNetConfig(Loss):
+    """RankNet: logistic loss of every pair in the wrong order."""
+
+    kind: Literal["ranknet"] = "ranknet"
+    sigma: float = Field(1.0, gt=0)
+    """Steepness of the logistic."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `ranknet`."""
+        return ranknet(scored.scores_N, scored.labels_N, scored.offsets_Q1, sigma=self.sigma)
+
+
 def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: float = 1.0) -> Tensor:
     """RankNet: logistic loss of every pair of documents with different labels, shape [Q].
 
@@ -97,6 +117,16 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
     return _over_pairs(scores_N, labels_N, offsets_Q1, _Rule("logistic", "equal", sigma))
 
 
+class HingeConfig(Loss):
+    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model."""
+
+    kind: Literal["hinge"] = "hinge"
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `hinge`."""
+        return hinge(scored.scores_N, scored.labels_N, scored.offsets_Q1)
+
+
 def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Pairwise hinge, the loss of RankSVM, shape [Q].
 
@@ -114,6 +144,33 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         tensor([2.5000, 0.0000])
     """
     return _over_pairs(scores_N, labels_N, offsets_Q1, _Rule("hinge", "mean"))
+
+
+class SoftmaxNegativesConfig(Loss):
+    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23)."""
+
+    kind: Literal["softmax_negatives"] = "softmax_negatives"
+    weighted: ClassVar[bool] = True
+    negatives: int = Field(7, ge=1)
+    """Irrelevant documents drawn for each relevant one, T - 1."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on; SUN23 takes 2 of 0 to 4."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `softmax_negatives`."""
+        return softmax_negatives(
+            scored.scores_N,
+            scored.labels_N,
+            scored.offsets_Q1,
+            negatives=self.negatives,
+            threshold=self.threshold,
+            weights_N=scored.weights_N,
+            generator=scored.generator,
+        )
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant and an irrelevant document."""
+        return has_pairs(labels_N >= self.threshold, offsets_Q1)
 
 
 def softmax_negatives(

@@ -5,15 +5,36 @@ sort, J runs joined from them, T entries. An entry is a score and its gain: `ent
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
+from ltrscale.ranking.loss import Loss, Scored, has_relevance
 from ltrscale.ranking.losses import mean_under_noise
 from ltrscale.ranking.metrics import SLOTS_PER_CHUNK, rank_discounts
 from ltrscale.ranking.neuralsort import Mode, check_sort, kept_offsets, sort_entries
+
+
+class NeuralSortNDCGConfig(Loss):
+    """NDCG of the relaxed order of NeuralSort."""
+
+    kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
+    temperature: float = Field(1.0, gt=0)
+    """Of the relaxed sort."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `neural_sort_ndcg`."""
+        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
+        return neural_sort_ndcg(*lists, temperature=self.temperature, k=self.k)
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant document."""
+        return has_relevance(labels_N, offsets_Q1)
 
 
 def neural_sort_ndcg(
@@ -42,6 +63,37 @@ def neural_sort_ndcg(
         tensor([0.2384, 0.0440])
     """
     return pirank(scores_N, labels_N, offsets_Q1, temperature=temperature, k=k)
+
+
+class GumbelNeuralSortNDCGConfig(Loss):
+    """NeuralSort's NDCG of scores with Gumbel noise, a mean over samples."""
+
+    kind: Literal["gumbel_neural_sort_ndcg"] = "gumbel_neural_sort_ndcg"
+    temperature: float = Field(1.0, gt=0)
+    """Of the relaxed sort."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+    samples: int = Field(8, ge=1)
+    """Noisy copies of each list."""
+    scale: float = Field(1.0, ge=0)
+    """Of the noise."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `gumbel_neural_sort_ndcg`."""
+        return gumbel_neural_sort_ndcg(
+            scored.scores_N,
+            scored.labels_N,
+            scored.offsets_Q1,
+            temperature=self.temperature,
+            k=self.k,
+            samples=self.samples,
+            scale=self.scale,
+            generator=scored.generator,
+        )
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant document."""
+        return has_relevance(labels_N, offsets_Q1)
 
 
 def gumbel_neural_sort_ndcg(
@@ -81,6 +133,29 @@ def gumbel_neural_sort_ndcg(
     """
     loss = partial(neural_sort_ndcg, temperature=temperature, k=k)
     return mean_under_noise(loss, scores_N, labels_N, offsets_Q1, samples=samples, scale=scale, generator=generator)
+
+
+class PiRankConfig(Loss):
+    """PiRank: NDCG through a relaxed sort, by divide and conquer where lists are long."""
+
+    kind: Literal["pirank"] = "pirank"
+    temperature: float = Field(1.0, gt=0)
+    """Of the relaxed sort."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+    depth: int = Field(1, ge=1)
+    """Levels of divide and conquer; 1 sorts the list at once."""
+    mode: Mode = "soft"
+    """`straight_through` takes the exact order going forward and the gradient of the relaxed one going back."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `pirank`."""
+        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
+        return pirank(*lists, temperature=self.temperature, k=self.k, depth=self.depth, mode=self.mode)
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Groups with a relevant document."""
+        return has_relevance(labels_N, offsets_Q1)
 
 
 def pirank(

@@ -17,8 +17,7 @@ from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
-from ltrscale.models.attention import RankFormerConfig
-from ltrscale.models.contexts import ContextConfig
+from ltrscale.models.choices import ContextConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
@@ -58,7 +57,7 @@ class FinetuneConfig(RankingConfig):
 
     @model_validator(mode="after")
     def _has_lists(self) -> Self:
-        if self.list_loss is not None and not isinstance(self.context, RankFormerConfig):
+        if self.list_loss is not None and (self.context is None or not self.context.embeds_lists):
             raise ValueError("list_loss needs a context that embeds lists: set context.kind to rankformer")
         return self
 

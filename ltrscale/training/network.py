@@ -15,7 +15,7 @@ from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.models.build import EncoderConfig
+from ltrscale.models.choices import EncoderConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, make_transform, wanted
 from ltrscale.models.fitting import Sample, Statistics, Wanted

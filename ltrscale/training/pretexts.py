@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.models.build import build_encoder
 from ltrscale.models.decoders import DecoderConfig, FeatureDecoder, VimeDecoder
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import Predictor, Projector, ProjectorConfig
+from ltrscale.models.layers import refuse_batch_norm
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.augment import (
     AnyAugmentConfig,
@@ -167,7 +167,7 @@ class Pretrainer(nn.Module):
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
-        self.encoder = build_encoder(network.encoder, transform)
+        self.encoder = network.encoder.build(transform.numeric_F, transform.cardinalities)
         width, numeric_F, cardinalities = self.encoder.width, transform.numeric_F, transform.cardinalities
         self.projector = None if isinstance(method, VimeConfig) else Projector(width, method.projector)
         self.predictor: nn.Module = nn.Identity()
@@ -181,6 +181,7 @@ class Pretrainer(nn.Module):
                 self.decoder = FeatureDecoder(decoder, width, numeric_F, cardinalities)
                 subsets_KF = feature_subsets(len(numeric_F), subsets=method.subsets, overlap=method.overlap)
                 self.register_buffer("subsets_KF", subsets_KF, persistent=False)
+        refuse_batch_norm(self)
 
     @property
     def architecture(self) -> Architecture:

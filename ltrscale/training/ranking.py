@@ -7,15 +7,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import Config
+from ltrscale.config import Config, members
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.propensity import PropensityModel
 from ltrscale.ranking import metrics
+from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
-from ltrscale.ranking.losses import ordinal
-from ltrscale.training.objectives import WEIGHTED, LambdaRankConfig, LossConfig, SoftmaxConfig, ranking_loss
+from ltrscale.ranking.loss import Scored
+from ltrscale.ranking.losses import SoftmaxConfig, ordinal
+from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import TrainingConfig
 
@@ -65,8 +67,8 @@ class RankingConfig(TrainingConfig):
 
     @model_validator(mode="after")
     def _loss_takes_the_debiasing(self) -> Self:
-        if isinstance(self.debias, WeightsConfig) and not isinstance(self.loss, WEIGHTED):
-            names = ", ".join(cls.model_fields["kind"].default for cls in WEIGHTED)
+        if isinstance(self.debias, WeightsConfig) and not self.loss.weighted:
+            names = ", ".join(cls.model_fields["kind"].default for cls in members(LossConfig) if cls.weighted)
             raise ValueError(f"loss.kind {self.loss.kind} takes no document weights; take one of {names}")
         if isinstance(self.debias, DLAConfig) and not isinstance(self.loss, SoftmaxConfig):
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
@@ -90,15 +92,13 @@ class RankingObjective(nn.Module):
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
         """The summed loss of the groups that have something to rank, and their number."""
         scores_N, grades_QC = self.ranker.score(groups)
+        assert groups.labels_N is not None
         if self.propensity is not None:
             loss_Q, defined_Q = self._dual(scores_N, groups)
         else:
-            weights_N = self._weights(groups)
-            loss_Q, defined_Q = ranking_loss(
-                self.config.loss, scores_N, groups, weights_N=weights_N, generator=generator
-            )
+            scored = Scored(scores_N, groups.labels_N, groups.offsets_Q1, self._weights(groups), generator)
+            loss_Q, defined_Q = self.config.loss.of(scored), self.config.loss.counted(*scored[1:3])
         if self.list_loss is not None and grades_QC is not None:
-            assert groups.labels_N is not None
             defined_Q = groups.lengths_Q > 0
             best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
             loss_Q = loss_Q + self.list_loss.alpha * defined_Q * ordinal(grades_QC, best_Q)

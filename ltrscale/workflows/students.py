@@ -8,9 +8,9 @@ from ltrscale.config import Config
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
+from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.network import NetworkConfig
-from ltrscale.training.objectives import SquaredErrorConfig
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 

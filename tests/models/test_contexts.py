@@ -1,6 +1,7 @@
 """Laws of all list contexts."""
 
 from itertools import pairwise, permutations
+from typing import Any
 
 import pytest
 import torch
@@ -8,14 +9,15 @@ from reference import models as reference
 from reference.lists import WIDTH, apply, make, make_lists, shuffled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from variations import idle_keys, kind_of
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, members, validate
 from ltrscale.errors import InputError
 from ltrscale.models import context as context_module
 from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig
+from ltrscale.models.choices import ContextConfig
 from ltrscale.models.context import Contextual, ListContext
-from ltrscale.models.contexts import ContextConfig
 from ltrscale.models.listwise import DLCM, GSF, DLCMConfig, GSFConfig, content_keys, stride_numbers
 from ltrscale.models.setrank import SetRank, SetRankConfig
 
@@ -40,6 +42,8 @@ CASES: dict[str, ContextConfig] = {
     "gsf triples": GSFConfig(size=3, hidden=(9,), width=4, strides=3, activation="elu"),
     "gsf single": GSFConfig(size=1, hidden=(9,), width=4, activation="elu"),
 }
+ORACLED = tuple(CASES)
+CASES |= {kind_of(cls): cls() for cls in members(ContextConfig) if kind_of(cls) not in {c.kind for c in CASES.values()}}
 every_context = pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 
 
@@ -99,9 +103,9 @@ def _windows(module: GSF, x_LF: Tensor) -> list[list[int]]:
     ]
 
 
-@every_context
-def test_every_list_is_what_plain_loops_give(config: ContextConfig) -> None:
-    module = make(config)
+@pytest.mark.parametrize("name", ORACLED)
+def test_every_list_is_what_plain_loops_give(name: str) -> None:
+    module = make(CASES[name])
     groups, h_ND = make_lists(LENGTHS)
     out, gradients = value_and_gradients(module, groups, h_ND)
     assert out.documents_ND.shape == (len(h_ND), module.width)
@@ -113,6 +117,19 @@ def test_every_list_is_what_plain_loops_give(config: ContextConfig) -> None:
         weights = torch.linspace(-1, 2, expected.numel()).view_as(expected).cos()
         expected_h = torch.autograd.grad((expected * weights).sum(), h_ND)[0]
         torch.testing.assert_close(gradients[0], expected_h, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("cls", members(ContextConfig), ids=kind_of)
+def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
+    groups, h_ND = make_lists([*LENGTHS, 14])
+
+    def trace(config: Any) -> Tensor:
+        torch.manual_seed(0)
+        module = make(config)
+        outputs = [*apply(module, groups, h_ND), *apply(module.train(), groups, h_ND)]
+        return torch.cat([part.flatten() for part in outputs if part is not None]).detach()
+
+    assert idle_keys([config for config in CASES.values() if isinstance(config, cls)], trace) == set()
 
 
 @every_context

@@ -1,15 +1,17 @@
 """Encoders: laws that hold for every one of them, torch's own modules and rtdl as oracles."""
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
+from variations import idle_keys, kind_of
 
-from ltrscale.models.build import EncoderConfig, build_encoder
+from ltrscale.config import Config, members
+from ltrscale.models.choices import EncoderConfig
 from ltrscale.models.encoders import (
     MLP,
     Identity,
@@ -21,7 +23,12 @@ from ltrscale.models.encoders import (
     ResNetConfig,
 )
 from ltrscale.models.features import FeatureTransform, Kind, TransformConfig, fit_transform
+from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm
+from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.pretext.augment import ZeroingConfig
+from ltrscale.training.network import NetworkConfig
+from ltrscale.training.pretexts import Pretrainer, SimCLRRankConfig
 
 NO_CATEGORIES = torch.ones(7, dtype=torch.bool)
 
@@ -153,6 +160,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dcnv2": {"kind": "dcnv2", "hidden": [9, 6]},
     "dcnv2 of low rank": {"kind": "dcnv2", "hidden": [9, 6], "rank": 2, "structure": "parallel"},
 }
+CONFIGS |= {kind: {"kind": kind} for kind in map(kind_of, members(EncoderConfig)) if kind not in CONFIGS}
 FEATURES = {"both": [True, False, True, False], "numeric": [True] * 4, "categorical": [False] * 4}
 every_encoder = pytest.mark.parametrize("name", CONFIGS)
 every_input = pytest.mark.parametrize("features", FEATURES)
@@ -161,10 +169,21 @@ every_input = pytest.mark.parametrize("features", FEATURES)
 def make(name: str, features: str = "both", **settings: Any) -> Encoder:
     """An encoder for four features, of which the categorical ones have 5 rows each."""
     torch.manual_seed(0)
-    config = TypeAdapter(EncoderConfig).validate_python({"embedding": 3, **CONFIGS[name], **settings})
+    cls = {kind_of(member): member for member in members(EncoderConfig)}[CONFIGS[name]["kind"]]
+    small = {"embedding": 3} if "embedding" in cls.model_fields else {}
+    return built(cls.model_validate({**small, **CONFIGS[name], **settings}), features)
+
+
+def built(config: Any, features: str = "both") -> Encoder:
+    torch.manual_seed(0)
     numeric = FEATURES[features]
     kinds: list[Kind] = ["numeric" if is_numeric else "categorical" for is_numeric in numeric]
-    return build_encoder(config, FeatureTransform(TransformConfig(), kinds, [5] * numeric.count(False)))
+    return fresh(config, FeatureTransform(TransformConfig(), kinds, [5] * numeric.count(False)))
+
+
+def fresh(config: Any, transform: FeatureTransform) -> Encoder:
+    encoder: Encoder = config.build(transform.numeric_F, transform.cardinalities)
+    return encoder
 
 
 def inputs(n: int, features: str = "both", seed: int = 0) -> Tensor:
@@ -185,9 +204,35 @@ def trained(encoder: Encoder, features: str = "both") -> Encoder:
     return encoder.eval()
 
 
-def test_every_kind_of_the_union_is_tested() -> None:
-    kinds = {member.model_fields["kind"].default for member in get_args(get_args(EncoderConfig)[0])}
-    assert {config["kind"] for config in CONFIGS.values()} == kinds
+def trace(config: Config) -> Tensor:
+    """What an encoder gives in training, and then at inference."""
+    encoder = built(config)
+    torch.manual_seed(0)
+    h_ND = encoder.train()(inputs(30))
+    update(encoder)
+    return torch.cat([h_ND.flatten(), encoder.eval()(inputs(30)).flatten()]).detach()
+
+
+@pytest.mark.parametrize("cls", members(EncoderConfig), ids=kind_of)
+def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
+    settings = [config for config in CONFIGS.values() if config["kind"] == kind_of(cls)]
+    assert idle_keys(map(cls.model_validate, settings), trace) == set()
+
+
+def test_torchs_own_batch_norm_is_refused_when_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(config: MLPConfig, numeric_F: Tensor, cardinalities: list[int]) -> Encoder:
+        encoder = MLP(config, numeric_F, cardinalities)
+        encoder.layers.append(nn.BatchNorm1d(encoder.width))
+        return encoder
+
+    monkeypatch.setattr(MLPConfig, "build", build)
+    transform = FeatureTransform(TransformConfig(), ["numeric"] * 4, [])
+    architecture = Architecture(transform=TransformConfig(), encoder=MLPConfig(), head=HeadConfig())
+    message = "torch's BatchNorm1d makes weights depend on the number of workers; take MicroBatchNorm"
+    with pytest.raises(ValueError, match=f"^encoder.layers.9: {message}$"):
+        Ranker(architecture, transform)
+    with pytest.raises(ValueError, match=f"^encoder.layers.9: {message}$"):
+        Pretrainer(transform, NetworkConfig(encoder=MLPConfig()), SimCLRRankConfig(), ZeroingConfig())
 
 
 @every_encoder
@@ -241,9 +286,9 @@ def test_the_state_of_transform_and_config_rebuild_the_encoder(name: str) -> Non
     transform = fit_transform([x_NF], ["numeric", "numeric", "numeric", "categorical"], config)
     assert transform.numeric_F.tolist() == [True, False, True, False]
     adapter: TypeAdapter[Any] = TypeAdapter(EncoderConfig)
-    encoder = build_encoder(adapter.validate_python(CONFIGS[name]), transform)
+    encoder = fresh(adapter.validate_python(CONFIGS[name]), transform)
     again = FeatureTransform.from_state(transform.state_dict(), config)
-    rebuilt = build_encoder(adapter.validate_json(adapter.dump_json(encoder.config)), again)
+    rebuilt = fresh(adapter.validate_json(adapter.dump_json(encoder.config)), again)
     rebuilt.load_state_dict(encoder.state_dict())
     assert torch.equal(rebuilt.eval()(again(x_NF)), encoder.eval()(transform(x_NF)))
     assert rebuilt.width == encoder.width == rebuilt(again(x_NF)).shape[1]
@@ -259,10 +304,10 @@ def test_configs_are_closed() -> None:
             adapter.validate_python(wrong)
 
 
-def test_build_encoder_fits_the_transform() -> None:
+def test_an_encoder_fits_the_transform() -> None:
     x_NF = torch.tensor([[1.0, 5.0], [2.0, 6.0], [math.nan, math.nan]])
     transform = fit_transform([x_NF], ["numeric", "categorical"], TransformConfig())
-    encoder = build_encoder(ResNetConfig(width=4, embedding=3), transform).eval()
+    encoder = fresh(ResNetConfig(width=4, embedding=3), transform).eval()
     assert isinstance(encoder, ResNet)
     assert encoder.width == 4
     assert encoder.features.width == 4

@@ -1,9 +1,6 @@
-"""The laws of ranking losses, each a function of a case: a loss, its oracle, and what it promises.
+"""The laws of ranking losses, each a function of a case: a loss's config, and what is known of it beyond the laws."""
 
-A test file lists its cases and runs every law of `LAWS` over each of them.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise as neighbours
@@ -17,30 +14,44 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import sum_by_group, to_offsets
-from ltrscale.ranking import losses, pairwise
+from ltrscale.ranking import losses, neuralsort, pairwise
+from ltrscale.ranking.loss import Loss as RankingLoss
+from ltrscale.ranking.loss import Scored
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Scores, labels, offsets and document weights (which a loss may ignore) -> one value per group."""
 
 
+Oracle = Callable[[Tensor, list[float], list[float]], Tensor]
+"""Scores [L], labels and weights of one list -> its loss, by a plain loop."""
+NOTHING_RELEVANT, ALL_EQUAL, ALL_BELOW_TWO = (0.0,) * 4, (3.0,) * 4, (0.0, 1.0, 1.0)
+
+
 @dataclass(frozen=True)
 class Case:
-    """A loss under one setting; `oracle` takes scores [L], labels and weights of one list."""
+    """A loss's config under every law; a loss of which nothing more is known needs no more than this."""
 
-    loss: Loss
-    oracle: Callable[[Tensor, list[float], list[float]], Tensor]
-    idle: tuple[float, ...]
-    """Labels of a list in which there is nothing to rank."""
-    shifts: bool = True
-    """A constant added to the scores of a list changes nothing."""
-    frozen: bool = False
-    """Factors of the loss depend on the scores smoothly and are constants to its gradient."""
+    config: RankingLoss
+    oracle: Oracle | None = None
+    left_out: tuple[str, ...] = ()
+    """Laws that do not hold for it, by name."""
     steep: bool = False
     """The gradient grows with the scores."""
-    squares: bool = False
-    """Looks at every pair of documents at once, as a setting for tests may ask for."""
     tolerance: float = 1e-10
     """Against the plain loop; a sum of exponentials of scores near 1e6 is known to 1e-10 in float64."""
+
+    def loss(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, weights_N: Tensor) -> Tensor:
+        """The same draws each time; weights where the loss takes them."""
+        draw = torch.Generator().manual_seed(0)
+        return self.config.of(Scored(scores_N, labels_N, offsets_Q1, weights_N if self.config.weighted else None, draw))
+
+    def counts(self, labels: Sequence[float]) -> bool:
+        return bool(self.config.counted(torch.tensor(labels), torch.tensor([0, len(labels)])))
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Counts lists that ask for no order: scores matter then, and not only their differences."""
+        return self.counts(NOTHING_RELEVANT)
 
 
 def random_lists(seed: int, lengths: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -82,6 +93,7 @@ def value_and_gradient_are_those_of_the_plain_loop(case: Case) -> None:
         ours = value_and_gradient(case.loss, scores_N, labels_N, offsets_Q1, weights_N)
 
         def oracle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, weights_N: Tensor) -> Tensor:
+            assert case.oracle is not None
             bounds = neighbours(offsets_Q1.tolist())
             return torch.stack(
                 [case.oracle(scores_N[a:b], labels_N[a:b].tolist(), weights_N[a:b].tolist()) for a, b in bounds]
@@ -120,7 +132,7 @@ def a_shift_changes_nothing_and_pushes_cancel(case: Case) -> None:
     still = value_and_gradient(case.loss, scores_N, labels_N, offsets_Q1, weights_N)
     moved = value_and_gradient(case.loss, scores_N + shift_N, labels_N, offsets_Q1, weights_N)
     pushes_Q = sum_by_group(still[1], offsets_Q1)
-    if case.shifts:
+    if not case.is_pointwise:
         assert_same(moved, still)
         torch.testing.assert_close(pushes_Q, torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-10)
     else:
@@ -135,13 +147,19 @@ def gradcheck(case: Case) -> None:
 
 
 def nothing_to_rank_is_loss_and_gradient_zero(case: Case) -> None:
-    labels_N = torch.tensor(case.idle, dtype=torch.float64).repeat(2)
-    n = len(case.idle)
-    scores_N = torch.linspace(-3, 5, 2 * n, dtype=torch.float64)
-    offsets_Q1 = torch.tensor([0, n, n, 2 * n])
-    loss_Q, grad_N = value_and_gradient(case.loss, scores_N, labels_N, offsets_Q1, torch.full_like(scores_N, 2.0))
-    assert loss_Q.tolist() == [0.0] * 3
-    assert grad_N.tolist() == [0.0] * 2 * n
+    """For a list that is not counted; one that is costs something in one order or in the other."""
+    for labels in (NOTHING_RELEVANT, ALL_EQUAL, ALL_BELOW_TWO, (0.0, 2.0, 1.0)):
+        n = len(labels)
+        labels_N = torch.tensor(labels, dtype=torch.float64).repeat(2)
+        scores_N = torch.linspace(-3, 5, 2 * n, dtype=torch.float64)
+        offsets_Q1 = torch.tensor([0, n, n, 2 * n])
+        loss_Q, grad_N = value_and_gradient(case.loss, scores_N, labels_N, offsets_Q1, torch.full_like(scores_N, 2.0))
+        assert loss_Q[1] == 0
+        if not case.counts(labels):
+            assert loss_Q.tolist() == [0.0] * 3
+            assert grad_N.tolist() == [0.0] * 2 * n
+        elif len(set(labels)) > 1:
+            assert (loss_Q + case.loss(-scores_N, labels_N, offsets_Q1, torch.ones_like(scores_N)))[[0, 2]].all()
 
 
 def extreme_inputs_stay_finite(case: Case) -> None:
@@ -209,10 +227,12 @@ LAWS: dict[str, Callable[[Case], None]] = {
 
 def applying(cases: Mapping[str, Case]) -> list[tuple[str, str]]:
     """Names of laws and of the cases to which they apply."""
-    constant_factors = {name for name, case in cases.items() if case.frozen}  # the plain loop has the same gradient
-    pairs_at_once = {name for name, case in cases.items() if case.squares}
-    left_out = {gradcheck: constant_factors, no_temporary_grows_with_the_square_of_lengths: pairs_at_once}
-    return [(law, name) for law in LAWS for name in cases if name not in left_out.get(LAWS[law], set())]
+    return [(law, name) for law in LAWS for name, case in cases.items() if law not in _left_out(case)]
+
+
+def _left_out(case: Case) -> set[str]:
+    no_oracle = {value_and_gradient_are_those_of_the_plain_loop.__name__} if case.oracle is None else set()
+    return {*case.left_out, *no_oracle}
 
 
 @contextmanager
@@ -221,6 +241,7 @@ def blocks_of(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairwise, "PAIRS_PER_BLOCK", size)
         patch.setattr(losses, "SLOTS_PER_CHUNK", size)
+        patch.setattr(neuralsort, "CHOICES_PER_BLOCK", size)
         yield
 
 

@@ -1,62 +1,22 @@
-"""Pairwise losses: the laws of all losses, LightGBM's own objective, and what each has of its own."""
+"""Pairwise losses: LightGBM's own objective, and what each has of its own; their laws are in test_laws."""
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise as neighbours
 
 import lightgbm
 import numpy as np
 import pytest
 import torch
-from ranking.laws import LAWS, Case, applying, assert_same, random_lists, value_and_gradient
+from ranking.laws import assert_same, random_lists, value_and_gradient
 from reference import losses as reference
 from torch import Tensor
 
 from ltrscale.batch import to_offsets
-from ltrscale.ranking.pairwise import has_pairs, hinge, lambdarank, ranknet, softmax_negatives
+from ltrscale.ranking.loss import has_pairs
+from ltrscale.ranking.pairwise import hinge, lambdarank, ranknet, softmax_negatives
 
-EQUAL = (3.0,) * 4
-
-
-def unweighted(loss: Callable[..., Tensor], oracle: Callable[..., Tensor], **kwargs: object) -> Case:
-    return Case(
-        lambda s, y, offsets, _: loss(s, y, offsets, **kwargs), lambda s, y, _: oracle(s, y, **kwargs), idle=EQUAL
-    )
-
-
-def lightgbm_like(**kwargs: object) -> Case:
-    case = unweighted(lambdarank, reference.lambdarank, normalise="lightgbm", **kwargs)
-    return Case(case.loss, case.oracle, case.idle, frozen=True)
-
-
-def all_negatives(s: Tensor, y: Tensor, offsets: Tensor, w: Tensor | None, threshold: float = 1.0) -> Tensor:
-    draw = torch.Generator().manual_seed(0)
-    return softmax_negatives(s, y, offsets, weights_N=w, generator=draw, negatives=500, threshold=threshold)
-
-
-CASES = {
-    "lambdarank": unweighted(lambdarank, reference.lambdarank),
-    "lambdarank sigma 2 truncation 2": unweighted(lambdarank, reference.lambdarank, sigma=2.0, truncation=2),
-    "lambdarank truncation 5": unweighted(lambdarank, reference.lambdarank, truncation=5),
-    "lambdarank lightgbm": lightgbm_like(),
-    "lambdarank lightgbm sigma 2 truncation 3": lightgbm_like(sigma=2.0, truncation=3),
-    "ranknet": unweighted(ranknet, reference.ranknet),
-    "ranknet sigma .5": unweighted(ranknet, reference.ranknet, sigma=0.5),
-    "hinge": unweighted(hinge, reference.hinge),
-    "softmax negatives": Case(all_negatives, reference.softmax_negatives, idle=EQUAL, squares=True),
-    "softmax negatives threshold 2": Case(
-        partial(all_negatives, threshold=2.0),
-        partial(reference.softmax_negatives, threshold=2.0),
-        idle=(0.0, 1.0, 1.0),
-        squares=True,
-    ),
-}
-
-
-@pytest.mark.parametrize(("law", "name"), applying(CASES))
-def test_law(law: str, name: str) -> None:
-    LAWS[law](CASES[name])
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def test_groups_with_pairs() -> None:
@@ -82,7 +42,10 @@ def test_gains_up_to_2_to_the_28_keep_their_precision_in_float32() -> None:
     scores_N, labels_N, offsets_Q1, weights_N = random_lists(5, [900, 120, 30])
     labels_N[:900] *= 7
     scores_N = scores_N.float()  # the same ranks in both
-    loss = CASES["lambdarank"].loss
+
+    def loss(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, _: Tensor) -> Tensor:
+        return lambdarank(scores_N, labels_N, offsets_Q1)
+
     exact_Q, exact_N = value_and_gradient(loss, scores_N.double(), labels_N, offsets_Q1, weights_N)
     loss_Q, grad_N = value_and_gradient(loss, scores_N, labels_N, offsets_Q1, weights_N)
     torch.testing.assert_close(loss_Q.double(), exact_Q, rtol=1e-4, atol=0)
@@ -92,12 +55,14 @@ def test_gains_up_to_2_to_the_28_keep_their_precision_in_float32() -> None:
 def test_ranknet_and_hinge_use_the_order_of_labels_alone() -> None:
     scores_N, labels_N, offsets_Q1, weights_N = random_lists(9, [30, 12])
     near_N = 1 + labels_N * 1e-12  # apart in float64 only
-    for name in ("ranknet", "hinge"):
-        expected = value_and_gradient(CASES[name].loss, scores_N.float(), labels_N, offsets_Q1, weights_N)
-        assert_same(value_and_gradient(CASES[name].loss, scores_N.float(), near_N, offsets_Q1, weights_N), expected)
-        assert_same(
-            value_and_gradient(CASES[name].loss, scores_N.float(), -1 / near_N, offsets_Q1, weights_N), expected
-        )
+    for function in (ranknet, hinge):
+
+        def loss(s: Tensor, y: Tensor, offsets: Tensor, _: Tensor, function: Loss = function) -> Tensor:
+            return function(s, y, offsets)
+
+        expected = value_and_gradient(loss, scores_N.float(), labels_N, offsets_Q1, weights_N)
+        assert_same(value_and_gradient(loss, scores_N.float(), near_N, offsets_Q1, weights_N), expected)
+        assert_same(value_and_gradient(loss, scores_N.float(), -1 / near_N, offsets_Q1, weights_N), expected)
 
 
 @pytest.mark.parametrize(("sigma", "truncation"), [(1.0, 100), (2.0, 3)])
@@ -204,8 +169,8 @@ def test_no_negatives_are_refused() -> None:
 def test_rax_agrees(name: str) -> None:
     rax = pytest.importorskip("rax")
     jax = pytest.importorskip("jax")
-    scores_N, labels_N, offsets_Q1, weights_N = random_lists(13, [30, 6])
-    ours_Q = CASES[name].loss(scores_N, labels_N, offsets_Q1, weights_N)
+    scores_N, labels_N, offsets_Q1, _ = random_lists(13, [30, 6])
+    ours_Q = (ranknet if name == "ranknet" else hinge)(scores_N, labels_N, offsets_Q1)
     theirs = rax.pairwise_logistic_loss if name == "ranknet" else rax.pairwise_hinge_loss
     reduce = jax.numpy.sum if name == "ranknet" else jax.numpy.mean  # over the pairs of a list
     with jax.enable_x64(True):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.models.choices import ContextConfig
 from ltrscale.models.context import Contextual, ListContext
-from ltrscale.models.contexts import ContextConfig, build_context
 from ltrscale.models.features import TransformConfig, fit_transform
 
 WIDTH = 6
@@ -18,7 +18,8 @@ def make(config: ContextConfig, seed: int = 0) -> ListContext:
     torch.manual_seed(seed)
     rows = torch.rand(50, len(KINDS))
     rows[:, 1] = torch.randint(0, 3, (50,)).float()
-    module = build_context(config, WIDTH, fit_transform([rows], KINDS, TransformConfig(numeric="none")))
+    transform = fit_transform([rows], KINDS, TransformConfig(numeric="none"))
+    module = config.build(WIDTH, transform.numeric_F, transform.cardinalities)
     for name, parameter in module.named_parameters():
         if parameter.ndim == 1:  # biases and norms, some of which start at 0 or 1, count as well
             nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.3)

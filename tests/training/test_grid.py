@@ -7,12 +7,11 @@ import torch
 from pydantic import BaseModel
 
 from ltrscale.batch import QueryGroups
-from ltrscale.models.build import EncoderConfig
-from ltrscale.models.contexts import ContextConfig
+from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.ranking.choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.objectives import LossConfig
 from ltrscale.training.pretexts import MethodConfig, Pretrainer, draws_from_marginals
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
@@ -82,7 +81,7 @@ def test_encoder_context_and_loss(encoder: str, context: str | None) -> None:
         torch.manual_seed(0)
         values: dict[str, object] = {"loss": {"kind": loss}, "network": network(encoder)}
         if context is not None:
-            values["context"] = {"kind": context, **SMALL[context]}
+            values["context"] = {"kind": context, **SMALL.get(context, {})}
         config = FinetuneConfig.model_validate(values)
         parts = {"encoder": config.network.encoder, "context": config.context, "head": config.head}
         ranker = Ranker(Architecture(transform=config.network.transform, **parts), transform(config))

@@ -1,6 +1,5 @@
 """Which function each loss of a config is, with which parameters, and which groups count."""
 
-import typing
 from collections.abc import Callable
 
 import pytest
@@ -15,10 +14,11 @@ from ltrscale.models.encoders import IdentityConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.ranking import losses, pairwise, sorting
+from ltrscale.ranking import losses, pairwise, pointwise, sorting
+from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
+from ltrscale.ranking.loss import Scored
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.objectives import WEIGHTED, LossConfig, ranking_loss
 from ltrscale.training.ranking import ListLossConfig, RankingObjective
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -32,8 +32,8 @@ def noise() -> torch.Generator:
 
 
 CASES: dict[str, tuple[dict[str, object], Loss, list[int]]] = {
-    "sigmoid": ({"highest_label": 4}, lambda *d: losses.sigmoid_cross_entropy(*d, highest_label=4), ALL),
-    "squared_error": ({"standardise": True}, lambda *d: losses.squared_error(*d, standardise=True), ALL),
+    "sigmoid": ({"highest_label": 4}, lambda *d: pointwise.sigmoid_cross_entropy(*d, highest_label=4), ALL),
+    "squared_error": ({"standardise": True}, lambda *d: pointwise.squared_error(*d, standardise=True), ALL),
     "ranknet": ({"sigma": 2}, lambda *d: pairwise.ranknet(*d, sigma=2), PAIRS),
     "hinge": ({}, pairwise.hinge, PAIRS),
     "lambdarank": (
@@ -83,30 +83,17 @@ def groups() -> QueryGroups:
     return QueryGroups(x_NF, OFFSETS, LABELS)
 
 
-def test_every_loss_is_here() -> None:
-    union = typing.get_args(typing.get_args(LossConfig)[0])
-    assert {cls.model_fields["kind"].default for cls in union} == set(CASES)
-
-
 @pytest.mark.parametrize("kind", CASES)
 def test_a_config_names_a_function_and_its_parameters(kind: str) -> None:
     parameters, function, counted = CASES[kind]
     config = loss_config(kind, **parameters)
     scores_N = torch.randn(10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    loss_Q, defined_Q = ranking_loss(config, scores_N, groups(), weights_N=None, generator=noise())
+    loss_Q = config.of(Scored(scores_N, LABELS, OFFSETS, None, noise()))
+    defined_Q = config.counted(LABELS, OFFSETS)
     torch.testing.assert_close(loss_Q, function(scores_N, LABELS, OFFSETS))
     assert defined_Q.nonzero()[:, 0].tolist() == counted
     assert not loss_Q[~defined_Q].any()
     assert loss_Q[0] > 0
-
-
-@pytest.mark.parametrize("kind", [cls.model_fields["kind"].default for cls in WEIGHTED])
-def test_weights_reach_the_losses_that_take_them(kind: str) -> None:
-    scores_N = torch.randn(10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    config = loss_config(kind)
-    plain_Q, _ = ranking_loss(config, scores_N, groups(), weights_N=None, generator=noise())
-    double_Q, _ = ranking_loss(config, scores_N, groups(), weights_N=torch.full((10,), 2.0), generator=noise())
-    torch.testing.assert_close(double_Q, 2 * plain_Q)
 
 
 def ranker(**parts: object) -> Ranker:

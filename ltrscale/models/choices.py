@@ -1,0 +1,19 @@
+"""The closed unions of encoders and list contexts that a config may name: a new one is a line here."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ltrscale.models.attention import DASALCConfig, RankFormerConfig
+from ltrscale.models.encoders import IdentityConfig, IndustrialMLPConfig, MLPConfig, ResNetConfig
+from ltrscale.models.interactions import DCNv2Config, DeepFMConfig
+from ltrscale.models.listwise import DLCMConfig, GSFConfig
+from ltrscale.models.setrank import SetRankConfig
+
+EncoderConfig = Annotated[
+    ResNetConfig | IdentityConfig | MLPConfig | IndustrialMLPConfig | DeepFMConfig | DCNv2Config,
+    Field(discriminator="kind"),
+]
+ContextConfig = Annotated[
+    DASALCConfig | RankFormerConfig | SetRankConfig | DLCMConfig | GSFConfig, Field(discriminator="kind")
+]

@@ -1,0 +1,61 @@
+"""What the configs of ranking losses have in common, and which groups have something to rank.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
+"""
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ltrscale.batch import sum_by_group
+from ltrscale.config import Config
+
+
+class Scored(NamedTuple):
+    """Scored documents of labelled groups: what a loss is computed from."""
+
+    scores_N: Tensor
+    labels_N: Tensor
+    offsets_Q1: Tensor
+    weights_N: Tensor | None
+    """Factors of the documents' terms, for the losses that are `weighted`; None is 1."""
+    generator: torch.Generator
+    """Randomness of the losses that draw, on the device of the scores."""
+
+
+class Loss(Config):
+    """A ranking loss as a config chooses it: its parameters, and the pure function that they go to."""
+
+    kind: str
+    weighted: ClassVar[bool] = False
+    """Whether the loss takes document weights."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """The loss of each group, shape [Q]; 0 for a group that is not counted."""
+        raise NotImplementedError
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """Which groups the mean loss is taken over, shape [Q], bool: here those in which an order is asked for."""
+        return has_pairs(labels_N, offsets_Q1)
+
+
+def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Which groups hold two documents with different labels, shape [Q], bool; in the others no order is asked for.
+
+    Example:
+        >>> has_pairs(torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0]), torch.tensor([0, 2, 4, 4, 5]))
+        tensor([ True, False, False, False])
+    """
+    first_N = labels_N[offsets_Q1[:-1].repeat_interleave(offsets_Q1.diff())]
+    return sum_by_group((labels_N != first_N).long(), offsets_Q1) > 0
+
+
+def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Which groups hold a document with a label above 0, shape [Q], bool; in the others NDCG and softmax say nothing.
+
+    Example:
+        >>> has_relevance(torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0, 2, 3, 3]))
+        tensor([ True, False, False])
+    """
+    return sum_by_group((labels_N > 0).long(), offsets_Q1) > 0

@@ -1,0 +1,118 @@
+"""Pointwise ranking losses over ragged groups: one value per group, to be reduced by the training loop.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
+"""
+
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale.batch import at_least_float32, standardise_by_group, sum_by_group
+from ltrscale.ranking.loss import Loss, Scored
+
+
+class SigmoidConfig(Loss):
+    """Sigmoid cross entropy of every document on its own (QIN21)."""
+
+    kind: Literal["sigmoid"] = "sigmoid"
+    weighted: ClassVar[bool] = True
+    highest_label: float = Field(1.0, gt=0)
+    """Labels are divided by this: 4 for grades from 0 to 4."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `sigmoid_cross_entropy`."""
+        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
+        return sigmoid_cross_entropy(*lists, highest_label=self.highest_label, weights_N=scored.weights_N)
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """Groups with a document, whatever its label."""
+        return offsets_Q1.diff() > 0
+
+
+def sigmoid_cross_entropy(
+    scores_N: Tensor,
+    labels_N: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    highest_label: float = 1.0,
+    weights_N: Tensor | None = None,
+) -> Tensor:
+    """Sigmoid cross entropy of every document on its own, shape [Q].
+
+    `sum over documents of w_i (log(1 + exp(s_i)) - s_i y_i / highest_label)` (Qin et al. 2021, B.2). They print it
+    with graded labels as they are, which is `highest_label` 1; a document whose expected label exceeds that is pushed
+    up without end. With the highest grade in its place the best score is the logit of the expected share of it.
+
+    Args:
+        scores_N: finite scores. Half precision is computed, and returned, in float32.
+        labels_N: finite relevance, not negative.
+        offsets_Q1: offsets of the groups. An empty group has loss 0.
+        highest_label: the label that counts as certain relevance.
+        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.tensor([1.0, 0.0, 0.0])
+        >>> sigmoid_cross_entropy(torch.zeros(3), labels, torch.tensor([0, 2, 3]))  # log(2) a document
+        tensor([1.3863, 0.6931])
+    """
+    scores_N = at_least_float32(scores_N)
+    loss_N = -F.logsigmoid(-scores_N) - scores_N * (labels_N / highest_label)
+    return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)
+
+
+class SquaredErrorConfig(Loss):
+    """Squared error of every document on its own, for labels that are a teacher's scores."""
+
+    kind: Literal["squared_error"] = "squared_error"
+    weighted: ClassVar[bool] = True
+    standardise: bool = False
+    """Regress on labels standardised per query group, whose zero and scale then say nothing."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `squared_error`."""
+        lists = scored.scores_N, scored.labels_N, scored.offsets_Q1
+        return squared_error(*lists, standardise=self.standardise, weights_N=scored.weights_N)
+
+    def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """Groups with a document, whatever its label."""
+        return offsets_Q1.diff() > 0
+
+
+def squared_error(
+    scores_N: Tensor,
+    labels_N: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    standardise: bool = False,
+    weights_N: Tensor | None = None,
+) -> Tensor:
+    """Squared error of every document on its own, shape [Q]: the pointwise regression of a student on its teacher.
+
+    `sum over documents of w_i (s_i - t_i)^2` with targets `t = y`, or `t = (y - mean of y) / deviation of y` over the
+    group where they are standardised. A listwise teacher's scores have no common zero or scale: softmax losses let it
+    move a list as a whole.
+
+    Args:
+        scores_N: finite scores. Half precision is computed, and returned, in float32.
+        labels_N: finite numbers, also below 0, such as a teacher's scores.
+        offsets_Q1: offsets of the groups. An empty group has loss 0.
+        standardise: whether targets are standardised; those of a group of equal labels are 0.
+        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+
+    Example:
+        >>> import torch
+        >>> labels, offsets = torch.tensor([-3.0, -1.0, 7.0]), torch.tensor([0, 2, 3])
+        >>> squared_error(torch.zeros(3), labels, offsets)
+        tensor([10., 49.])
+        >>> squared_error(torch.zeros(3), labels, offsets, standardise=True)  # targets -1 and 1; 0
+        tensor([2., 0.])
+    """
+    scores_N = at_least_float32(scores_N)
+    targets_N = labels_N.double()
+    if standardise:
+        targets_N = standardise_by_group(targets_N, offsets_Q1)
+    loss_N = (scores_N - targets_N.to(scores_N.dtype)).square()
+    return sum_by_group(loss_N if weights_N is None else loss_N * weights_N, offsets_Q1)

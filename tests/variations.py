@@ -1,0 +1,76 @@
+"""Other values for the keys of a config, for tests that every key means something."""
+
+import contextlib
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+
+
+def kind_of(cls: type[Config]) -> str:
+    kind: str = cls.model_fields["kind"].default
+    return kind
+
+
+def variations(config: Config) -> Iterator[tuple[str, Config]]:
+    """The config with one key changed, with the dotted name of the key; a key may come several times."""
+    for name, field in type(config).model_fields.items():
+        if name == "kind":
+            continue
+        value = getattr(config, name)
+        if isinstance(value, Config):
+            for key, other in variations(value):
+                yield from _valid(config, f"{name}.{key}", name, other)
+            continue
+        for other in _others(value, field.annotation):
+            yield from _valid(config, name, name, other)
+
+
+def idle_keys(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
+    """Keys of which other values change nothing that is traced, whichever of the configs they stand in."""
+    tried: set[str] = set()
+    found: set[str] = set()
+    for config in configs:
+        before = trace(config)
+        for key, other in variations(config):
+            if key not in found:
+                with contextlib.suppress(InputError):  # a value that fits no data at hand
+                    found |= set() if torch.equal(trace(other), before) else {key}
+                    tried.add(key)
+    return tried - found
+
+
+def _valid(config: Config, key: str, name: str, value: object) -> Iterator[tuple[str, Config]]:
+    try:
+        yield key, config.replace(**{name: value.model_dump() if isinstance(value, Config) else value})
+    except ValidationError:
+        return
+
+
+def _others(value: Any, annotation: Any) -> list[Any]:
+    choices = [choice for choice in _literals(annotation) if choice != value]
+    if choices:
+        return choices
+    if isinstance(value, bool):
+        return [not value]
+    if value is None:
+        return [1, 2]
+    if isinstance(value, tuple):
+        return [value[:-1], value + value[-1:]]
+    return (
+        [value * 2, value // 2, value + 1, value - 1] if isinstance(value, int) else [value / 2, value * 2, value + 0.5]
+    )
+
+
+def _literals(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return list(typing.get_args(annotation))
+    if typing.get_origin(annotation) in (tuple, list):
+        return []
+    return [choice for part in typing.get_args(annotation) for choice in _literals(part)]
