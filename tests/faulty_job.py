@@ -5,9 +5,8 @@ import os
 from victims import Watched
 
 from jobs.cli import main
-from ltrscale.training import pretrain
 from ltrscale.workflows.stages import PretrainJob
 
 if __name__ == "__main__":
-    pretrain.pretrain_worker = Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),))
-    main(PretrainJob, PretrainJob.run, "pretrain", "A test.")
+    with Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
+        main(PretrainJob, PretrainJob.run, "pretrain", "A test.")

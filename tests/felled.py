@@ -2,30 +2,29 @@
 
 import os
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
 from ltrscale.launch.workers import Context
-from ltrscale.trees.gbdt import gbdt_worker
+from ltrscale.trees.gbdt import TreeGrowing
 
 
 @dataclass(frozen=True)
 class Felled:
-    """The training function of trees; the first time that a rank comes to a tree, it dies.
+    """A training of trees; the first time that a rank comes to a tree, it dies.
 
-    `then`: other arguments with which the same workers grow trees once more.
+    `then`: other trees that the same workers grow after it.
     """
 
     folder: str
     rank: int
     tree: int
-    then: Mapping[str, Any]
+    work: TreeGrowing
+    then: TreeGrowing
 
-    def __call__(self, arguments: Mapping[str, Any], context: Context) -> None:
+    def __call__(self, context: Context) -> None:
         trees = 0
 
         def stopping() -> bool:  # is asked before each tree is taken note of
@@ -35,8 +34,8 @@ class Felled:
                 os.kill(os.getpid(), signal.SIGKILL)
             return context.stopping()
 
-        gbdt_worker(arguments, replace(context, stopping=stopping))
-        gbdt_worker({**arguments, **self.then}, context)
+        self.work(replace(context, stopping=stopping))
+        self.then(context)
 
     def _once(self) -> bool:
         try:

@@ -3,13 +3,12 @@
 python own_cluster.py FILE
 """
 
+import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
@@ -39,13 +38,13 @@ def _dashboard() -> str:
     return str(internal_kv._internal_kv_get(key, namespace=room).decode())
 
 
-def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG001
+def work(driver_pid: int, file: Path, context: Context) -> None:  # noqa: ARG001
     """What each worker does."""
     import psutil  # which Ray brings along
 
     dist.all_reduce(torch.ones(1))
     if dist.get_rank() == 0:
-        driver = psutil.Process(arguments["driver"])
+        driver = psutil.Process(driver_pid)
         processes = [driver, *driver.children(recursive=True)]
         node = ray._private.worker._global_node
         found = {
@@ -56,7 +55,6 @@ def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG00
             "session": node.get_session_dir_path(),
             "token": os.environ["RAY_AUTH_TOKEN_PATH"],
         }
-        file = Path(arguments["file"])
         file.with_suffix(".part").write_text(json.dumps(found))
         file.with_suffix(".part").rename(file)
     while True:
@@ -65,5 +63,5 @@ def work(arguments: Mapping[str, Any], context: Context) -> None:  # noqa: ARG00
 
 
 if __name__ == "__main__":
-    given = {"driver": os.getpid(), "file": sys.argv[1]}
-    launch(work, given, workers=WorkersConfig(number=2), report=lambda _: None)
+    take_part = functools.partial(work, os.getpid(), Path(sys.argv[1]))
+    launch(take_part, workers=WorkersConfig(number=2), report=lambda _: None)

@@ -3,11 +3,13 @@
 This module can be imported in every worker process, for it lies on the path that they inherit from the tests.
 """
 
+import functools
 import itertools
 import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,12 +28,12 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import ONE, Context, TrainFunction, WorkersConfig
+from ltrscale.launch.workers import ONE, Context, Work, WorkersConfig
 from ltrscale.progress import Report
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.pretrain import PretrainConfig, pretrain, pretrain_worker
+from ltrscale.training.pretrain import PretrainConfig, Pretraining, pretrain
 from ltrscale.training.reduce import from_rank_0
 
 _COMMIT_WITHIN_S = 60.0
@@ -42,7 +44,7 @@ _KINDS: dict[str, type[Exception]] = {"input": InputError, "defect": ValueError,
 
 @dataclass(frozen=True)
 class Watched:
-    """The training function of pretraining; every step of every worker is written down below `folder`.
+    """Pretraining of which every step of every worker is written down below `folder`.
 
     Each fault happens once, at the first execution of a step (counted from 0) by a rank.
     """
@@ -59,10 +61,20 @@ class Watched:
     every_step_s: float = 0.0
     """All ranks sleep so long, to leave time for what comes from outside."""
 
-    def __call__(self, arguments: Mapping[str, Any], context: Context) -> None:
+    def take_part(self, work: Pretraining, context: Context) -> None:
+        """What a worker does."""
         attempt = from_rank_0(time.time_ns())
-        with _steps(lambda trainer, given: self._before(trainer, given, attempt, arguments["out"])):
-            pretrain_worker(arguments, context)
+        with _steps(lambda trainer, given: self._before(trainer, given, attempt, work.out)):
+            work(context)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """While the block runs, `pretrain` has its workers watched."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                pretraining, "Pretraining", lambda *given: functools.partial(self.take_part, Pretraining(*given))
+            )
+            yield
 
     def _before(
         self, trainer: Trainer, micro_batches: Mapping[int, QueryGroups | None], attempt: int, out: str
@@ -159,8 +171,7 @@ def run(
 ) -> None:
     """Pretrain with the watched function, launched as the package does it or by a launcher of the tests."""
     Path(watched.folder).mkdir(parents=True, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "pretrain_worker", watched)
+    with watched.installed(), pytest.MonkeyPatch.context() as patch:
         if launch is not None:
             patch.setattr(pretraining, "launch", launch)
         pretrain(config or config_of(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
@@ -171,13 +182,10 @@ def processes(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
 
-    def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: object, report: object) -> None:  # noqa: ARG001
+    def launch(work: Work, *, workers: object, report: object) -> None:  # noqa: ARG001
         for attempt in itertools.count():
-            meeting = f"{getattr(function, 'folder', arguments['out'])}/meeting-{time.time_ns()}"
-            jobs = [
-                context.Process(target=_process, args=(rank, world, meeting, function, dict(arguments)))
-                for rank in range(world)
-            ]
+            meeting = f"{tempfile.gettempdir()}/meeting-{time.time_ns()}"
+            jobs = [context.Process(target=_process, args=(rank, world, meeting, work)) for rank in range(world)]
             for job in jobs:
                 job.start()
             while all(job.exitcode in (None, 0) for job in jobs) and any(job.exitcode is None for job in jobs):
@@ -193,10 +201,10 @@ def processes(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
     return launch
 
 
-def _process(rank: int, world: int, meeting: str, function: TrainFunction, arguments: Mapping[str, Any]) -> None:
+def _process(rank: int, world: int, meeting: str, work: Work) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
-    function(arguments, Context())
+    work(Context())
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
-"""Workers of Ray Train: started, watched and started again until the training function has come to its end.
+"""Workers of Ray Train: started, watched and started again until the work has come to its end.
 
-The function goes on from its newest checkpoint, so recovery is to start all workers anew: after one has died, after a
+The work goes on from its newest checkpoint, so recovery is to start all workers anew: after one has died, after a
 node was lost, and before a node that was given notice is taken away. Ray Train does the starting; what is decided here
 is when there is no use in that: after an error that the user has to read, after too many failures in a row, and when
 the launching process was asked to stop.
@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -40,7 +41,7 @@ from ltrscale.launch.mailbox import (
 )
 from ltrscale.launch.rendezvous import OnItsNode
 from ltrscale.launch.signals import stop_on_sigterm
-from ltrscale.launch.workers import Context, TrainFunction, WorkersConfig
+from ltrscale.launch.workers import Context, Work, WorkersConfig
 from ltrscale.progress import Report, log
 
 _POLL_S = 0.2
@@ -49,8 +50,8 @@ _PATIENCE_S = 60.0
 _COLLECTIVE_S = 1800
 
 
-def train(function: TrainFunction, arguments: Mapping[str, Any], workers: WorkersConfig, report: Report) -> None:
-    """Run a training function on workers of Ray Train in the cluster that this process is connected to.
+def train(work: Work, workers: WorkersConfig, report: Report) -> None:
+    """Do the work of a training on workers of Ray Train in the cluster that this process is connected to.
 
     Raises:
         InputError: a worker raised one, or workers died again and again.
@@ -59,7 +60,7 @@ def train(function: TrainFunction, arguments: Mapping[str, Any], workers: Worker
     """
     mailbox = open_mailbox()
     with storage.scratch.directory() as scratch, stop_on_sigterm() as stopping:
-        trainer = _trainer(function, arguments, workers, mailbox, str(scratch))
+        trainer = _trainer(work, workers, mailbox, str(scratch))
         failures: list[BaseException] = []
 
         def fit() -> None:
@@ -79,17 +80,10 @@ def train(function: TrainFunction, arguments: Mapping[str, Any], workers: Worker
         raise error.controller_failure if isinstance(error, ControllerError) else error
 
 
-def _trainer(
-    function: TrainFunction, arguments: Mapping[str, Any], workers: WorkersConfig, mailbox: Any, scratch: str
-) -> TorchTrainer:
+def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> TorchTrainer:
     return TorchTrainer(
         _worker,
-        train_loop_config={
-            "function": function,
-            "arguments": dict(arguments),
-            "mailbox": mailbox,
-            "read_on": workers.read_on,
-        },
+        train_loop_config={"task": _Task(work, mailbox, workers.read_on)},  # Ray Train takes nothing but a dict
         scaling_config=ScalingConfig(
             num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
         ),
@@ -236,15 +230,24 @@ def _one_line(rank: int, error: Exception) -> str:
     return f"rank {rank}: {type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"
 
 
-def _worker(config: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class _Task:
+    """What Ray Train hands to each worker."""
+
+    work: Work
+    mailbox: Any
+    read_on: dict[str, float]
+
+
+def _worker(config: dict[str, _Task]) -> None:
     """What Ray Train runs in each worker."""
-    context = ray.train.get_context()
-    rank, sender = context.get_world_rank(), Sender(config["mailbox"])
+    task, context = config["task"], ray.train.get_context()
+    rank, sender = context.get_world_rank(), Sender(task.mailbox)
     if rank == 0:
         sender(Started(context.get_world_size()))
     sender(Joined(rank, ray.get_runtime_context().current_actor))
     pulse = Pulse()
-    reader = functools.partial(read_with_ray, read_on=config["read_on"]) if config["read_on"] else read_with_ray
+    reader = functools.partial(read_with_ray, read_on=task.read_on) if task.read_on else read_with_ray
     with (
         forwarded_logs(sender, rank),
         _watching(sender.mailbox, rank) as stopping,
@@ -257,7 +260,7 @@ def _worker(config: dict[str, Any]) -> None:
             progressed=lambda: sender.mailbox.count_commit.remote(),
         )
         try:
-            config["function"](config["arguments"], pulse.counting(given))
+            task.work(pulse.counting(given))
         except (InputError, Stopped):
             raise
         except Exception as error:

@@ -1,7 +1,7 @@
 """Workers that torchrun started: rank 0 runs the job, the others follow it from training to training.
 
 Every process runs the same command. Rank 0 alone reads the config, checks the data and writes the run directory; when
-it comes to a training it hands function and arguments to the others, which wait for that and do nothing else. When one
+it comes to a training it hands its work to the others, which wait for that and do nothing else. When one
 process fails, all end with what it has said, and not each with the loss of its neighbours. During a training they
 watch one another: where one hangs, another says so and ends, whereupon torchrun ends all, or starts them again.
 """
@@ -11,10 +11,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.hangs import Counts, Pulse, Watch
 from ltrscale.launch.signals import stop_on_sigterm
-from ltrscale.launch.workers import Context, TrainFunction
+from ltrscale.launch.workers import Context, Work
 from ltrscale.progress import Report, log
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
@@ -95,11 +95,11 @@ def leave() -> None:
             time.sleep(_POLL_S)
 
 
-def lead(function: TrainFunction, arguments: Mapping[str, Any], report: Report, hang_s: float) -> None:
+def lead(work: Work, report: Report, hang_s: float) -> None:
     """What rank 0 does with a training: share it, and take part."""
     assert _group is not None
-    dist.broadcast_object_list([(function, dict(arguments), hang_s)], group=_group.control)
-    _train(_group, function, arguments, report, hang_s)
+    dist.broadcast_object_list([(work, hang_s)], group=_group.control)
+    _train(_group, work, report, hang_s)
 
 
 def _join() -> _Group:
@@ -120,20 +120,20 @@ def _join() -> _Group:
 def _follow(group: _Group) -> None:
     """Take part in each training until rank 0 has no more."""
     while True:
-        work: list[tuple[TrainFunction, Mapping[str, Any], float] | None] = [None]
-        dist.broadcast_object_list(work, group=group.control)
-        if work[0] is None:
+        given: list[tuple[Work, float] | None] = [None]
+        dist.broadcast_object_list(given, group=group.control)
+        if given[0] is None:
             return
-        function, arguments, hang_s = work[0]
-        _train(group, function, arguments, lambda _: None, hang_s)
+        work, hang_s = given[0]
+        _train(group, work, lambda _: None, hang_s)
 
 
-def _train(group: _Group, function: TrainFunction, arguments: Mapping[str, Any], report: Report, hang_s: float) -> None:
+def _train(group: _Group, work: Work, report: Report, hang_s: float) -> None:
     pulse, watchers = Pulse(), _Watchers(group, hang_s)
     with stop_on_sigterm() as stopping, _ending_together(group):
         try:
             with pulse.sent(watchers.beat):
-                function(arguments, pulse.counting(Context(report=report, stopping=stopping)))
+                work(pulse.counting(Context(report=report, stopping=stopping)))
         finally:
             watchers.leave()
 

@@ -1,6 +1,6 @@
-"""Run a training function in this process, as the processes of torchrun, or as the workers of Ray Train.
+"""Do the work of a training in this process, as the processes of torchrun, or as the workers of Ray Train.
 
-The function is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the
+The work is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the
 request to stop in the context that it is given. It can be started again at any moment, for it goes on from its newest
 checkpoint; that is all that recovery is. What the workers report and log travels to the launching process, so the
 metrics and the log of a run are in one place.
@@ -8,7 +8,7 @@ metrics and the log of a run are in one place.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -112,27 +112,27 @@ class Context:
     """Tells the launcher that a checkpoint was committed."""
 
 
-TrainFunction = Callable[[Mapping[str, Any], Context], None]
+Work = Callable[[Context], None]
+"""What every worker does: a frozen value of a class of some module, which is pickled, and called at every start."""
 
 
 @dataclass(frozen=True)
 class _Holding:
-    """A training function in a process that acts for who holds these leases, and so may commit below them."""
+    """Work in a process that acts for who holds these leases, and so may commit below them."""
 
-    function: TrainFunction
+    work: Work
     leases: tuple[storage.Lease, ...]
 
-    def __call__(self, arguments: Mapping[str, Any], context: Context) -> None:
+    def __call__(self, context: Context) -> None:
         storage.join_leases(self.leases)
-        self.function(arguments, context)
+        self.work(context)
 
 
-def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: WorkersConfig, report: Report) -> None:
-    """Run `function(arguments, context)` on the workers; with one worker in this very process.
+def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
+    """Do this work on the workers; with one worker in this very process.
 
     Args:
-        function: a module-level function; what it makes it writes to storage.
-        arguments: the same for every worker and at every start of one; they are pickled.
+        work: the same for every worker; what it makes it writes to storage.
         workers: how many; more than one start Ray, or use the cluster this process is connected to. Processes that
             torchrun started are the workers themselves.
         report: receives the records of rank 0.
@@ -143,14 +143,14 @@ def launch(function: TrainFunction, arguments: Mapping[str, Any], *, workers: Wo
     """
     from ltrscale.launch import under_torchrun  # which needs the types above
 
-    function = _Holding(function, storage.held())
+    work = _Holding(work, storage.held())
     if under_torchrun.is_running():
-        under_torchrun.lead(function, arguments, report, workers.hang_s)
+        under_torchrun.lead(work, report, workers.hang_s)
     elif _needs_ray(workers):
         from ltrscale.launch import under_ray  # and Ray, which takes seconds
 
         with cluster_for(workers):
-            under_ray.train(function, arguments, workers, report)
+            under_ray.train(work, workers, report)
     else:
         with stop_on_sigterm() as stopping:
-            function(arguments, Context(report=report, stopping=stopping))
+            work(Context(report=report, stopping=stopping))

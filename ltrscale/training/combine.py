@@ -1,13 +1,13 @@
 """Rankers made of finetuned ones: their mean score, or a linear layer over their embeddings (HOU24, A.3.7)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from pydantic import Field
 
 from ltrscale import bundle
-from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
@@ -69,34 +69,37 @@ def combine(
     data = LabelledData.of(train, validation, without=good.without)
     if config.how == "concat":
         GroupStream(data.train, config.stream, world=workers.most)  # refuses before anything is started
-    arguments = {
-        "config": config.model_dump(mode="json"),
-        "bundles": list(bundles),
-        "data": data,
-        "out": out,
-        "origin": dict(origin),
-    }
-    launch(combine_worker, arguments, workers=workers if config.how == "concat" else ONE, report=report)
+    work = Combining(config, tuple(bundles), data, out, origin)
+    launch(work, workers=workers if config.how == "concat" else ONE, report=report)
 
 
-def combine_worker(arguments: Mapping[str, Any], context: Context) -> None:
-    """One worker's part of `combine`; rank 0 writes checkpoints and the bundle."""
-    config = validate(CombineConfig, arguments["config"], "combine")
-    data: LabelledData = arguments["data"]
-    torch.manual_seed(config.seed)
-    opened = _opened(arguments["bundles"])
-    data = data.serving(opened[0].features, whose=opened[0].url)
-    parts = [_part(one) for one in opened]
-    device = set_up(config)
-    model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
-    if isinstance(model, ConcatRanker):
-        objective = RankingObjective(model, config).to(device)
-        phases = [Phase("concat", config.epochs, tuple(model.parts))]
-        train_ranker(objective, phases, data, arguments, context)
-    else:
-        best = Best(model, data.validation, config.validation_metric)
-        best.update("mean", 0)
-        best.commit(arguments["out"], config, data.train, origin=arguments["origin"])
+@dataclass(frozen=True)
+class Combining:
+    """A combination, as every worker gets it."""
+
+    config: CombineConfig
+    bundles: tuple[str, ...]
+    data: LabelledData
+    out: str
+    origin: Mapping[str, Any]
+
+    def __call__(self, context: Context) -> None:
+        """Take part; rank 0 writes checkpoints and the bundle."""
+        config = self.config
+        torch.manual_seed(config.seed)
+        opened = _opened(self.bundles)
+        data = self.data.serving(opened[0].features, whose=opened[0].url)
+        parts = [_part(one) for one in opened]
+        device = set_up(config)
+        model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
+        if isinstance(model, ConcatRanker):
+            objective = RankingObjective(model, config).to(device)
+            phases = [Phase("concat", config.epochs, tuple(model.parts))]
+            train_ranker(objective, phases, data, self.out, origin=self.origin, context=context)
+        else:
+            best = Best(model, data.validation, config.validation_metric)
+            best.update("mean", 0)
+            best.commit(self.out, config, data.train, origin=self.origin)
 
 
 def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:

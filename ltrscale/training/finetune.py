@@ -6,13 +6,14 @@ a head of one layer (linear probing) or several (multilayer probing).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from ltrscale import bundle
-from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
@@ -125,35 +126,38 @@ def finetune(
         if start is None:
             documents = select(train, labelled=False, without=good.without)
             transform = fitted(documents, config.network, join(out, TRANSFORM), run=run_for(workers)).state_dict()
-        arguments = {
-            "config": config.model_dump(mode="json"),
-            "data": data,
-            "transform": transform,
-            "pretrained": pretrained,
-            "out": out,
-            "origin": dict(origin),
-        }
-        launch(finetune_worker, arguments, workers=workers, report=report)
+        launch(Finetuning(config, data, transform, pretrained, out, origin), workers=workers, report=report)
 
 
-def finetune_worker(arguments: Mapping[str, Any], context: Context) -> None:
-    """One worker's part of `finetune`; rank 0 writes checkpoints and the bundle."""
-    config = validate(FinetuneConfig, arguments["config"], "finetune")
-    data: LabelledData = arguments["data"]
-    start = bundle.load(arguments["pretrained"]) if arguments["pretrained"] else None
-    if start is not None:
-        data = data.serving(start.features, whose=start.url)
-    device = set_up(config)
-    ranker = _ranker(arguments, config, start).to(device)
-    objective = RankingObjective(ranker, config, config.list_loss).to(device)
-    phases = [Phase("full", config.epochs)]
-    if start is not None:
-        made_before = (ranker.transform, ranker.encoder, ranker.neck)
-        phases.insert(0, Phase("head", config.head_epochs, made_before))
-    train_ranker(objective, phases, data, arguments, context)
+@dataclass(frozen=True)
+class Finetuning:
+    """A finetuning, as every worker gets it."""
+
+    config: FinetuneConfig
+    data: LabelledData
+    transform: dict[str, Tensor] | None
+    """State of the fitted transform; None with a pretrained bundle, which brings its own."""
+    pretrained: str | None
+    out: str
+    origin: Mapping[str, Any]
+
+    def __call__(self, context: Context) -> None:
+        """Take part; rank 0 writes checkpoints and the bundle."""
+        config, data = self.config, self.data
+        start = bundle.load(self.pretrained) if self.pretrained else None
+        if start is not None:
+            data = data.serving(start.features, whose=start.url)
+        device = set_up(config)
+        ranker = _ranker(config, self.transform, start).to(device)
+        objective = RankingObjective(ranker, config, config.list_loss).to(device)
+        phases = [Phase("full", config.epochs)]
+        if start is not None:
+            made_before = (ranker.transform, ranker.encoder, ranker.neck)
+            phases.insert(0, Phase("head", config.head_epochs, made_before))
+        train_ranker(objective, phases, data, self.out, origin=self.origin, context=context)
 
 
-def _ranker(arguments: Mapping[str, Any], config: FinetuneConfig, pretrained: bundle.Bundle | None) -> Ranker:
+def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None) -> Ranker:
     """The ranker before finetuning."""
     torch.manual_seed(config.seed)
     added: dict[str, Any] = {
@@ -163,7 +167,8 @@ def _ranker(arguments: Mapping[str, Any], config: FinetuneConfig, pretrained: bu
         "noise": config.noise,
     }
     if pretrained is None:
-        transform = FeatureTransform.from_state(arguments["transform"], config.network.transform)
+        assert fitted_state is not None
+        transform = FeatureTransform.from_state(fitted_state, config.network.transform)
         return Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
     made, kept = pretrained.network(), config.projector_layers
     projector = made.projector if kept else None

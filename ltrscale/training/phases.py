@@ -234,7 +234,9 @@ def train_ranker(
     objective: RankingObjective,
     phases: Sequence[Phase],
     data: LabelledData,
-    arguments: Mapping[str, Any],
+    out: str,
+    *,
+    origin: Mapping[str, Any],
     context: Context,
 ) -> None:
     """Train a ranker in these phases, or go on with that, and commit the best weights; all workers call it.
@@ -243,10 +245,11 @@ def train_ranker(
         objective: on its device; it brings the settings.
         phases: in order.
         data: to train on and to choose the epoch by.
-        arguments: `out` and `origin` of the run.
+        out: directory of the bundle.
+        origin: recorded in its manifest.
         context: of this worker.
     """
-    config, out, origin = objective.config, arguments["out"], arguments["origin"]
+    config = objective.config
     best = Best(objective.ranker, data.validation, config.validation_metric)
     read = f"{data.train.hash} {data.validation.hash}"
     with checkpoints_of(config, out, origin=origin, data=read, context=context) as checkpoints:

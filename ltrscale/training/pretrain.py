@@ -8,9 +8,10 @@ from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from ltrscale import bundle
-from ltrscale.config import is_current, overlay, validate
+from ltrscale.config import is_current, overlay
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.draws import mix
@@ -105,34 +106,38 @@ def pretrain(
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
         if draws_from_marginals(config.method, config.augment):
             marginals_SF = sample_inputs(selection, transform, run=run)
-        arguments = {
-            "config": config.model_dump(mode="json"),
-            "selection": selection,
-            "transform": transform.state_dict(),
-            "marginals": marginals_SF,
-            "out": out,
-            "origin": dict(origin),
-        }
-        launch(pretrain_worker, arguments, workers=workers, report=report)
+        work = Pretraining(config, selection, transform.state_dict(), marginals_SF, out, origin)
+        launch(work, workers=workers, report=report)
 
 
-def pretrain_worker(arguments: Mapping[str, Any], context: Context) -> None:
-    """One worker's part of `pretrain`; rank 0 writes checkpoints and the bundle."""
-    config = validate(PretrainConfig, arguments["config"], "pretrain")
-    selection: Selection = arguments["selection"]
-    out, origin = arguments["out"], arguments["origin"]
-    torch.manual_seed(config.seed)
-    transform = FeatureTransform.from_state(arguments["transform"], config.network.transform)
-    model = Pretrainer(transform, config.network, config.method, config.augment, arguments["marginals"])
-    model.to(set_up(config))
-    with checkpoints_of(config, out, origin=origin, data=selection.hash, context=context) as checkpoints:
-        trainer = _trainer(model, config, selection, checkpoints, context)
-        keep = _Keeper(model, config, selection, out, origin, context.report)
-        loss = _train(trainer, config, checkpoints, context.report, keep)
-    if rank_and_world()[0] == 0:
-        keep.save(out, loss, origin)
-        finish(out)
-        log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, out)
+@dataclass(frozen=True)
+class Pretraining:
+    """A pretraining, as every worker gets it."""
+
+    config: PretrainConfig
+    selection: Selection
+    transform: dict[str, Tensor]
+    """State of the fitted transform."""
+    marginals_SF: Tensor | None
+    """Documents that corrupted values are drawn from, where the method does."""
+    out: str
+    origin: Mapping[str, Any]
+
+    def __call__(self, context: Context) -> None:
+        """Take part; rank 0 writes checkpoints and the bundle."""
+        config, selection = self.config, self.selection
+        torch.manual_seed(config.seed)
+        transform = FeatureTransform.from_state(self.transform, config.network.transform)
+        model = Pretrainer(transform, config.network, config.method, config.augment, self.marginals_SF)
+        model.to(set_up(config))
+        with checkpoints_of(config, self.out, origin=self.origin, data=selection.hash, context=context) as checkpoints:
+            trainer = _trainer(model, config, selection, checkpoints, context)
+            keep = _Keeper(model, self, context.report)
+            loss = _train(trainer, config, checkpoints, context.report, keep)
+        if rank_and_world()[0] == 0:
+            keep.save(self.out, loss, self.origin)
+            finish(self.out)
+            log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, self.out)
 
 
 def _trainer(
@@ -163,10 +168,7 @@ class _Keeper:
     """Commits the encoder as a bundle, at the end of the run and along the way."""
 
     model: Pretrainer
-    config: PretrainConfig
-    selection: Selection
-    out: str
-    origin: Mapping[str, Any]
+    work: Pretraining
     report: Report
 
     def save(self, url: str, loss: float, origin: Mapping[str, Any]) -> None:
@@ -174,19 +176,20 @@ class _Keeper:
         bundle.save_pretrained(
             url,
             self.model,
-            config=self.config.model_dump(mode="json"),
-            features=self.selection.features,
-            dataset_hash=self.selection.hash,
+            config=self.work.config.model_dump(mode="json"),
+            features=self.work.selection.features,
+            dataset_hash=self.work.selection.hash,
             metrics={"loss": loss},
             made_by=origin,
         )
 
     def after(self, epoch: int, loss: float) -> None:
         """Commit the encoder where it is to be kept after this epoch, unless a run before has, and say so."""
-        every = self.config.keep_every
-        if every is None or epoch % every or epoch == self.config.epochs or rank_and_world()[0] != 0:
+        config = self.work.config
+        every = config.keep_every
+        if every is None or epoch % every or epoch == config.epochs or rank_and_world()[0] != 0:
             return
-        url, origin = join(self.out, EPOCHS, f"{epoch:05d}"), {**self.origin, "epoch": epoch}
+        url, origin = join(self.work.out, EPOCHS, f"{epoch:05d}"), {**self.work.origin, "epoch": epoch}
         if not is_current(url, origin):
             self.save(url, loss, origin)
         self.report({"epoch": epoch, "bundle": url})

@@ -4,10 +4,10 @@ Shapes: N documents, Q groups.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
@@ -63,53 +63,56 @@ def train_gbdt(
     check_library(config, world)
     train, validation = (select(split, labelled=True) for split in (splits.train, splits.validation))
     deal(train, rank=0, world=world)  # refuses before anything is started
-    arguments = {
-        "config": config.model_dump(mode="json"),
-        "train": train,
-        "validation": validation,
-        "out": out,
-        "made_by": dict(made_by),
-        "cpus": workers.cpus,
-    }
-    launch(gbdt_worker, arguments, workers=workers, report=report)
+    work = TreeGrowing(config, train, with_features_of(train, validation), out, made_by, workers.cpus)
+    launch(work, workers=workers, report=report)
     return load(out)
 
 
-def validation_of(train: Selection, arguments: Mapping[str, Any]) -> Selection:
-    """The labelled groups of the split `validation`, with the features of the training split.
+def with_features_of(train: Selection, validation: Selection) -> Selection:
+    """The groups of the split `validation`, with the features of the training split.
 
     Raises:
         InputError: it lacks some.
     """
-    validation: Selection = arguments["validation"]
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
-def gbdt_worker(arguments: Mapping[str, Any], context: Context) -> None:
-    """One worker's part of `train_gbdt`; rank 0 writes the bundle."""
-    config: GBDTConfig = TypeAdapter(GBDTConfig).validate_python(arguments["config"])
-    rank, world = rank_and_world()
-    selection: Selection = arguments["train"]
-    train, codes = read(deal(selection, rank=rank, world=world), "train")
-    check_complete(selection, train)
-    validation, _ = read(validation_of(selection, arguments), "validation")
-    check_validation(validation)
-    if world > 1 and config.num_threads == 0:
-        config = config.replace(num_threads=max(1, int(arguments["cpus"])))
-    grown = grow(config, train, codes, validation, together(context))
-    if rank > 0:
-        return
-    save_trees(
-        arguments["out"],
-        {"model": grown.model},
-        TreesArchitecture(library=config.kind),
-        config=arguments["config"],
-        features=selection.features,
-        dataset_hash=selection.hash,
-        metrics={**grown.metrics, "labelled_groups": selection.n_groups},
-        made_by=arguments["made_by"],
-    )
-    log.info("committed %s", arguments["out"])
+@dataclass(frozen=True)
+class TreeGrowing:
+    """The training of trees, as every worker gets it."""
+
+    config: GBDTConfig
+    train: Selection
+    validation: Selection
+    out: str
+    made_by: Mapping[str, Any]
+    cpus: float
+    """Of each worker."""
+
+    def __call__(self, context: Context) -> None:
+        """Take part; rank 0 writes the bundle."""
+        config: GBDTConfig = self.config
+        rank, world = rank_and_world()
+        train, codes = read(deal(self.train, rank=rank, world=world), "train")
+        check_complete(self.train, train)
+        validation, _ = read(self.validation, "validation")
+        check_validation(validation)
+        if world > 1 and config.num_threads == 0:
+            config = config.replace(num_threads=max(1, int(self.cpus)))
+        grown = grow(config, train, codes, validation, together(context))
+        if rank > 0:
+            return
+        save_trees(
+            self.out,
+            {"model": grown.model},
+            TreesArchitecture(library=config.kind),
+            config=self.config.model_dump(mode="json"),
+            features=self.train.features,
+            dataset_hash=self.train.hash,
+            metrics={**grown.metrics, "labelled_groups": self.train.n_groups},
+            made_by=self.made_by,
+        )
+        log.info("committed %s", self.out)
 
 
 class Grown(NamedTuple):

@@ -3,6 +3,7 @@
 Shapes: N documents, Q groups, P1 = groups without a label in use + 1.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -12,13 +13,13 @@ from pydantic import Field, model_validator
 
 from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
-from ltrscale.config import Config, validate
+from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
 from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, validation_of
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, with_features_of
 from ltrscale.trees.pca import fit_projection
 from ltrscale.trees.scored import score
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
@@ -80,28 +81,28 @@ def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping
     for trees in (config.first, config.gbdt):
         if trees is not None:
             check_alone(trees)
-    arguments = {
-        "config": config.model_dump(mode="json"),
-        "train": select(splits.train, labelled=True),
-        "documents": select(splits.train, labelled=False),
-        "validation": select(splits.validation, labelled=True),
-        "out": out,
-        "made_by": dict(made_by),
-    }
-    launch(semi_worker, arguments, workers=ONE, report=report)
+    labelled, everything = (select(splits.train, labelled=labelled) for labelled in (True, False))
+    validation = with_features_of(labelled, select(splits.validation, labelled=True))
+    grow_trees = functools.partial(_grow, config, labelled, everything, validation, out, made_by)
+    launch(grow_trees, workers=ONE, report=report)
     return load(out)
 
 
-def semi_worker(arguments: Mapping[str, Any], context: Context) -> None:
+def _grow(
+    config: SemiConfig,
+    labelled: Selection,
+    everything: Selection,
+    validation_split: Selection,
+    out: str,
+    made_by: Mapping[str, Any],
+    context: Context,
+) -> None:
     """What `train_semi` does, where it can be asked to stop."""
-    config = validate(SemiConfig, arguments["config"], "semi")
-    labelled: Selection = arguments["train"]
-    everything: Selection = arguments["documents"]
     projection = None if config.pca is None else fit_projection(everything, config.pca)
     view = views.raw(labelled.features)
     view = view if projection is None else views.projected(view, projection)
     train, codes = read(labelled, "train", view)
-    validation, _ = read(validation_of(labelled, arguments), "validation", view)
+    validation, _ = read(validation_split, "validation", view)
     check_validation(validation)
     metrics: dict[str, int] = {"labelled_groups": len(train.ids_Q)}
     if config.pseudo_labels is not None:
@@ -109,7 +110,7 @@ def semi_worker(arguments: Mapping[str, Any], context: Context) -> None:
         metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]
     grown = grow(config.gbdt, train, codes, validation, context)
     save_trees(
-        arguments["out"],
+        out,
         {"model": grown.model},
         TreesArchitecture(library=config.gbdt.kind, projection=config.pca or 0),
         projection=projection,
@@ -117,9 +118,9 @@ def semi_worker(arguments: Mapping[str, Any], context: Context) -> None:
         features=labelled.features,
         dataset_hash=labelled.hash,
         metrics={**grown.metrics, **metrics},
-        made_by=arguments["made_by"],
+        made_by=made_by,
     )
-    log.info("committed %s", arguments["out"])
+    log.info("committed %s", out)
 
 
 def _all_groups(

@@ -4,6 +4,7 @@ Shapes: N documents.
 """
 
 import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from ltrscale.launch.workers import ONE, Context, launch
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, validation_of
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, with_features_of
 from ltrscale.trees.scored import Scores, score
 from ltrscale.views import View
 
@@ -89,35 +90,35 @@ def train_stack(
     for member in members.values():
         for url in (member.bundle, *member.folds):
             train.serving(load(url).features, whose=url)
-    arguments = {
-        "config": config.model_dump(mode="json"),
-        "members": {name: member.model_dump(mode="json") for name, member in members.items()},
-        "train": train,
-        "folds": folds_of(config, splits.train) if any(member.folds for member in members.values()) else [],
-        "validation": select(splits.validation, labelled=True),
-        "out": out,
-        "made_by": dict(made_by),
-    }
-    launch(stack_worker, arguments, workers=ONE, report=report)
+    folds = folds_of(config, splits.train) if any(member.folds for member in members.values()) else []
+    validation = with_features_of(train, select(splits.validation, labelled=True))
+    grow_trees = functools.partial(_grow, config, members, train, folds, validation, out, made_by)
+    launch(grow_trees, workers=ONE, report=report)
     return load(out)
 
 
-def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
+def _grow(
+    config: StackConfig,
+    members: Mapping[str, StackMember],
+    selection: Selection,
+    folds: Sequence[Selection],
+    validation_split: Selection,
+    out: str,
+    made_by: Mapping[str, Any],
+    context: Context,
+) -> None:
     """What `train_stack` does, where it can be asked to stop."""
-    config = validate(StackConfig, arguments["config"], "stack")
-    members = {name: StackMember(**values) for name, values in arguments["members"].items()}
-    selection: Selection = arguments["train"]
     chosen = _chosen(selection.features, config.features)
     view = views.raw(selection.features) if chosen is None else views.chosen(selection.features, chosen)
 
-    held_out = {name: out_of_fold(name, member, selection, arguments["folds"]) for name, member in members.items()}
+    held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
     train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
-    validation, on_validation = _validation(config, validation_of(selection, arguments), members, view)
+    validation, on_validation = _validation(config, validation_split, members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
     alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
     save_trees(
-        arguments["out"],
+        out,
         {"model": grown.model},
         TreesArchitecture(
             library=config.gbdt.kind, sees=chosen, members=tuple(members), standardise=config.standardise
@@ -130,7 +131,7 @@ def stack_worker(arguments: Mapping[str, Any], context: Context) -> None:
             "labelled_groups": len(train.ids_Q),
             **{f"validation_ndcg@{cut}_{name}": value for name, value in alone.items()},
         },
-        made_by=arguments["made_by"],
+        made_by=made_by,
         files={path: data for name, m in members.items() for path, data in member_files(name, m.bundle).items()},
     )
     log.info("members alone: %s", ", ".join(f"{name} {value:.4f}" for name, value in alone.items()))

@@ -22,7 +22,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.trees.gbdt import TreeGrowing, train_gbdt
 from ltrscale.trees.shares import deal
 from ltrscale.trees.targets import QuantisedConfig
 
@@ -136,13 +136,11 @@ def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
 ) -> None:
     """LightGBM on numbers and then XGBoost on categories, by the same workers: starting these is what takes time."""
     with_categories = splits_of("categorical")
-    then = {
-        "config": XGBOOST.model_dump(mode="json"),
-        "train": select(with_categories.train, labelled=True),
-        "validation": select(with_categories.validation, labelled=True),
-        "out": str(tmp_path / "xgboost"),
-    }
-    monkeypatch.setattr(gbdt, "gbdt_worker", Felled(str(tmp_path), rank=1, tree=3, then=then))
+    selections = [select(split, labelled=True) for split in (with_categories.train, with_categories.validation)]
+    then = TreeGrowing(XGBOOST, *selections, str(tmp_path / "xgboost"), {}, TWO.cpus)
+    monkeypatch.setattr(
+        gbdt, "TreeGrowing", lambda *given: Felled(str(tmp_path), 1, 3, work=TreeGrowing(*given), then=then)
+    )
     with caplog.at_level(logging.WARNING, "ltrscale"):
         by_two, records = train(LIGHTGBM, splits, tmp_path / "lightgbm", TWO)
     assert "rank 1: ActorDiedError" in caplog.text
