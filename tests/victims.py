@@ -27,6 +27,7 @@ import torch.distributed as dist
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.launch import workers as workers_of_the_package
 from ltrscale.launch.ranks import rank_and_world
 from ltrscale.launch.workers import ONE, Context, Work, WorkersConfig
 from ltrscale.progress import Report
@@ -68,12 +69,14 @@ class Watched:
             work(context)
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """While the block runs, `pretrain` has its workers watched."""
+    def installed(self, launch: Callable[..., None] = workers_of_the_package.launch) -> Iterator[None]:
+        """While the block runs, `pretrain` has its workers watched, however they are launched."""
+
+        def launch_watched(work: Pretraining, **others: Any) -> None:
+            launch(functools.partial(self.take_part, work), **others)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                pretraining, "Pretraining", lambda *given: functools.partial(self.take_part, Pretraining(*given))
-            )
+            patch.setattr(pretraining, "launch", launch_watched)
             yield
 
     def _before(
@@ -171,9 +174,7 @@ def run(
 ) -> None:
     """Pretrain with the watched function, launched as the package does it or by a launcher of the tests."""
     Path(watched.folder).mkdir(parents=True, exist_ok=True)
-    with watched.installed(), pytest.MonkeyPatch.context() as patch:
-        if launch is not None:
-            patch.setattr(pretraining, "launch", launch)
+    with watched.installed(launch or workers_of_the_package.launch):
         pretrain(config or config_of(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
 
 

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import RowGroup, Selection, Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, WorkersConfig
+from ltrscale.launch.workers import ONE, WorkersConfig, launch
 from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import TreeGrowing, train_gbdt
@@ -139,7 +139,7 @@ def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
     selections = [select(split, labelled=True) for split in (with_categories.train, with_categories.validation)]
     then = TreeGrowing(XGBOOST, *selections, str(tmp_path / "xgboost"), {}, TWO.cpus)
     monkeypatch.setattr(
-        gbdt, "TreeGrowing", lambda *given: Felled(str(tmp_path), 1, 3, work=TreeGrowing(*given), then=then)
+        gbdt, "launch", lambda work, **others: launch(Felled(str(tmp_path), 1, 3, work=work, then=then), **others)
     )
     with caplog.at_level(logging.WARNING, "ltrscale"):
         by_two, records = train(LIGHTGBM, splits, tmp_path / "lightgbm", TWO)
