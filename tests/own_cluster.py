@@ -15,7 +15,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from ltrscale.launch.workers import Context, WorkersConfig, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import Context, WorkersConfig
 
 
 def listening(root: int) -> list[tuple[str, int, str]]:

@@ -25,8 +25,7 @@ import torch.distributed as dist
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import ONE, Context, TrainFunction, WorkersConfig
+from ltrscale.launch.workers import ONE, Context, TrainFunction, WorkersConfig, rank_and_world
 from ltrscale.progress import Report
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints

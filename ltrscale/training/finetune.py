@@ -16,7 +16,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
+from ltrscale.launch.start import cluster_for, launch, run_for
+from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.attention import RankFormerConfig
 from ltrscale.models.contexts import ContextConfig
 from ltrscale.models.features import FeatureTransform

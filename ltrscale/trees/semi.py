@@ -14,7 +14,8 @@ from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
-from ltrscale.launch.workers import ONE, Context, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read

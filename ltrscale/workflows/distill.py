@@ -29,7 +29,8 @@ from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
 from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.report import METRICS
-from ltrscale.launch.workers import ONE, Workers, cluster_for
+from ltrscale.launch.start import cluster_for
+from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import log
 from ltrscale.storage import join
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
