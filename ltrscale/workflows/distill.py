@@ -13,7 +13,7 @@ Every step is committed, and skipped where it is up to date.
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,7 +22,7 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Split, Splits, check_disjoint, select
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
@@ -31,8 +31,14 @@ from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, Evaluat
 from ltrscale.evaluation.report import METRICS
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
+from ltrscale.models.encoders import MLPConfig
+from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import log
 from ltrscale.storage import join
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.network import NetworkConfig
+from ltrscale.training.objectives import SquaredErrorConfig
+from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.export import ParityConfig
 from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
@@ -50,7 +56,35 @@ from ltrscale.workflows.stages import (
     gbdt_stage,
     score_stage,
 )
-from ltrscale.workflows.students import MLPStudent, StudentConfig
+
+
+class MLPStudent(Config):
+    """A network that scores each document on its own, by squared error against standardised scores."""
+
+    kind: Literal["mlp"] = "mlp"
+    finetune: FinetuneConfig = FinetuneConfig(
+        network=NetworkConfig(encoder=MLPConfig(dropout=0.0)),  # the teacher's scores are not noisy as clicks are
+        head=HeadConfig(layers=1),
+        loss=SquaredErrorConfig(standardise=True),
+        epochs=20,
+        patience=5,
+        stream=StreamConfig(docs_per_batch=8192),
+        optimizer=OptimizerConfig(learning_rate=1e-3, clip_norm=None),
+    )
+
+    @model_validator(mode="after")
+    def _is_pointwise(self) -> Self:
+        if self.finetune.context is not None:
+            raise ValueError(f"finetune.context {self.finetune.context.kind} scores whole lists; leave it out")
+        if self.finetune.network.transform.per_query:
+            raise ValueError("finetune.network.transform.per_query needs whole lists; leave it out")
+        return self
+
+
+StudentConfig = Annotated[
+    RegressionStudent | LambdaRankStudent | SoftmaxStudent | MLPStudent, Field(discriminator="kind")
+]
+
 
 DIRECT = "direct"
 """Name of the directly trained trees among the methods."""
