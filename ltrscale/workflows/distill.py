@@ -39,10 +39,8 @@ from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.network import NetworkConfig
 from ltrscale.training.objectives import SquaredErrorConfig
 from ltrscale.training.schedules import OptimizerConfig
-from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.trees.export import ParityConfig
-from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
-from ltrscale.workflows.export import ExportJob, export_stage
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.runs import check_replaceable, recorded, run_stage
@@ -56,6 +54,7 @@ from ltrscale.workflows.stages import (
     gbdt_stage,
     score_stage,
 )
+from ltrscale.workflows.tree_stages import ExportJob, export_stage
 
 
 class MLPStudent(Config):

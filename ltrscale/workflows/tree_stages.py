@@ -1,15 +1,21 @@
-"""Stages that make trees of more than labelled groups: semi-supervised trees, and trees over other models."""
+"""Stages of trees beyond `gbdt_stage`: semi-supervised trees, trees over other models, and the export of trees.
+
+Trees are exported as LightGBM's native text, after a parity check.
+"""
 
 from collections.abc import Mapping
 
-from ltrscale.config import Config
+from ltrscale.bundle import load
+from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Splits, check_disjoint
+from ltrscale.data.dataset.split import Split, Splits, Texts, check_disjoint
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.progress import log
+from ltrscale.trees.export import ParityConfig, check_parity, publish
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes
-from ltrscale.workflows.runs import run_stage
+from ltrscale.workflows.runs import check_replaceable, run_stage
 
 
 class SemiJob(Config):
@@ -92,3 +98,40 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
             f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "
             f"score too well; list its method under members, or train the stack on other periods ({error})"
         ) from error
+
+
+class ExportJob(ParityConfig):
+    """Export a bundle of LightGBM trees as the library's own text, with a note on its features."""
+
+    out: str
+    """Directory of the export."""
+    bundle: str
+    """Bundle of one LightGBM model."""
+    data: str
+    """Data set directory on whose documents the scores are compared."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+
+
+class _Exported(ParityConfig):
+    """What an export depends on besides its inputs."""
+
+    periods: Texts
+
+
+@one_view()
+def export_stage(job: ExportJob) -> None:
+    """Compare scores, then publish; nothing is left where they are further apart than allowed.
+
+    Raises:
+        InputError: they are; as `ltrscale.trees.export.check_parity`.
+    """
+    split = Split(data=(job.data,), periods=job.periods)
+    config = _Exported(rows=job.rows, tolerance=job.tolerance, periods=job.periods)
+    inputs = dataset_hashes([split]) | bundle_hashes([job.bundle])
+    if is_current(job.out, made_by("export", config, inputs)):
+        log.info("export: %s is up to date", job.out)
+        return
+    check_replaceable(job.out, "export")
+    files, parity = check_parity(load(job.bundle), split, config)  # before a run directory is begun
+    run_stage("export", job, job.out, config, inputs, lambda origin, _: publish(files, parity, job.out, made_by=origin))

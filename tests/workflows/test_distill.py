@@ -25,7 +25,6 @@ from ltrscale.evaluation.summarise import Floats
 from ltrscale.trees import export
 from ltrscale.workflows import distill
 from ltrscale.workflows.distill import DistillJob, run_distill
-from ltrscale.workflows.export import ExportJob, export_stage
 from ltrscale.workflows.stages import (
     EvaluateJob,
     FinetuneJob,
@@ -36,6 +35,7 @@ from ltrscale.workflows.stages import (
     gbdt_stage,
     score_stage,
 )
+from ltrscale.workflows.tree_stages import ExportJob, export_stage
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}
