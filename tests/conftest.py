@@ -109,7 +109,8 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 @pytest.fixture(scope="session")
 def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small data set made as a user makes one: a synthetic log of four weeks, prepared."""
-    from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+    from ltrscale.data.ingest.inputs import PrepareConfig
+    from ltrscale.data.ingest.prepare import prepare
     from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
 
     folder = tmp_path_factory.mktemp("synthetic")

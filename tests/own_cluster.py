@@ -16,7 +16,8 @@ import torch.distributed as dist
 from ray._private import ray_constants
 from ray.experimental import internal_kv
 
-from ltrscale.launch.workers import Context, WorkersConfig, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import Context, WorkersConfig
 
 
 def listening(root: int) -> list[tuple[str, int, str]]:

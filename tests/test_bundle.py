@@ -23,7 +23,7 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring.plan import hash_of_bundle
+from ltrscale.scoring import hash_of_bundle
 from ltrscale.views import Projection
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))

@@ -28,8 +28,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ScoreConfig, score
-from ltrscale.scoring.plan import make_plan
+from ltrscale.scoring import ScoreConfig, make_plan, score
 from ltrscale.training import checkpoint
 from ltrscale.training.snapshot import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best

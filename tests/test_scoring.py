@@ -19,7 +19,7 @@ import torch
 from changed import add_period
 from written import without_writer
 
-from ltrscale import bundle, storage
+from ltrscale import bundle, scoring, storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period
 from ltrscale.data.dataset.split import Split, Splits, select
@@ -30,7 +30,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ActorsConfig, ScoreConfig, files, score, under_ray
+from ltrscale.scoring import ActorsConfig, ScoreConfig, score
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.origins import dataset_hashes
@@ -266,7 +266,7 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
         if point == "before a commit":
             patch.setattr(storage.Commit, "finish", before_finish)
         if point == "in a period":
-            patch.setattr(files, "write_file", _stopping(files.write_file, stop_after(3 * n)))
+            patch.setattr(scoring, "write_file", _stopping(scoring.write_file, stop_after(3 * n)))
         with pytest.raises(Killed):
             score(settings, str(tmp_path), report=report)
     done = [period for period in PERIODS if read_period(str(tmp_path), period)]
@@ -409,11 +409,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", actors={"number": 1})
-    monkeypatch.setattr(under_ray, "_RETRIES", 1)
-    monkeypatch.setattr(under_ray, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(scoring, "_RETRIES", 1)
+    monkeypatch.setattr(scoring, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(under_ray, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(scoring, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")

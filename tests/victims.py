@@ -27,9 +27,8 @@ import torch.distributed as dist
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.launch import workers as workers_of_the_package
-from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import ONE, Context, Work, WorkersConfig
+from ltrscale.launch import start
+from ltrscale.launch.workers import ONE, Context, Work, WorkersConfig, rank_and_world
 from ltrscale.progress import Report
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
@@ -69,7 +68,7 @@ class Watched:
             work(context)
 
     @contextmanager
-    def installed(self, launch: Callable[..., None] = workers_of_the_package.launch) -> Iterator[None]:
+    def installed(self, launch: Callable[..., None] = start.launch) -> Iterator[None]:
         """While the block runs, `pretrain` has its workers watched, however they are launched."""
 
         def launch_watched(work: Pretraining, **others: Any) -> None:
@@ -174,7 +173,7 @@ def run(
 ) -> None:
     """Pretrain with the watched function, launched as the package does it or by a launcher of the tests."""
     Path(watched.folder).mkdir(parents=True, exist_ok=True)
-    with watched.installed(launch or workers_of_the_package.launch):
+    with watched.installed(launch or start.launch):
         pretrain(config or config_of(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
 
 

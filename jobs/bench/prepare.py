@@ -7,7 +7,8 @@ from pathlib import Path
 from jobs.bench.measure import Row, resident_peak
 from jobs.bench.shapes import N_FEATURES, write_letor
 from ltrscale import storage
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.prepare import prepare
 
 _GROUPS = 400
 

@@ -22,9 +22,8 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.evaluate import GROUPS, CutOff
-from ltrscale.evaluation.summarise import Summary, scopes
+from ltrscale.evaluation.summarise import Floats, Summary, scopes
 from ltrscale.progress import Report, progress
 
 TAU = "tau"

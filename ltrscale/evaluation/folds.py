@@ -22,10 +22,9 @@ from matplotlib.figure import Figure
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation.compare import Floats
 from ltrscale.evaluation.evaluate import GROUPS
 from ltrscale.evaluation.report import METRICS, Evaluation, read_evaluation
-from ltrscale.evaluation.summarise import Scope, scopes
+from ltrscale.evaluation.summarise import Floats, Scope, scopes
 from ltrscale.evaluation.tables import (
     Scopes,
     against,

@@ -40,8 +40,7 @@ from ltrscale.launch.mailbox import (
     open_mailbox,
 )
 from ltrscale.launch.rendezvous import OnItsNode
-from ltrscale.launch.signals import stop_on_sigterm
-from ltrscale.launch.workers import Context, Work, WorkersConfig
+from ltrscale.launch.workers import Context, Work, WorkersConfig, stop_on_sigterm
 from ltrscale.progress import Report, log
 
 _POLL_S = 0.2

@@ -23,8 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.hangs import Counts, Pulse, Watch
-from ltrscale.launch.signals import stop_on_sigterm
-from ltrscale.launch.workers import Context, Work
+from ltrscale.launch.workers import Context, Work, stop_on_sigterm
 from ltrscale.progress import Report, log
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours

@@ -1,27 +1,19 @@
-"""Do the work of a training in this process, as the processes of torchrun, or as the workers of Ray Train.
+"""What workers are and what they get: their config, their context, their rank, and requests to stop."""
 
-The work is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the
-request to stop in the context that it is given. It can be started again at any moment, for it goes on from its newest
-checkpoint; that is all that recovery is. What the workers report and log travels to the launching process, so the
-metrics and the log of a run are in one place.
-"""
-
-import functools
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Annotated, Any
 
+import torch.distributed as dist
 from pydantic import BeforeValidator, Field, model_validator
 
-from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.stream.parts import Run, run_here, run_with_ray
 from ltrscale.data.stream.readers import Reader, read_direct
-from ltrscale.engine import ray_cluster
-from ltrscale.launch.signals import stop_on_sigterm
-from ltrscale.progress import Report
+from ltrscale.progress import Report, log
 
 
 class WorkersConfig(Config):
@@ -80,26 +72,6 @@ Workers = Annotated[WorkersConfig, BeforeValidator(_or_number)]
 """Workers in a job's config, where a plain number is their number."""
 
 
-def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
-    """Ray while the block runs, where these workers need it; a cluster of our own has CPUs left for read tasks.
-
-    Without such CPUs training would wait for data for ever.
-    """
-    cpus = math.ceil(workers.most * workers.cpus) + workers.most
-    return ray_cluster(cpus) if _needs_ray(workers) else nullcontext()
-
-
-def run_for(workers: WorkersConfig) -> Run:
-    """What runs a function over the parts of a data set before training, on the cluster if these workers take one."""
-    return functools.partial(run_with_ray, read_on=workers.read_on) if _needs_ray(workers) else run_here
-
-
-def _needs_ray(workers: WorkersConfig) -> bool:
-    from ltrscale.launch import under_torchrun  # which needs the types below
-
-    return not under_torchrun.is_running() and (workers.most > 1 or workers.gpus > 0)
-
-
 @dataclass(frozen=True)
 class Context:
     """What a training function gets from its launcher."""
@@ -116,41 +88,39 @@ Work = Callable[[Context], None]
 """What every worker does: a frozen value of a class of some module, which is pickled, and called at every start."""
 
 
-@dataclass(frozen=True)
-class _Holding:
-    """Work in a process that acts for who holds these leases, and so may commit below them."""
-
-    work: Work
-    leases: tuple[storage.Lease, ...]
-
-    def __call__(self, context: Context) -> None:
-        storage.join_leases(self.leases)
-        self.work(context)
+def rank_and_world() -> tuple[int, int]:
+    """This worker's rank and the number of workers; (0, 1) without a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
-    """Do this work on the workers; with one worker in this very process.
+@contextmanager
+def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
+    """While the block runs SIGTERM does not end the process; yields a function that says whether it has come.
 
-    Args:
-        work: the same for every worker; what it makes it writes to storage.
-        workers: how many; more than one start Ray, or use the cluster this process is connected to. Processes that
-            torchrun started are the workers themselves.
-        report: receives the records of rank 0.
-
-    Raises:
-        InputError: a worker raised one.
-        Stopped: this process was asked to stop.
+    Outside the main thread, where Python takes no signals, the answer is always no.
     """
-    from ltrscale.launch import under_torchrun  # which needs the types above
+    asked = _Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, asked.by_signal)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
-    work = _Holding(work, storage.held())
-    if under_torchrun.is_running():
-        under_torchrun.lead(work, report, workers.hang_s)
-    elif _needs_ray(workers):
-        from ltrscale.launch import under_ray  # and Ray, which takes seconds
 
-        with cluster_for(workers):
-            under_ray.train(work, workers, report)
-    else:
-        with stop_on_sigterm() as stopping:
-            work(Context(report=report, stopping=stopping))
+class _Asked:
+    """Whether a signal has come; says so in the log when that is noticed, for a signal handler must not write."""
+
+    def __init__(self) -> None:
+        self._come = self._told = False
+
+    def by_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._come = True
+
+    def __call__(self) -> bool:
+        if self._come and not self._told:
+            self._told = True
+            log.info("asked to stop: a checkpoint follows")
+        return self._come

@@ -18,7 +18,7 @@ from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.readers import Reader
 from ltrscale.data.stream.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.reduce import sum_over_workers
 
 

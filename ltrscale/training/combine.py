@@ -11,7 +11,8 @@ from ltrscale import bundle
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import torch
 
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import Advance, Report, log
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.loop import State, Trainer

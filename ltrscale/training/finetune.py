@@ -17,7 +17,8 @@ from ltrscale import bundle
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
+from ltrscale.launch.start import cluster_for, launch, run_for
+from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.choices import ContextConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig

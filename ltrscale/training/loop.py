@@ -22,7 +22,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import GroupStream, Position, Step
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.errors import InputError
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account, checksum
 from ltrscale.training.feed import read_ahead
 from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics

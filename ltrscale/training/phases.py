@@ -14,8 +14,7 @@ from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, iterate
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import Context
+from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.progress import log, progress
 from ltrscale.ranking import metrics

@@ -15,8 +15,8 @@ from ltrscale.config import is_current, overlay
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.draws import mix
-from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
+from ltrscale.launch.start import cluster_for, launch, run_for
+from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
 from ltrscale.progress import Report, log, progress

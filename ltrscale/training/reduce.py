@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.layers import MicroBatchNorm
 
 T = TypeVar("T")

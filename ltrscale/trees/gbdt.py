@@ -13,8 +13,8 @@ from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
 from ltrscale.errors import InputError
-from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import ONE, Context, WorkersConfig, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream import plan
 from ltrscale.errors import InputError
-from ltrscale.launch.ranks import rank_and_world
-from ltrscale.launch.workers import Context
+from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.trees.data import Codes, Labelled
 from ltrscale.trees.targets import Floats, TargetsConfig, make_targets
 

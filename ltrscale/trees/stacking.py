@@ -17,7 +17,8 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, Context, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read

@@ -10,7 +10,7 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import log
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.data import SAMPLE, Codes, Labelled

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 from xgboost.tracker import RabitTracker
 
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.trees.configs import XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled
 from ltrscale.trees.shares import gather, own_address

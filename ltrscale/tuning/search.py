@@ -12,19 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from ltrscale import storage
-from ltrscale.config import Config
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log, progress
 from ltrscale.tuning.history import History, Result, ended
-from ltrscale.tuning.space import Dimension, Params
-
-VALUE, STEP = "value", "step"
+from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, SearchConfig
 
 ReportValue = Callable[[int, float], None]
 """Tells the search of a step, counted as ASHA counts them, and the metric there; greater is better."""
@@ -33,45 +28,6 @@ TrialFunction = Callable[[Params, str, ReportValue], float]
 
 Params are empty for the config as it is given. It is pickled.
 """
-
-
-class SamplerConfig(Config):
-    """How the next trial's parameters are chosen."""
-
-    kind: Literal["tpe", "gp", "random"] = "tpe"
-    """Tree-structured Parzen estimator; Gaussian process with expected improvement; draws at random."""
-    seed: int = 0
-    startup: int = Field(10, ge=1)
-    """Trials drawn at random before the sampler is asked."""
-
-
-class AshaConfig(Config):
-    """Asynchronous successive halving: trials that lag behind at step grace, grace * reduction, ... are stopped."""
-
-    grace: int = Field(20, ge=1)
-    """Steps (trees, or epochs) that every trial gets."""
-    reduction: float = Field(3, gt=1)
-    """One of so many trials goes on at each of these steps."""
-
-
-class SearchConfig(Config):
-    """Which trials are run, and where."""
-
-    space: dict[str, Dimension] = Field(min_length=1)
-    """Dotted keys below `job`, each with the values that it may take: {low, high, log, integer, step} or {choices}."""
-    trials: int = Field(30, ge=1)
-    """Trials in all; the first is the job as it is given."""
-    concurrent: int = Field(1, ge=1)
-    """Trials at a time."""
-    search: SamplerConfig = SamplerConfig()
-    asha: AshaConfig | None = None
-    """Empty lets every trial come to its end."""
-    cpus: float = Field(1, gt=0)
-    """Logical CPUs of a trial, which has as many threads."""
-    gpus: float = Field(0, ge=0)
-    """GPUs of a trial; a fraction shares one among several trials."""
-    max_failures: int = Field(1, ge=0)
-    """How often a trial starts again after its process has died, as one does that runs out of memory."""
 
 
 def run_search(

@@ -1,15 +1,18 @@
-"""What a search may try: for each key of a job's config a range of numbers or a list of choices."""
+"""What a search may try, for each key of a job's config a range of numbers or a list of choices, and its settings."""
 
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+
+VALUE, STEP = "value", "step"
+"""The names under which a trial reports its metric, and how far it was."""
 
 Params = dict[str, Any]
 """A value for every key of a space."""
@@ -99,6 +102,45 @@ class Dimension(Config):
         if self.integer:
             return IntDistribution(int(low), int(high), log=self.log, step=int(self.step or 1))
         return FloatDistribution(low, high, log=self.log, step=self.step)
+
+
+class SamplerConfig(Config):
+    """How the next trial's parameters are chosen."""
+
+    kind: Literal["tpe", "gp", "random"] = "tpe"
+    """Tree-structured Parzen estimator; Gaussian process with expected improvement; draws at random."""
+    seed: int = 0
+    startup: int = Field(10, ge=1)
+    """Trials drawn at random before the sampler is asked."""
+
+
+class AshaConfig(Config):
+    """Asynchronous successive halving: trials that lag behind at step grace, grace * reduction, ... are stopped."""
+
+    grace: int = Field(20, ge=1)
+    """Steps (trees, or epochs) that every trial gets."""
+    reduction: float = Field(3, gt=1)
+    """One of so many trials goes on at each of these steps."""
+
+
+class SearchConfig(Config):
+    """Which trials are run, and where."""
+
+    space: dict[str, Dimension] = Field(min_length=1)
+    """Dotted keys below `job`, each with the values that it may take: {low, high, log, integer, step} or {choices}."""
+    trials: int = Field(30, ge=1)
+    """Trials in all; the first is the job as it is given."""
+    concurrent: int = Field(1, ge=1)
+    """Trials at a time."""
+    search: SamplerConfig = SamplerConfig()
+    asha: AshaConfig | None = None
+    """Empty lets every trial come to its end."""
+    cpus: float = Field(1, gt=0)
+    """Logical CPUs of a trial, which has as many threads."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of a trial; a fraction shares one among several trials."""
+    max_failures: int = Field(1, ge=0)
+    """How often a trial starts again after its process has died, as one does that runs out of memory."""
 
 
 Space = dict[str, Dimension]

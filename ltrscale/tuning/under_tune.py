@@ -19,8 +19,18 @@ from ray.tune.search.searcher import Searcher
 from ltrscale.draws import mix
 from ltrscale.progress import Advance, Report, log
 from ltrscale.tuning.history import Begun, History, Result, Trial, best, ended
-from ltrscale.tuning.search import STEP, VALUE, AshaConfig, SamplerConfig, SearchConfig
-from ltrscale.tuning.space import Params, cells, from_optuna, is_in, to_optuna
+from ltrscale.tuning.space import (
+    STEP,
+    VALUE,
+    AshaConfig,
+    Params,
+    SamplerConfig,
+    SearchConfig,
+    cells,
+    from_optuna,
+    is_in,
+    to_optuna,
+)
 
 # Ray Tune would send our keys along with each trial, in a runtime_env, which Ray logs; trials have those of their node
 ENV_VARS_TO_PROPAGATE.difference_update([name for name in ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")])

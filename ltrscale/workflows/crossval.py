@@ -13,7 +13,7 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
 from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
-from ltrscale.launch.workers import cluster_for
+from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
 from ltrscale.storage import join
 from ltrscale.workflows.origins import content_of

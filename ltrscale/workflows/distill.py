@@ -13,7 +13,7 @@ Every step is committed, and skipped where it is up to date.
 
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,26 +22,60 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Split, Splits, check_disjoint, select
-from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
 from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.report import METRICS
-from ltrscale.launch.workers import ONE, Workers, cluster_for
+from ltrscale.launch.start import cluster_for
+from ltrscale.launch.workers import ONE, Workers
+from ltrscale.models.encoders import MLPConfig
+from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
+from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.storage import join
-from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.network import NetworkConfig
+from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.trees.export import ParityConfig
-from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stage import Origin, Stage, check_replaceable
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
-from ltrscale.workflows.students import MLPStudent, StudentConfig
 from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
+
+
+class MLPStudent(Config):
+    """A network that scores each document on its own, by squared error against standardised scores."""
+
+    kind: Literal["mlp"] = "mlp"
+    finetune: FinetuneConfig = FinetuneConfig(
+        network=NetworkConfig(encoder=MLPConfig(dropout=0.0)),  # the teacher's scores are not noisy as clicks are
+        head=HeadConfig(layers=1),
+        loss=SquaredErrorConfig(standardise=True),
+        epochs=20,
+        patience=5,
+        stream=StreamConfig(docs_per_batch=8192),
+        optimizer=OptimizerConfig(learning_rate=1e-3, clip_norm=None),
+    )
+
+    @model_validator(mode="after")
+    def _is_pointwise(self) -> Self:
+        if self.finetune.context is not None:
+            raise ValueError(f"finetune.context {self.finetune.context.kind} scores whole lists; leave it out")
+        if self.finetune.network.transform.per_query:
+            raise ValueError("finetune.network.transform.per_query needs whole lists; leave it out")
+        return self
+
+
+StudentConfig = Annotated[
+    RegressionStudent | LambdaRankStudent | SoftmaxStudent | MLPStudent, Field(discriminator="kind")
+]
+
 
 DIRECT = "direct"
 """Name of the directly trained trees among the methods."""

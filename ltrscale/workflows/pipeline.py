@@ -12,10 +12,11 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.split import LabelColumn, Splits, check_disjoint, select
-from ltrscale.data.ingest.prepare import PrepareConfig
+from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.launch.workers import ONE, Workers, cluster_for
+from ltrscale.launch.start import cluster_for
+from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import log
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.rewrite import column_names

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Splits, check_disjoint
-from ltrscale.launch.workers import ONE, Workers, cluster_for
+from ltrscale.launch.start import cluster_for
+from ltrscale.launch.workers import ONE, Workers
 from ltrscale.storage import join
 from ltrscale.trees.stacking import StackConfig
 from ltrscale.workflows.methods import BaseMethod, MethodName, check_methods

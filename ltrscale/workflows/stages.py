@@ -8,7 +8,8 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, Splits, check_disjoint
-from ltrscale.data.ingest.prepare import PrepareConfig, input_fingerprints, is_prepared, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
+from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table

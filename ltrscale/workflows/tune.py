@@ -18,13 +18,13 @@ from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.data.dataset.split import Split, check_disjoint, with_periods_named
 from ltrscale.errors import InputError
-from ltrscale.launch.signals import stop_on_sigterm
+from ltrscale.launch.workers import stop_on_sigterm
 from ltrscale.progress import log
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, Trial, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
-from ltrscale.tuning.search import SearchConfig, run_search
-from ltrscale.tuning.space import Params
+from ltrscale.tuning.search import run_search
+from ltrscale.tuning.space import Params, SearchConfig
 from ltrscale.workflows.runs import RUN_FILES, recorded
 from ltrscale.workflows.searched import (
     FinetuneSearch,

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, select
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.stream.batches import iterate
 
 HERE = str(Path(__file__).parent / "version-1")

@@ -27,8 +27,9 @@ from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refu
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import RowGroup, Split, select
+from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.parquet import read_batches
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.seen import SeenHashes
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct

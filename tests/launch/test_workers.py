@@ -14,9 +14,8 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped, UnavailableError
-from ltrscale.launch.signals import stop_on_sigterm
 from ltrscale.launch.under_ray import _cause
-from ltrscale.launch.workers import ONE, Workers, WorkersConfig
+from ltrscale.launch.workers import ONE, Workers, WorkersConfig, stop_on_sigterm
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 
 

@@ -14,7 +14,7 @@ from trainers import make_trainer, run
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.ranks import rank_and_world
+from ltrscale.launch.workers import rank_and_world
 from ltrscale.training import checkpoint
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
 from ltrscale.training.loop import StepResult, Trainer

@@ -19,7 +19,8 @@ from ltrscale.data.dataset.split import RowGroup, Selection, Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import ONE, WorkersConfig, launch
+from ltrscale.launch.start import launch
+from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import TreeGrowing, train_gbdt

@@ -13,16 +13,8 @@ from ltrscale import config as configs
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
 from ltrscale.tuning.history import Begun, History, Result, Trial
-from ltrscale.tuning.search import (
-    AshaConfig,
-    SearchConfig,
-    TrialFunction,
-    _Curve,
-    attempt,
-    check_any_complete,
-    run_search,
-)
-from ltrscale.tuning.space import Params
+from ltrscale.tuning.search import TrialFunction, _Curve, attempt, check_any_complete, run_search
+from ltrscale.tuning.space import AshaConfig, Params, SearchConfig
 from ltrscale.tuning.under_tune import Asha, Proposals
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}

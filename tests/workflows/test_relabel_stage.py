@@ -15,7 +15,8 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Splits, check_disjoint
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 from ltrscale.simulate import relabel as module
 from ltrscale.workflows.stages import RelabelJob

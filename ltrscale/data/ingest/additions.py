@@ -16,9 +16,9 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Feature, FeatureSummary, Manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.ingest import parquet
+from ltrscale.data.ingest.inputs import Work
 from ltrscale.data.ingest.seen import hash_ids
 from ltrscale.data.ingest.sources import takes_any_order
-from ltrscale.data.ingest.units import Work
 from ltrscale.data.ingest.validate import total
 from ltrscale.errors import InputError
 

@@ -20,13 +20,12 @@ from ltrscale.data.dataset.manifest import Accounting, DataFile
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ingest.categories import CategoryEncoder
-from ltrscale.data.ingest.inputs import check_period
+from ltrscale.data.ingest.inputs import Start, Unit, Work, check_period
 from ltrscale.data.ingest.quarantine import Quarantine
 from ltrscale.data.ingest.rows import Rejection, RowBlock
 from ltrscale.data.ingest.seen import QueryIds, hash_ids
 from ltrscale.data.ingest.sort import sort_rows
 from ltrscale.data.ingest.sources import Reader, open_source
-from ltrscale.data.ingest.units import Start, Unit, Work
 from ltrscale.data.ingest.validate import Groups, Rejections, Validator, to_table
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance

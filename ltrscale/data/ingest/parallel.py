@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
+from ltrscale.data.ingest.inputs import Start, Unit, Work
 from ltrscale.data.ingest.seen import QueryIds
-from ltrscale.data.ingest.units import Start, Unit, Work
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance

@@ -1,6 +1,6 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
-The input is cut into units (`units`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
+The input is cut into units (`inputs`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
 with the same output. Nothing is seen by a reader before the manifest is committed.
 """
 
@@ -18,17 +18,24 @@ from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, write_unit
 from ltrscale.data.ingest.categories import CategoryEncoder
-from ltrscale.data.ingest.inputs import Expected, Input, PrepareConfig, input_fingerprints, list_inputs
+from ltrscale.data.ingest.inputs import (
+    Expected,
+    PrepareConfig,
+    Start,
+    Unit,
+    Work,
+    cut_units,
+    input_fingerprints,
+    list_inputs,
+    open_work,
+)
 from ltrscale.data.ingest.parallel import write_with_ray
 from ltrscale.data.ingest.quarantine import QUARANTINE
 from ltrscale.data.ingest.rows import Rejection
 from ltrscale.data.ingest.seen import QueryIds
-from ltrscale.data.ingest.units import Start, Unit, Work, cut_units, open_work
 from ltrscale.data.ingest.validate import total
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
-
-__all__ = ["Input", "PrepareConfig", "input_fingerprints", "is_prepared", "prepare"]
 
 
 def _silent(_: Mapping[str, object]) -> None:

@@ -10,14 +10,8 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.letor import infer_features, read_letor
-from ltrscale.data.ingest.logs import (
-    ColumnMapping,
-    GroupColumns,
-    group_features,
-    item_features,
-    read_groups,
-    read_items,
-)
+from ltrscale.data.ingest.logs import group_features, item_features, read_groups, read_items
+from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns
 from ltrscale.data.ingest.rows import RowBlock
 from ltrscale.errors import InputError
 

@@ -14,7 +14,8 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 
 Rng = np.random.Generator

@@ -22,6 +22,7 @@ from ltrscale.data.columns import periods
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.categories import CategoryEncoder, encode
+from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.logs import (
     ColumnMapping,
     GroupColumns,
@@ -30,7 +31,7 @@ from ltrscale.data.ingest.logs import (
     read_groups,
     read_items,
 )
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.data.ingest.sources import GroupRows, Items
 from ltrscale.errors import InputError

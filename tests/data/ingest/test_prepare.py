@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
+from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.letor import read_letor
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,8 @@ import pytest
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 from ltrscale.workflows.stages import PrepareJob
 

@@ -18,8 +18,9 @@ from written import manifest_by_anyone
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.data.ingest.categories import encode
+from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.parallel import run_tasks
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 
 LETOR = {"kind": "letor"}

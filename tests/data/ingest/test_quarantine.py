@@ -14,7 +14,8 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.data.ingest import csvtext, letor, sources
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.prepare import prepare
 
 AFTER_PARSING = {"infinite", "bad_label", "duplicate_document", "returning_query", "group_too_long"}
 LETOR = {"kind": "letor"}

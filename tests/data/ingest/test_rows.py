@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.data.ingest.examine import RowTexts
 from ltrscale.data.ingest.lines import LineTexts
+from ltrscale.data.ingest.logs import RowTexts
 from ltrscale.data.ingest.rows import RowBlock, Texts, concat, cut, keep
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ltrscale.evaluation.compare import bootstrap_means, holm, sign_flip_p
+from ltrscale.evaluation.summarise import bootstrap_means, holm, sign_flip_p
 
 
 def test_bootstrap_agrees_with_scipy() -> None:
@@ -44,7 +44,7 @@ def test_bootstrap_draws_the_same_groups_for_all_columns_and_seeds_repeat() -> N
 
 
 def test_blocks_cut_the_resamples_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.evaluation.compare._BLOCK", 70)
+    monkeypatch.setattr("ltrscale.evaluation.summarise._BLOCK", 70)
     means_SM = bootstrap_means(np.arange(10.0)[:, None], samples=101, seed=0)
     assert means_SM.shape == (101, 1)
     assert not np.isnan(means_SM).any()

@@ -14,8 +14,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.committed import committed_scorer
-from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.evaluate import EvaluateConfig, committed_scorer, evaluate
 from ltrscale.scoring import ScoreConfig, score
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

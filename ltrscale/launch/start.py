@@ -1,0 +1,75 @@
+"""Do the work of a training in this process, as the processes of torchrun, or as the workers of Ray Train.
+
+The work is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the
+request to stop in the context that it is given. It can be started again at any moment, for it goes on from its newest
+checkpoint; that is all that recovery is. What the workers report and log travels to the launching process, so the
+metrics and the log of a run are in one place.
+"""
+
+import functools
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from ltrscale import storage
+from ltrscale.data.stream.parts import Run, run_here, run_with_ray
+from ltrscale.engine import ray_cluster
+from ltrscale.launch import under_torchrun
+from ltrscale.launch.workers import Context, Work, WorkersConfig, stop_on_sigterm
+from ltrscale.progress import Report
+
+
+def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
+    """Ray while the block runs, where these workers need it; a cluster of our own has CPUs left for read tasks.
+
+    Without such CPUs training would wait for data for ever.
+    """
+    cpus = math.ceil(workers.most * workers.cpus) + workers.most
+    return ray_cluster(cpus) if _needs_ray(workers) else nullcontext()
+
+
+def run_for(workers: WorkersConfig) -> Run:
+    """What runs a function over the parts of a data set before training, on the cluster if these workers take one."""
+    return functools.partial(run_with_ray, read_on=workers.read_on) if _needs_ray(workers) else run_here
+
+
+def _needs_ray(workers: WorkersConfig) -> bool:
+    return not under_torchrun.is_running() and (workers.most > 1 or workers.gpus > 0)
+
+
+@dataclass(frozen=True)
+class _Holding:
+    """Work in a process that acts for who holds these leases, and so may commit below them."""
+
+    work: Work
+    leases: tuple[storage.Lease, ...]
+
+    def __call__(self, context: Context) -> None:
+        storage.join_leases(self.leases)
+        self.work(context)
+
+
+def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
+    """Do this work on the workers; with one worker in this very process.
+
+    Args:
+        work: the same for every worker; what it makes it writes to storage.
+        workers: how many; more than one start Ray, or use the cluster this process is connected to. Processes that
+            torchrun started are the workers themselves.
+        report: receives the records of rank 0.
+
+    Raises:
+        InputError: a worker raised one.
+        Stopped: this process was asked to stop.
+    """
+    work = _Holding(work, storage.held())
+    if under_torchrun.is_running():
+        under_torchrun.lead(work, report, workers.hang_s)
+    elif _needs_ray(workers):
+        from ltrscale.launch import under_ray  # here, for Ray takes seconds
+
+        with cluster_for(workers):
+            under_ray.train(work, workers, report)
+    else:
+        with stop_on_sigterm() as stopping:
+            work(Context(report=report, stopping=stopping))

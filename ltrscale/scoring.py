@@ -1,0 +1,383 @@
+"""Scores: a bundle scores periods of a data set; each period is committed when its files are there.
+
+One process scores file after file. Under Ray, actors that hold the bundle do so, each a file at a time. Who scores a
+file also puts it in place; the caller takes the files over and commits their period. What is committed stays, whatever
+happens to the rest, and is not scored again unless the bundle or the data have changed.
+
+Shapes: N documents, Q groups.
+"""
+
+import logging
+import math
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.config import Config, made_by
+from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
+from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, read_period, write_file
+from ltrscale.data.dataset.split import RowGroup, Selection, Split, Texts, chosen_files, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.devices import Device, choose_device
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError
+from ltrscale.progress import Advance, Report, log, progress
+
+_LARGEST = float(np.finfo(np.float32).max)
+_RETRIES = 3
+
+
+class ActorsConfig(Config):
+    """The processes that score under Ray, and what each of them takes."""
+
+    number: int = Field(2, ge=1)
+    """How many; fewer where the cluster has less room."""
+    cpus: float = Field(1, gt=0)
+    """Logical CPUs of each, and threads of a tree model."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of each; a fraction shares one among several actors."""
+
+
+class ScoreConfig(Config):
+    """Which bundle scores which periods, and how."""
+
+    bundle: str
+    """Bundle that scores: a finetuned ranker or trees."""
+    data: str
+    """Data set directory; groups without labels are scored too."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    docs_per_batch: int = Field(65_536, ge=1)
+    """Documents scored at once, and held in memory beside a row group."""
+    device: Device = "auto"
+    """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
+    ray: bool = False
+    """Score files in parallel on a Ray cluster; the scores are the same."""
+    actors: ActorsConfig = ActorsConfig()
+    """The processes that score where `ray` is set."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is to be scored: the periods of a data set that are not up to date, with their files in order."""
+
+    config: ScoreConfig
+    out: str
+    """Absolute URL of the directory of the scores."""
+    bundle_hash: str
+    """See `hash_of_bundle`."""
+    dataset: Dataset
+    selection: Selection
+    files: Mapping[str, Sequence[DataFile]]
+    """Of each period that is to be scored."""
+    n_current: int
+    """Periods that are up to date."""
+
+    @property
+    def all_files(self) -> list[DataFile]:
+        """The files of all periods."""
+        return [file for files in self.files.values() for file in files]
+
+    def origin_of(self, period: str) -> dict[str, Any]:
+        """What is recorded of the origin of a period's scores."""
+        inputs = {self.config.data: self.dataset.manifest.hash_of([period]), self.config.bundle: self.bundle_hash}
+        return made_by("score", self.config, inputs)
+
+
+@one_view()
+def make_plan(config: ScoreConfig, out: str) -> Plan:
+    """Find out what is to be scored below a directory.
+
+    Raises:
+        InputError: bundle, data set or a period are missing, or something else is committed where scores are to be.
+    """
+    split = Split(data=(config.data,), periods=config.periods)
+    ((dataset, files),) = chosen_files(split)
+    bundle_hash = hash_of_bundle(config.bundle)
+    by_period: dict[str, list[DataFile]] = defaultdict(list)
+    for file in files:
+        by_period[file.period].append(file)
+    pending = {
+        period: of_period
+        for period, of_period in sorted(by_period.items())
+        if not _is_current(out, period, bundle_hash, of_period)
+    }
+    selection, n_current = select(split, labelled=False), len(by_period) - len(pending)
+    return Plan(config, storage.absolute(out), bundle_hash, dataset, selection, pending, n_current)
+
+
+def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFile]) -> bool:
+    """Whether the scores of these files by this bundle are committed, and there whole."""
+    there = read_period(out, period)
+    if there is None or there.bundle_hash != bundle_hash or not there.is_of(files):
+        return False
+    return storage.is_whole(period_url(out, period), there.model_dump())
+
+
+def hash_of_bundle(url: str) -> str:
+    """Content hash of a bundle's files.
+
+    Raises:
+        InputError: nothing is committed there, or it is no bundle.
+    """
+    return bundles.content_hash(bundles.read_manifest(url))
+
+
+def listed_in(files: Sequence[DataFile]) -> Counts:
+    """What some data files hold together, by their manifest."""
+    return total_of(counts for file in files for counts in file.row_groups)
+
+
+def total_of(counts: Iterable[Counts]) -> Counts:
+    """The sums; zeros for none."""
+    return Counts(*map(sum, zip(Counts(0, 0, 0), *counts, strict=True)))
+
+
+class Done(Config):
+    """A file of scores, in place."""
+
+    period: Period
+    file: ScoreFile
+    counts: Counts
+
+
+class FileScorer:
+    """Scores a data file at a time and puts the scores in place."""
+
+    def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
+        self._plan = plan
+        self._row_groups: dict[str, list[RowGroup]] = defaultdict(list)
+        for row_group in plan.selection.row_groups:
+            self._row_groups[row_group.url].append(row_group)
+        bundle = bundles.load(plan.config.bundle)
+        if hash_of_bundle(bundle.url) != plan.bundle_hash:
+            raise InputError(f"{bundle.url}: the bundle was replaced meanwhile; run the same command again")
+        there = plan.selection.features
+        self._scorer = bundle.scorer(features=there, device=choose_device(device), threads=threads)
+
+    def score(self, file: DataFile, advance: Advance) -> Done:
+        """Score one file; its scores are in place, for the commit of the period to take over."""
+        url = storage.listed_file(self._plan.dataset.url, file.path)
+        with storage.Commit(period_url(self._plan.out, file.period), part=True) as commit:
+            with commit.file(file_name(file)) as path:
+                counts = write_file(path, file.row_groups, self._scored(url, advance))
+            (placed,) = commit.leave()
+        scored = ScoreFile(**vars(placed), data=file.path, data_sha256=file.sha256)
+        return Done(period=file.period, file=scored, counts=counts)
+
+    def _scored(self, url: str, advance: Advance) -> Iterator[Scored]:
+        """The scores of the groups of a file, in its order."""
+        selection = replace(self._plan.selection, row_groups=tuple(self._row_groups[url]))
+        for groups in iterate(selection, docs_per_batch=self._plan.config.docs_per_batch):
+            assert groups.ids_Q is not None
+            scores_N = self._scorer(groups).double().numpy()
+            scored = Scored(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
+            bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
+            if bad_N.any():
+                raise self._not_finite(url, scored, int(bad_N.argmax()))
+            yield scored
+            advance(groups.n_documents)
+
+    def _not_finite(self, url: str, scored: Scored, document: int) -> InputError:
+        gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
+        return InputError(
+            f"{self._plan.config.bundle}: the score of a document of query group {gid} of {url} is "
+            f"{scored.scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
+        )
+
+
+def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
+    """Score the files of a plan one after the other in this process."""
+    scorer = FileScorer(plan, device=plan.config.device, threads=0)
+    for file in plan.all_files:
+        yield scorer.score(file, advance)
+
+
+class _Actor:
+    """What scores under Ray. It loads the bundle with the first file, so that all its errors are a file's.
+
+    An error of the user's is returned: Ray Data would wrap it in its own.
+    """
+
+    def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
+        storage.join_leases(leases)
+        self._plan = plan
+
+    @cached_property
+    def _scorer(self) -> FileScorer:
+        config = self._plan.config
+        return FileScorer(self._plan, device=config.device, threads=math.ceil(config.actors.cpus))
+
+    def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Score the file with this number; returns what came of it as JSON, or the error."""
+        (number,) = batch["item"].tolist()
+        done = error = ""
+        try:
+            done = self._scorer.score(self._plan.all_files[number], lambda *_: None).model_dump_json()
+        except InputError as raised:
+            error = str(raised)
+        return {"done": np.array([done]), "error": np.array([error])}
+
+
+def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
+    """Score the files of a plan in actors of Ray Data; they come as they are ready."""
+    FileScorer(plan, device="cpu", threads=1)  # what is wrong with the bundle is told before Ray starts
+    actors = plan.config.actors
+    if plan.files:
+        with ray_cluster(math.ceil(actors.number * actors.cpus) + 1):
+            yield from _results(plan, advance)
+
+
+def _results(plan: Plan, advance: Advance) -> Generator[Done]:
+    import ray  # here, for the many processes that never use Ray
+    from ray.exceptions import RayActorError
+
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of errors is raised too
+    try:
+        for bundle in _dataset(plan).iter_internal_ref_bundles():
+            for block in bundle.block_refs:
+                for row in ray.get(block).to_pylist():
+                    if row["error"]:
+                        raise InputError(row["error"])
+                    done = Done.model_validate_json(row["done"])
+                    advance(done.counts.documents)
+                    yield done
+    except RayActorError as error:
+        raise InputError(
+            f"{plan.config.bundle}: the process that scored a file with it ended several times; look for its end in "
+            "Ray's log, and if it ran out of memory lower docs_per_batch, or give each of the actors more cpus"
+        ) from error
+
+
+def _dataset(plan: Plan) -> Any:
+    """The numbers of the files as a Ray data set, and what actors make of them."""
+    import ray.data
+    from ray.util.annotations import RayDeprecationWarning
+
+    actors, n = plan.config.actors, len(plan.all_files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RayDeprecationWarning)  # of the only way to say max_task_retries
+        dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
+            _Actor,
+            fn_constructor_args=(plan, storage.held()),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=min(actors.number, n)),
+            num_cpus=actors.cpus,
+            num_gpus=actors.gpus or None,
+            max_task_retries=_RETRIES,  # by default a file that always kills its process is tried for ever
+        )
+    dataset.context.enable_progress_bars = False
+    return dataset
+
+
+def score(config: ScoreConfig, out: str, *, report: Report) -> Counts:
+    """Score the periods that are not up to date, and commit each to `out/period=P`; see `ltrscale.data.dataset.scores`.
+
+    Args:
+        config: see `ScoreConfig`.
+        out: URL of the directory.
+        report: receives the counts of each period when it is committed, and of all at the end.
+
+    Returns:
+        Groups and documents that were scored now; all groups count as labelled.
+
+    Raises:
+        InputError: bundle or data are missing, do not fit each other, or are not what their manifests list; the bundle
+            cannot score, or gives a score that is no finite float32.
+    """
+    start = time.monotonic()
+    plan = make_plan(config, out)
+    total = total_of([])
+    with (
+        progress("score", listed_in(plan.all_files).documents) as advance,
+        _Periods(plan) as periods,
+        closing(score_with_ray(plan, advance) if config.ray else score_here(plan, advance)) as scored,
+    ):
+        for done in scored:
+            if committed := periods.take(done):
+                report({"stage": "score", "period": done.period, **_record(committed)})
+                total = total_of([total, committed])
+    seconds = time.monotonic() - start
+    rate = total.documents / seconds
+    log.info(
+        "score: %s periods scored with %s groups and %s documents, %s documents/s; %s periods were up to date",
+        *(f"{n:,}" for n in (len(plan.files), total.groups, total.documents, round(rate), plan.n_current)),
+    )
+    report({"stage": "score", "periods": len(plan.files), **_record(total), "seconds": round(seconds, 3)})
+    return total
+
+
+def is_scored(config: ScoreConfig, out: str) -> bool:
+    """Whether every period is scored already by this bundle, from the data as they are; says so.
+
+    Raises:
+        InputError: as `score`, before the bundle is opened.
+    """
+    plan = make_plan(config, out)
+    if not plan.files:
+        log.info("score: %s is up to date (%d periods)", out, plan.n_current)
+    return not plan.files
+
+
+class _Periods:
+    """Takes over files of scores as they come, and commits a period with its last one.
+
+    A context manager: files of periods that are not committed at its end are taken back.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._open: dict[str, tuple[storage.Commit, dict[str, Done]]] = {}
+
+    def __enter__(self) -> "_Periods":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        stack = ExitStack()
+        for commit, _ in self._open.values():
+            stack.push(commit)
+        stack.__exit__(*error)
+
+    def take(self, done: Done) -> Counts | None:
+        """Take a file over; returns the counts of its period where that is committed now."""
+        period, files = done.period, self._plan.files[done.period]
+        if period not in self._open:
+            self._open[period] = storage.Commit(period_url(self._plan.out, period)), {}
+        commit, there = self._open[period]
+        commit.adopt([storage.Placed(done.file.path, done.file.bytes, done.file.sha256)])
+        there[done.file.data] = done
+        if len(there) < len(files):
+            return None
+        counts, listed = total_of(of_file.counts for of_file in there.values()), listed_in(files)
+        if counts[:2] != listed[:2]:
+            found = f"{counts.groups} groups and {counts.documents} documents were scored"
+            raise InputError(
+                f"period {period} of {self._plan.dataset.url}: {found}, the manifest lists {listed.groups} and "
+                f"{listed.documents}; prepare the data set again"
+            )
+        manifest = PeriodScores(
+            period=period,
+            files=tuple(there[file.path].file for file in files),
+            groups=counts.groups,
+            documents=counts.documents,
+            bundle_hash=self._plan.bundle_hash,
+            made_by=self._plan.origin_of(period),
+        )
+        with commit:
+            commit.finish(manifest.model_dump(mode="json"))
+        del self._open[period]
+        return counts
+
+
+def _record(counts: Counts) -> dict[str, int]:
+    return {"groups": counts.groups, "documents": counts.documents}
