@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
+from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.simulate.relabel import Step
-from ltrscale.training.pretexts import MethodConfig
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.schedules import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig

@@ -17,13 +17,13 @@ from ltrscale.data.split import Split, select
 from ltrscale.data.stream import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, cluster_for, launch, run_for
-from ltrscale.models.choices import ContextConfig
+from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
-from ltrscale.training.network import NetworkConfig, fitted
+from ltrscale.training.network import fitted
 from ltrscale.training.phases import LabelledData, Phase, train_ranker
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import TRANSFORM, begin

@@ -6,11 +6,11 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.stream import StreamConfig
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.network import NetworkConfig
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 

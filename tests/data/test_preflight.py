@@ -25,10 +25,10 @@ from ltrscale.data.split import Selection, Split, select
 from ltrscale.data.stream import GroupStream, StreamConfig, iterate
 from ltrscale.data.writer import Compression, DatasetWriter
 from ltrscale.errors import InputError
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.account import listed
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
-from ltrscale.training.pretexts import Pretrainer
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.workflows.benches.faulty_proxy import FaultyProxy
 

@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import ProjectorConfig
 from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.pretext.contrast import simclr_rank
-from ltrscale.training.network import NetworkConfig
-from ltrscale.training.pretexts import Pretrainer, SimCLRRankConfig, SimSiamConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.workflows.benches.measure import cpu_seconds, peak_bytes
 from ltrscale.workflows.benches.row import Row
 from ltrscale.workflows.benches.shapes import mslr_lengths
