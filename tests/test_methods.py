@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
-from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
 from ltrscale.simulate.relabel import Step
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.schedules import ScheduleConfig
@@ -28,6 +28,8 @@ UNIONS = {
     "augment": (AugmentConfig, METHODS),
     "encoder": (EncoderConfig, METHODS),
     "context": (ContextConfig, METHODS),
+    "metric": (MetricConfig, METHODS),
+    "letor metric": (LetorMetricConfig, METHODS),
     "debias": (DebiasConfig, METHODS),
     "schedule": (ScheduleConfig, METHODS),
     "gbdt": (GBDTConfig, METHODS),
