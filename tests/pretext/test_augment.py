@@ -93,7 +93,7 @@ def addresses(n: int = N) -> Tensor:
     return 10 * torch.arange(n, dtype=torch.float64)[:, None] + torch.arange(8)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_the_input_stays_and_the_generator_decides(config: AnyAugmentConfig) -> None:
     x_NF = documents(100)
     before_NF = x_NF.clone()
@@ -102,7 +102,7 @@ def test_the_input_stays_and_the_generator_decides(config: AnyAugmentConfig) -> 
     assert torch.equal(x_NF, before_NF)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_which_entries_change_does_not_depend_on_their_values(config: AnyAugmentConfig) -> None:
     """So that two views drawn one after the other do not depend on what is in the batch."""
     states = []
@@ -113,7 +113,7 @@ def test_which_entries_change_does_not_depend_on_their_values(config: AnyAugment
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_type_and_shape_are_kept(config: AnyAugmentConfig, dtype: torch.dtype, n: int) -> None:
@@ -131,7 +131,7 @@ def test_strength_zero_gives_the_input_as_a_new_tensor(config: AnyAugmentConfig)
     assert same_NF.data_ptr() != x_NF.data_ptr()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_categories_stay_indices_of_their_own_vocabulary(config: AnyAugmentConfig) -> None:
     x_NF = documents(2000)
     x_NF[:, 7] += 20
