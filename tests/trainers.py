@@ -6,9 +6,9 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs
-from ltrscale.training.pretexts import Pretrainer
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.schedules import CosineConfig, OptimizerConfig
 
@@ -28,9 +28,10 @@ def make_trainer(data: str, method: str, *, rank: int = 0, world: int = 1, seed:
     split = Split(data=(data,), periods=WEEKS)
     torch.manual_seed(seed)
     transform = fit(select(split, labelled=False), config.network)
-    marginals_SF = sample_inputs(select(split, labelled=False), transform) if method == "scarf" else None
+    wanted = config.method.needs_marginals(config.augment)
+    marginals_SF = sample_inputs(select(split, labelled=False), transform) if wanted else None
     model = Pretrainer(transform, config.network, config.method, config.augment, marginals_SF).double()
-    order = config.stream.replace(regroup=method == "simclr_sample")
+    order = config.stream.replace(regroup=config.method.regroups)
     stream = GroupStream(select(split, labelled=False), order, rank=rank, world=world)
 
     def objective(groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:

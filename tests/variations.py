@@ -19,17 +19,18 @@ def kind_of(cls: type[Config]) -> str:
 
 
 def variations(config: Config) -> Iterator[tuple[str, Config]]:
-    """The config with one key changed, with the dotted name of the key; a key may come several times."""
+    """The config with one key changed, and the name of the key; a key may come several times, below it too."""
     for name, field in type(config).model_fields.items():
         if name == "kind":
             continue
         value = getattr(config, name)
         if isinstance(value, Config):
-            for key, other in variations(value):
-                yield from _valid(config, f"{name}.{key}", name, other)
-            continue
-        for other in _others(value, field.annotation):
-            yield from _valid(config, name, name, other)
+            others = [other.model_dump() for _, other in variations(value)]
+        else:
+            others = _others(value, field.annotation)
+        for other in others:
+            with contextlib.suppress(ValidationError):
+                yield name, config.replace(**{name: other})
 
 
 def idle_keys(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
@@ -44,13 +45,6 @@ def idle_keys(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str
                     found |= set() if torch.equal(trace(other), before) else {key}
                     tried.add(key)
     return tried - found
-
-
-def _valid(config: Config, key: str, name: str, value: object) -> Iterator[tuple[str, Config]]:
-    try:
-        yield key, config.replace(**{name: value.model_dump() if isinstance(value, Config) else value})
-    except ValidationError:
-        return
 
 
 def _others(value: Any, annotation: Any) -> list[Any]:

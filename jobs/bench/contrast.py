@@ -10,13 +10,14 @@ from jobs.bench.measure import Row, peak_bytes
 from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.devices import cpu_seconds
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import ProjectorConfig
 from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.pretext.contrast import simclr_rank
-from ltrscale.training.network import NetworkConfig
-from ltrscale.training.pretexts import Pretrainer, SimCLRRankConfig, SimSiamConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.simsiam import SimSiamConfig
 
 TEMPERATURE = 0.1
 WIDTH = 136

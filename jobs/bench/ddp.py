@@ -18,11 +18,14 @@ from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
 from ltrscale.engine import ray_cluster
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import NetworkConfig
-from ltrscale.training.pretexts import MethodConfig, Pretrainer, SimCLRRankConfig, SimSiamConfig
 from ltrscale.training.schedules import OptimizerConfig
 
 METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())

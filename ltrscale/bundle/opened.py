@@ -104,8 +104,8 @@ class Bundle:
             InputError: as `network`.
         """
         with fitting(self.url):
-            transform = self.transform()
-            encoder = self.network().encoder.build(transform.numeric_F, transform.cardinalities)
+            config, transform = self.network().encoder, self.transform()
+            encoder = config.build(transform.numeric_F, transform.cardinalities)
             encoder.load_state_dict(_below("encoder.", self.weights()))
             return encoder
 

@@ -3,9 +3,8 @@
 Shapes: N documents, Q groups, T trials (bundles of all methods), K methods, M metrics, S resamples.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, rows_of, to_offsets
 from ltrscale.bundle import Scorer, load
-from ltrscale.config import Config
+from ltrscale.config import Config, members
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.data.stream.batches import iterate
@@ -28,15 +27,14 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.report import METRICS, EvaluatedData, Evaluation, MethodResult, page, plot
 from ltrscale.evaluation.summarise import Floats, Scope, scopes
-from ltrscale.evaluation.tables import LETOR
 from ltrscale.progress import Report, progress
-from ltrscale.ranking.letor import letor_average_precision, letor_mean_ndcg, letor_ndcg, letor_precision
-from ltrscale.ranking.metrics import average_precision, mrr, ndcg, precision
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
+from ltrscale.ranking.letor import LetorPrecisionConfig
+from ltrscale.ranking.metrics import Metric, PrecisionConfig
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
 _PICTURE = "ndcg.png"
-_Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 CutOff = Annotated[int, Field(ge=1)]
 
@@ -195,31 +193,20 @@ def _fit_detector(config: EvaluateConfig, test: Selection) -> OutlierDetector:
     )
 
 
-def _metrics(config: EvaluateSettings) -> dict[str, _Metric]:
-    """The metrics of a config, by name, as functions of scores, labels and offsets."""
-    threshold = config.relevant_from
-    ours: dict[str, _Metric] = {
-        **{f"ndcg@{k}": partial(ndcg, k=k) for k in config.ndcg_at},
-        "mrr": partial(mrr, threshold=threshold),
-        "map": partial(average_precision, threshold=threshold),
-        **{f"precision@{k}": partial(precision, k=k, threshold=threshold) for k in config.precision_at},
-    }
-    match config.policy:
-        case "expected":
-            return ours
-        case "letor4":
-            return ours | {LETOR + name: metric for name, metric in _letor_metrics(config).items()}
+def _metrics(config: EvaluateSettings) -> dict[str, Metric]:
+    """Every metric of the policies that are measured, by name."""
+    classes: list[type[Metric]] = [*members(MetricConfig)]
+    if config.policy == "letor4":
+        classes += members(LetorMetricConfig)
+    metrics = [cls.made(k=k, threshold=config.relevant_from) for cls in classes for k in _cutoffs(cls, config)]
+    return {metric.name: metric for metric in metrics}
 
 
-def _letor_metrics(config: EvaluateSettings) -> dict[str, _Metric]:
-    """The same by LETOR's script, and its MeanNDCG; MRR it does not know."""
-    threshold = config.relevant_from
-    return {
-        **{f"ndcg@{k}": partial(letor_ndcg, k=k) for k in config.ndcg_at},
-        "mean_ndcg": letor_mean_ndcg,
-        "map": partial(letor_average_precision, threshold=threshold),
-        **{f"precision@{k}": partial(letor_precision, k=k, threshold=threshold) for k in config.precision_at},
-    }
+def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
+    """Where a metric is cut off: where NDCG is, unless there is a key for it; one value, not used, if it is not."""
+    if not cls.has_cutoff():
+        return (1,)
+    return config.precision_at if issubclass(cls, PrecisionConfig | LetorPrecisionConfig) else config.ndcg_at
 
 
 def _by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str, QueryGroups]]:
@@ -244,7 +231,7 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
                 scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
                     raise InputError(f"{trial.url}: gives scores that are no numbers (period {period}); train it again")
-                of_trial = [metric(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
+                of_trial = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
                 values_TMQ.append(torch.stack(of_trial).double())
             values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
             gids.append(groups.ids_Q.numpy())

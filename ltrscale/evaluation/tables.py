@@ -1,15 +1,20 @@
 """How figures are written in Markdown: metric names, numbers, tables whose columns line up, and the policies of all."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from ltrscale.config import members
 from ltrscale.evaluation.summarise import Comparison, Scope
 from ltrscale.markdown import code, escape
+from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
 
 Scopes = Mapping[str, Mapping[str, Scope]]
 """What was found of each method, by the name of the groups and that of the method."""
 
 LETOR = "letor_"
 """Names of metrics under LETOR's policy begin so."""
+
+
+_LABELS = {cls.model_fields["kind"].default: cls.label for cls in members(MetricConfig | LetorMetricConfig)}
 
 
 def metric_label(metric: str) -> str:
@@ -21,9 +26,8 @@ def metric_label(metric: str) -> str:
         >>> metric_label("letor_mean_ndcg"), metric_label("letor_precision@5")
         ('LETOR MeanNDCG', 'LETOR P@5')
     """
-    if metric.startswith(LETOR):
-        return f"LETOR {metric_label(metric.removeprefix(LETOR))}"
-    return "MeanNDCG" if metric == "mean_ndcg" else metric.upper().replace("PRECISION", "P")
+    kind, at, k = metric.partition("@")
+    return (_LABELS.get(kind) or kind.upper()) + at + k
 
 
 def has_letor(metrics: Iterable[str]) -> bool:
@@ -31,12 +35,15 @@ def has_letor(metrics: Iterable[str]) -> bool:
     return any(metric.startswith(LETOR) for metric in metrics)
 
 
-def definitions(metrics: Iterable[str], relevant_from: float) -> list[str]:
+def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
     """How the metrics are defined, and under which policy, a sentence or two each."""
+    kinds = {metric.partition("@")[0] for metric in metrics}
+    ours = [cls for cls in members(MetricConfig) if cls.model_fields["kind"].default in kinds]
+    binary = [metric_label(cls.model_fields["kind"].default) for cls in ours if "threshold" in cls.model_fields]
     lines = [
-        "NDCG has gain 2^y - 1 and discount 1 / log2(1 + rank), the ideal taken from the full list; lists shorter than "
-        "the cut-off are evaluated at their length. MRR, MAP and P call a document relevant from label "
-        f"{relevant_from:g} on. Documents with equal scores get the expectation over their orders.",
+        " ".join([cls.definition for cls in ours if cls.definition])
+        + f" {', '.join(binary[:-1])} and {binary[-1]} call a document relevant from label {relevant_from:g} on. "
+        "Documents with equal scores get the expectation over their orders.",
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
     if has_letor(metrics):
@@ -65,7 +72,7 @@ def policies(cells: Mapping[str, Mapping[str, str]]) -> str:
     for method, values in cells.items():
         rows.append([method, "letor4", *(values[LETOR + name] for name in names)])
         rows.append([method, "expected", *(values.get(name, "-") for name in names)])
-    return markdown(["method", "policy", *map(metric_label, names)], rows)
+    return markdown(["method", "policy", *(metric_label(LETOR + name).removeprefix("LETOR ") for name in names)], rows)
 
 
 def number(value: float | None) -> str:

@@ -4,8 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ltrscale.config import Config
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig
 from ltrscale.models.encoders import IdentityConfig, IndustrialMLPConfig, MLPConfig, ResNetConfig
+from ltrscale.models.features import TransformConfig
 from ltrscale.models.interactions import DCNv2Config, DeepFMConfig
 from ltrscale.models.listwise import DLCMConfig, GSFConfig
 from ltrscale.models.setrank import SetRankConfig
@@ -17,3 +19,10 @@ EncoderConfig = Annotated[
 ContextConfig = Annotated[
     DASALCConfig | RankFormerConfig | SetRankConfig | DLCMConfig | GSFConfig, Field(discriminator="kind")
 ]
+
+
+class NetworkConfig(Config):
+    """Feature transform and encoder."""
+
+    transform: TransformConfig = TransformConfig()
+    encoder: EncoderConfig = ResNetConfig()

@@ -1,4 +1,4 @@
-"""Heads: what sits on an encoder, for ranking (scores) and for pretraining (projector, predictor).
+"""Heads: what sits on an encoder, for ranking (scores) and for pretraining (projector).
 
 Shapes: N documents, D embedding, P projection.
 """
@@ -98,17 +98,3 @@ class Projector(nn.Module):
         """The first hidden layers with their norms and activations, to be finetuned on (HOU23, section 5)."""
         length = layers * (3 if self.config.batch_norm else 2)
         return nn.Sequential(*list(self.layers)[:length])
-
-
-class Predictor(nn.Sequential):
-    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU, no bias, output of the input's size.
-
-    Args:
-        width: size P of the projection.
-        bottleneck: size of the hidden layer; a quarter of the width by default (the public code of HOU24: 136 to 34).
-    """
-
-    def __init__(self, width: int, bottleneck: int | None = None) -> None:
-        hidden = bottleneck or max(1, width // 4)
-        first, second = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        super().__init__(first, MicroBatchNorm(hidden), nn.ReLU(), second)

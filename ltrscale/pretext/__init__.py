@@ -1,1 +1,1 @@
-"""Self-supervised objectives: augmentations and contrastive losses (pure torch; no I/O)."""
+"""Self-supervised objectives with their configs: augmentations, contrast, reconstruction (pure torch; no I/O)."""

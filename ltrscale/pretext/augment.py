@@ -1,4 +1,4 @@
-"""Augmentations: random changes to documents' features that make a view of them.
+"""Augmentations with their configs: random changes to documents' features that make a view of them.
 
 Every draw comes from the generator, and draws are made for every entry whatever its value, so that a view is a
 function of the generator's state, of the batch's shape and of its groups.
@@ -7,7 +7,8 @@ Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, S documents sampl
 """
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -15,146 +16,67 @@ from torch import Tensor
 
 from ltrscale.batch import group_index
 from ltrscale.config import Config
-from ltrscale.pretext.mixup import MIXUPS, Mixup, mixup, random_below
 
 
-class ZeroingConfig(Config):
+class Draw(NamedTuple):
+    """What a view of a micro-batch is drawn from, besides the documents themselves."""
+
+    numeric_F: Tensor
+    """True where a feature is numeric, False where it is a vocabulary index."""
+    offsets_Q1: Tensor
+    generator: torch.Generator
+    """Source of randomness, on the device of the documents."""
+    marginals_SF: Tensor | None = None
+    """A uniform sample of the training split's documents, normalised; see `Augmentation.needs_marginals`."""
+
+
+class Augmentation(Config):
+    """An augmentation as a config chooses it, and how strong."""
+
+    kind: str
+
+    @property
+    def needs_marginals(self) -> bool:
+        """Whether it draws from the training marginals, so that a view wants a sample of documents."""
+        return False
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """One random view of documents, shape [N, F]; the input stays as it is (HOU24, section 3; HOU23, section 4.1).
+
+        Zeroing sets entries to 0, which for a normalised numeric feature is its centre and for a category the index of
+        the unknown one. Gaussian noise leaves categories alone, mixup takes them from one of the two documents, all
+        others treat them like any value. A document alone in its group, or batch, has nobody to swap or mix with and
+        stays as it is.
+
+        Args:
+            x_NF: normalised features, as FeatureTransform gives them.
+            draw: what else the view depends on.
+
+        Raises:
+            ValueError: the augmentation draws from the training marginals and there are none.
+
+        Example:
+            >>> x, offsets = torch.ones(1, 4), torch.tensor([0, 1])
+            >>> draw = Draw(torch.tensor([True, True, False, False]), offsets, torch.Generator().manual_seed(1))
+            >>> ZeroingConfig(probability=0.5).view(x, draw)
+            tensor([[1., 0., 0., 1.]])
+            >>> draw = draw._replace(generator=torch.Generator().manual_seed(1))
+            >>> GaussianConfig(scale=0.1).view(x, draw)
+            tensor([[1.0661, 1.0267, 1.0000, 1.0000]])
+        """
+        raise NotImplementedError
+
+
+class ZeroingConfig(Augmentation):
     """Set each feature to 0 with the same probability, independently."""
 
     kind: Literal["zeroing"] = "zeroing"
     probability: float = Field(0.1, ge=0, le=1)
     """Share of the entries that are set to 0."""
 
-
-class GaussianConfig(Config):
-    """Add normal noise to every numeric feature."""
-
-    kind: Literal["gaussian"] = "gaussian"
-    scale: float = Field(1.0, ge=0)
-    """Standard deviation of the noise, in units of the normalised features."""
-
-
-class SwapInGroupConfig(Config):
-    """Replace values by the same column's value of another document of the query group: `qg` of HOU23."""
-
-    kind: Literal["swap_in_group"] = "swap_in_group"
-    probability: float = Field(0.1, ge=0, le=1)
-    """Share of the entries that are replaced; HOU23 tries .2 and .7."""
-
-
-class SwapInBatchConfig(Config):
-    """Replace values by the same column's value of another document of the micro-batch."""
-
-    kind: Literal["swap_in_batch"] = "swap_in_batch"
-    probability: float = Field(0.1, ge=0, le=1)
-    """Share of the entries that are replaced."""
-
-
-class MarginalConfig(Config):
-    """Replace values by draws from their feature's marginal over the training split: the corruption of SCARF."""
-
-    kind: Literal["marginal"] = "marginal"
-    probability: float = Field(0.6, ge=0, le=1)
-    """Share of the entries that are replaced; SCARF has .6, HOU24 tries .3, .6 and .9."""
-    fixed_count: bool = False
-    """Corrupt the same number of features of every document, as SCARF does, instead of each with its own draw."""
-
-
-class MixupConfig(Config):
-    """Mix documents with other documents of the micro-batch: the views of DACL+."""
-
-    kind: Literal["mixup"] = "mixup"
-    amount: float = Field(0.3, ge=0, le=1)
-    """The largest share that the other document can have; HOU24 tries .3, .6 and .9."""
-    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
-    """Ways to mix, one drawn for each document: all three are DACL+, `linear` alone is DACL."""
-
-
-SingleAugmentConfig = (
-    ZeroingConfig | GaussianConfig | SwapInGroupConfig | SwapInBatchConfig | MarginalConfig | MixupConfig
-)
-
-
-class ComposeConfig(Config):
-    """Several augmentations, one after the other."""
-
-    kind: Literal["compose"] = "compose"
-    steps: tuple[Annotated[SingleAugmentConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
-    """Applied in this order, each to what the one before it made."""
-
-
-AnyAugmentConfig = SingleAugmentConfig | ComposeConfig
-AugmentConfig = Annotated[AnyAugmentConfig, Field(discriminator="kind")]
-
-
-def needs_marginals(config: AnyAugmentConfig) -> bool:
-    """Whether an augmentation draws from the training marginals, so that `augment` wants a sample of documents.
-
-    Example:
-        >>> needs_marginals(ComposeConfig(steps=(GaussianConfig(), MarginalConfig())))
-        True
-    """
-    steps = config.steps if isinstance(config, ComposeConfig) else (config,)
-    return any(isinstance(step, MarginalConfig) for step in steps)
-
-
-def augment(
-    x_NF: Tensor,
-    numeric_F: Tensor,
-    config: AnyAugmentConfig,
-    *,
-    generator: torch.Generator,
-    offsets_Q1: Tensor,
-    marginals_SF: Tensor | None = None,
-) -> Tensor:
-    """One random view of documents, shape [N, F]; the input is left as it is (HOU24, section 3; HOU23, section 4.1).
-
-    Zeroing sets entries to 0, which for a normalised numeric feature is its centre and for a category the index of
-    the unknown one. Gaussian noise leaves categories alone, mixup takes them from one of the two documents, all
-    others treat them like any value. A document alone in its group, or batch, has nobody to swap or mix with and
-    stays as it is.
-
-    Args:
-        x_NF: normalised features, as FeatureTransform gives them.
-        numeric_F: True where a feature is numeric, False where it is a vocabulary index.
-        config: which augmentation, and how strong.
-        generator: source of randomness, on the device of x_NF.
-        offsets_Q1: offsets of the groups.
-        marginals_SF: a uniform sample of the training split's documents, normalised; see `needs_marginals`.
-
-    Raises:
-        ValueError: the augmentation draws from the training marginals and there are none.
-
-    Example:
-        >>> x, numeric, offsets = torch.ones(1, 4), torch.tensor([True, True, False, False]), torch.tensor([0, 1])
-        >>> config, generator = ZeroingConfig(probability=0.5), torch.Generator().manual_seed(1)
-        >>> augment(x, numeric, config, generator=generator, offsets_Q1=offsets)
-        tensor([[1., 0., 0., 1.]])
-        >>> config, generator = GaussianConfig(scale=0.1), torch.Generator().manual_seed(1)
-        >>> augment(x, numeric, config, generator=generator, offsets_Q1=offsets)
-        tensor([[1.0661, 1.0267, 1.0000, 1.0000]])
-    """
-    match config:
-        case ZeroingConfig(probability=probability):
-            return x_NF.masked_fill(random_entries(x_NF, probability, generator), 0.0)
-        case GaussianConfig(scale=scale):
-            return add_noise(x_NF, numeric_F, scale=scale, generator=generator)
-        case SwapInGroupConfig(probability=probability):
-            return swap_in_group(x_NF, offsets_Q1, probability=probability, generator=generator)
-        case SwapInBatchConfig(probability=probability):
-            return swap_in_group(x_NF, offsets_Q1[[0, -1]], probability=probability, generator=generator)
-        case MarginalConfig(probability=rate, fixed_count=fixed):
-            if marginals_SF is None:
-                raise ValueError("the marginal augmentation needs marginals_SF, a sample of the training documents")
-            return corrupt_from_marginals(x_NF, marginals_SF, rate=rate, fixed_count=fixed, generator=generator)
-        case MixupConfig(amount=amount, forms=forms):
-            return mixup(x_NF, numeric_F, amount=amount, forms=forms, generator=generator)
-        case ComposeConfig(steps=steps):
-            for step in steps:
-                x_NF = augment(
-                    x_NF, numeric_F, step, generator=generator, offsets_Q1=offsets_Q1, marginals_SF=marginals_SF
-                )
-            return x_NF
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `random_entries`."""
+        return x_NF.masked_fill(random_entries(x_NF, self.probability, draw.generator), 0.0)
 
 
 def random_entries(x_NF: Tensor, probability: float, generator: torch.Generator) -> Tensor:
@@ -162,10 +84,46 @@ def random_entries(x_NF: Tensor, probability: float, generator: torch.Generator)
     return torch.rand(x_NF.shape, generator=generator, device=x_NF.device) < probability
 
 
+class GaussianConfig(Augmentation):
+    """Add normal noise to every numeric feature."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    scale: float = Field(1.0, ge=0)
+    """Standard deviation of the noise, in units of the normalised features."""
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `add_noise`."""
+        return add_noise(x_NF, draw.numeric_F, scale=self.scale, generator=draw.generator)
+
+
 def add_noise(x_NF: Tensor, numeric_F: Tensor, *, scale: float, generator: torch.Generator) -> Tensor:
     """Normal noise of standard deviation `scale` on numeric features; categories stay."""
     noise_NF = torch.randn(x_NF.shape, generator=generator, device=x_NF.device, dtype=x_NF.dtype)
     return torch.addcmul(x_NF, noise_NF, scale * numeric_F.to(x_NF.dtype))
+
+
+class SwapInGroupConfig(Augmentation):
+    """Replace values by the same column's value of another document of the query group: `qg` of HOU23."""
+
+    kind: Literal["swap_in_group"] = "swap_in_group"
+    probability: float = Field(0.1, ge=0, le=1)
+    """Share of the entries that are replaced; HOU23 tries .2 and .7."""
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `swap_in_group`."""
+        return swap_in_group(x_NF, draw.offsets_Q1, probability=self.probability, generator=draw.generator)
+
+
+class SwapInBatchConfig(Augmentation):
+    """Replace values by the same column's value of another document of the micro-batch."""
+
+    kind: Literal["swap_in_batch"] = "swap_in_batch"
+    probability: float = Field(0.1, ge=0, le=1)
+    """Share of the entries that are replaced."""
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `swap_in_group`."""
+        return swap_in_group(x_NF, draw.offsets_Q1[[0, -1]], probability=self.probability, generator=draw.generator)
 
 
 def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, generator: torch.Generator) -> Tensor:
@@ -193,6 +151,29 @@ def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, gener
     hit_NF = random_entries(x_NF, probability, generator)
     ahead_NF = 1 + random_below((length_N1 - 1).clamp(min=1), x_NF.shape, generator)
     return torch.where(hit_NF, x_NF.gather(0, first_N1 + (place_N1 + ahead_NF) % length_N1), x_NF)
+
+
+class MarginalConfig(Augmentation):
+    """Replace values by draws from their feature's marginal over the training split: the corruption of SCARF."""
+
+    kind: Literal["marginal"] = "marginal"
+    probability: float = Field(0.6, ge=0, le=1)
+    """Share of the entries that are replaced; SCARF has .6, HOU24 tries .3, .6 and .9."""
+    fixed_count: bool = False
+    """Corrupt the same number of features of every document, as SCARF does, instead of each with its own draw."""
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `corrupt_from_marginals`."""
+        if draw.marginals_SF is None:
+            raise ValueError("the marginal augmentation needs marginals_SF, a sample of the training documents")
+        return corrupt_from_marginals(
+            x_NF, draw.marginals_SF, rate=self.probability, fixed_count=self.fixed_count, generator=draw.generator
+        )
+
+    @property
+    def needs_marginals(self) -> bool:
+        """It does."""
+        return True
 
 
 def corrupt_from_marginals(
@@ -235,6 +216,93 @@ def corrupt_from_marginals(
     return torch.where(hit_NF, marginals_SF.gather(0, source_NF).to(x_NF.dtype), x_NF)
 
 
+Mixup = Literal["linear", "geometric", "binary"]
+MIXUPS: tuple[Mixup, ...] = ("linear", "geometric", "binary")
+
+
+class MixupConfig(Augmentation):
+    """Mix documents with other documents of the micro-batch: the views of DACL+."""
+
+    kind: Literal["mixup"] = "mixup"
+    amount: float = Field(0.3, ge=0, le=1)
+    """The largest share that the other document can have; HOU24 tries .3, .6 and .9."""
+    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
+    """Ways to mix, one drawn for each document: all three are DACL+, `linear` alone is DACL."""
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `mixup`."""
+        return mixup(x_NF, draw.numeric_F, amount=self.amount, forms=self.forms, generator=draw.generator)
+
+
+def mixup(
+    x_NF: Tensor, numeric_F: Tensor, *, amount: float, generator: torch.Generator, forms: Sequence[Mixup] = MIXUPS
+) -> Tensor:
+    """A view of each document x that is mostly x and for the rest another document x' of the batch, shape [N, F].
+
+    With `lambda ~ U(1 - amount, 1)` and one of the forms drawn for each document (Verma et al. 2021, section 3;
+    their alpha is 1 - amount):
+
+    - linear: `lambda x + (1 - lambda) x'`
+    - geometric: `x^lambda x'^(1 - lambda)` where both are positive; elsewhere, where a real power is not defined,
+      linear. Normalised features are negative about half of the time.
+    - binary: every feature is that of x with probability lambda, else that of x'.
+
+    A category is never averaged: whatever the form, it is that of x with probability lambda, else that of x'. The
+    partner x' is any of the other documents of the batch, all equally likely; a document alone stays as it is.
+
+    The paper gives each form its own strength; here one lambda serves all, so that the share of x' has the same mean
+    in all of them. That `amount` bounds the share of x' is our reading of HOU24's "mixup amount".
+
+    Args:
+        x_NF: normalised features.
+        numeric_F: True where a feature is numeric, False where it is a vocabulary index.
+        amount: the largest share of the other document, in [0, 1].
+        generator: source of randomness, on the device of x_NF.
+        forms: the forms to draw from; a form that stands twice is drawn twice as often.
+
+    Raises:
+        ValueError: the amount is not in [0, 1], or there is no form.
+
+    Example:
+        >>> x, numeric = torch.tensor([[1.0, 4.0, 5.0], [4.0, 1.0, 6.0]]), torch.tensor([True, True, False])
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> mixup(x, numeric, amount=0.9, generator=generator, forms=["geometric"])
+        tensor([[1.4675, 2.7257, 5.0000],
+                [1.8134, 2.2059, 6.0000]])
+    """
+    if not 0 <= amount <= 1 or not forms:
+        raise ValueError(f"mixup needs an amount between 0 and 1 and at least one form, not {amount} and {forms}")
+    n, device = len(x_NF), x_NF.device
+    ahead_N = 1 + random_below(torch.tensor(max(1, n - 1), device=device), (n,), generator)
+    other_NF = x_NF[(torch.arange(n, device=device) + ahead_N) % max(1, n)]
+    share_N1 = 1 - amount * torch.rand(n, 1, generator=generator, device=device)
+    form_N1 = torch.randint(len(forms), (n, 1), generator=generator, device=device)
+    keep_NF = torch.rand(x_NF.shape, generator=generator, device=device) < share_N1
+    binary_NF = torch.where(keep_NF, x_NF, other_NF)
+    mixed_NF = binary_NF
+    for number, form in enumerate(forms):
+        if form != "binary":
+            smooth_NF = _smooth(form, x_NF, other_NF, share_N1.to(x_NF.dtype))
+            mixed_NF = torch.where(numeric_F & (form_N1 == number), smooth_NF, mixed_NF)
+    return mixed_NF
+
+
+def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor, share_N1: Tensor) -> Tensor:
+    linear_NF = torch.lerp(other_NF, x_NF, share_N1)
+    if form == "linear":
+        return linear_NF
+    product_NF = x_NF.clamp(min=0) ** share_N1 * other_NF.clamp(min=0) ** (1 - share_N1)
+    return torch.where((x_NF > 0) & (other_NF > 0), product_NF, linear_NF)
+
+
+def random_below(bound: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Integers from 0 to below `bound`, which is at least 1 and broadcasts to the shape; all equally likely.
+
+    The remainder of 62 random bits: below a bound of 2^31 no number is favoured by more than one part in 2^31.
+    """
+    return torch.randint(1 << 62, tuple(shape), generator=generator, device=bound.device) % bound
+
+
 def permute_columns(x_NF: Tensor, *, generator: torch.Generator) -> Tensor:
     """Each column in an order of its own: values keep their feature and lose their document.
 
@@ -250,3 +318,36 @@ def permute_columns(x_NF: Tensor, *, generator: torch.Generator) -> Tensor:
     for source_N in source_FN:
         torch.randperm(n, generator=generator, out=source_N)
     return x_NF.gather(0, source_FN.T)
+
+
+SingleAugmentConfig = (
+    ZeroingConfig | GaussianConfig | SwapInGroupConfig | SwapInBatchConfig | MarginalConfig | MixupConfig
+)
+
+
+class ComposeConfig(Augmentation):
+    """Several augmentations, one after the other."""
+
+    kind: Literal["compose"] = "compose"
+    steps: tuple[Annotated[SingleAugmentConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    """Applied in this order, each to what the one before it made."""
+
+    def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
+        """Apply the steps in their order."""
+        for step in self.steps:
+            x_NF = step.view(x_NF, draw)
+        return x_NF
+
+    @property
+    def needs_marginals(self) -> bool:
+        """Whether a step does.
+
+        Example:
+            >>> ComposeConfig(steps=(GaussianConfig(), MarginalConfig())).needs_marginals
+            True
+        """
+        return any(step.needs_marginals for step in self.steps)
+
+
+AnyAugmentConfig = SingleAugmentConfig | ComposeConfig
+AugmentConfig = Annotated[AnyAugmentConfig, Field(discriminator="kind")]

@@ -1,19 +1,23 @@
-"""Contrastive pretext losses over documents: SimCLR-Rank, SimCLR, SCARF and SimSiam, one value per document.
+"""Contrastive pretext objectives over documents: SimCLR-Rank, SimCLR, SCARF and DACL+, one value per document.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, D embedding, V = 2N views (document n has views n and N + n); in a
 chunk of M groups, U = 2L views a group; a tile holds the similarities of R rows and C columns.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import at_least_float32, length_chunks
+from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.pretext.augment import Augmentation, Draw, MarginalConfig, MixupConfig
+from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities handled at once, in a chunk of groups or a tile: they then stay in the cache, and memory does not grow
@@ -21,6 +25,48 @@ with the list length."""
 
 MIN_NORM = 1e-8
 """Vectors shorter than this have no direction."""
+
+
+class Contrastive(Objective):
+    """What the objectives with an InfoNCE loss have in common."""
+
+    temperature: float = Field(0.1, gt=0)
+    """Divides the cosine similarities."""
+    projector: ProjectorConfig = ProjectorConfig()
+
+    @property
+    def projector_layers(self) -> int:
+        """Those of the config."""
+        return self.projector.layers
+
+    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+        """A projector."""
+        return Parts(projector=Projector(width, self.projector))
+
+
+class _WithinGroups(Contrastive):
+    """SimCLR-Rank, on query groups or on others."""
+
+    def needs_marginals(self, augmentation: Augmentation) -> bool:
+        """Where its views do."""
+        return augmentation.needs_marginals
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `simclr_rank`."""
+        return simclr_rank(*net.two_views(x_NF, draw), draw.offsets_Q1, temperature=self.temperature)
+
+
+class SimCLRRankConfig(_WithinGroups):
+    """SimCLR-Rank: tell a document's two views from the other documents of its own query group (HOU24)."""
+
+    kind: Literal["simclr_rank"] = "simclr_rank"
+
+
+class SimCLRSampleConfig(_WithinGroups):
+    """SimCLR-Sample: SimCLR-Rank on documents regrouped at random inside each shuffle window (HOU24)."""
+
+    kind: Literal["simclr_sample"] = "simclr_sample"
+    regroups: ClassVar[bool] = True
 
 
 def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float) -> Tensor:
@@ -58,6 +104,20 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
         return total_V[:n] + total_V[n:] - 2 * positive_N
 
 
+class SimCLRConfig(Contrastive):
+    """SimCLR: tell a document's two views from all other documents of the micro-batch."""
+
+    kind: Literal["simclr"] = "simclr"
+
+    def needs_marginals(self, augmentation: Augmentation) -> bool:
+        """Where its views do."""
+        return augmentation.needs_marginals
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `simclr`."""
+        return simclr(*net.two_views(x_NF, draw), temperature=self.temperature)
+
+
 def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
     """SimCLR: tell a document's two views from all other views of the micro-batch, shape [N].
 
@@ -80,6 +140,28 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
         tensor([1.1029, 1.1029])
     """
     return simclr_rank(z0_ND, z1_ND, torch.tensor([0, len(z0_ND)], device=z0_ND.device), temperature=temperature)
+
+
+class ScarfConfig(Contrastive):
+    """SCARF: SimCLR between documents and copies with values drawn from the features' training marginals."""
+
+    kind: Literal["scarf"] = "scarf"
+    temperature: float = Field(1.0, gt=0)
+    """Divides the cosine similarities."""
+    rate: float = Field(0.6, ge=0, le=1)
+    """Share of the features that are corrupted; HOU24 tries .3, .6 and .9."""
+    fixed_count: bool = True
+    """Corrupt the same number of features of every document, instead of each with its own draw (HOU24)."""
+
+    def needs_marginals(self, augmentation: Augmentation) -> bool:  # noqa: ARG002
+        """It corrupts documents by itself."""
+        return True
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `scarf`."""
+        corruption = MarginalConfig(probability=self.rate, fixed_count=self.fixed_count)
+        z_NP = net.project(x_NF)
+        return scarf(z_NP, net.project(corruption.view(x_NF, draw)), temperature=self.temperature)
 
 
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
@@ -114,22 +196,18 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
         return total_N - (unit_ND * others_ND).sum(-1) / temperature
 
 
-def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tensor:
-    """SimSiam: each view's prediction points at the other view's projection, shape [N].
+class DaclConfig(Contrastive):
+    """DACL+: SimCLR between two mixtures of a document with other documents."""
 
-    `-(cos(p_0, sg z_1) + cos(p_1, sg z_0))`, sg stopping the gradient (Chen and He 2021). Half precision is
-    computed, and returned, in float32; a zero vector has cosine 0 to everything.
+    kind: Literal["dacl"] = "dacl"
+    amount: float = Field(0.3, ge=0, le=1)
+    """The largest share of the other document; HOU24 tries .3, .6 and .9."""
 
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-        >>> simsiam(z, z.flip(0), z, z)  # p_0 agrees with z_1, p_1 is at right angles to z_0
-        tensor([-1., -1.])
-    """
-
-    def cosine(p_ND: Tensor, z_ND: Tensor) -> Tensor:
-        return (directions(p_ND) * directions(z_ND.detach())).sum(-1)
-
-    return -(cosine(p0_ND, z1_ND) + cosine(p1_ND, z0_ND))
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `simclr` and `mixup`."""
+        mixture = MixupConfig(amount=self.amount)
+        z0_NP = net.project(mixture.view(x_NF, draw))
+        return simclr(z0_NP, net.project(mixture.view(x_NF, draw)), temperature=self.temperature)
 
 
 def directions(z_ND: Tensor) -> Tensor:

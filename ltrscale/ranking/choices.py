@@ -1,9 +1,12 @@
-"""The closed union of ranking losses that a config may name: a new one is a line here."""
+"""The closed unions of ranking losses and metrics that a config may name: a new one is a line here."""
 
+import re
 from typing import Annotated
 
 from pydantic import Field
 
+from ltrscale.config import members
+from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
     AttentionAllocationConfig,
@@ -11,6 +14,7 @@ from ltrscale.ranking.losses import (
     ListMLEConfig,
     SoftmaxConfig,
 )
+from ltrscale.ranking.metrics import MAPConfig, Metric, MRRConfig, NDCGConfig, PrecisionConfig
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
 from ltrscale.ranking.pointwise import SigmoidConfig, SquaredErrorConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
@@ -32,3 +36,37 @@ LossConfig = Annotated[
     | PiRankConfig,
     Field(discriminator="kind"),
 ]
+
+MetricConfig = Annotated[NDCGConfig | MRRConfig | MAPConfig | PrecisionConfig, Field(discriminator="kind")]
+LetorMetricConfig = Annotated[
+    LetorNDCGConfig | LetorMeanNDCGConfig | LetorMAPConfig | LetorPrecisionConfig, Field(discriminator="kind")
+]
+"""Metrics under LETOR's policy."""
+
+_KINDS = {cls.model_fields["kind"].default: cls for cls in members(MetricConfig)}
+_CUT, _WHOLE = ([kind for kind, cls in _KINDS.items() if cls.has_cutoff() == cut] for cut in (True, False))
+METRIC = rf"^(({'|'.join(_CUT)})@[1-9]\d*|{'|'.join(_WHOLE)})$"
+"""The names of our metrics, as a regular expression."""
+METRICS = f"{', '.join([*(f'{kind}@K' for kind in _CUT), *_WHOLE[:-1]])} or {_WHOLE[-1]}"
+"""The same, to be read."""
+
+
+def named(name: str, *, threshold: float = 1.0) -> Metric:
+    """The metric of a name such as ndcg@5.
+
+    Args:
+        name: ndcg@K, precision@K, mrr, map or another of `METRICS`.
+        threshold: from which label on a document is relevant; nothing to NDCG.
+
+    Raises:
+        ValueError: no metric has this name.
+
+    Example:
+        >>> named("precision@2")
+        PrecisionConfig(kind='precision', k=2, threshold=1.0)
+    """
+    if not re.match(METRIC, name):
+        raise ValueError(f"{name!r} is no metric; take {METRICS}")
+    kind, _, k = name.partition("@")
+    metric: Metric = _KINDS[kind].made(k=int(k or 1), threshold=threshold)
+    return metric

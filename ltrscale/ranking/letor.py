@@ -17,12 +17,27 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slo
 """
 
 from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import length_chunks
-from ltrscale.ranking.metrics import SLOTS_PER_CHUNK
+from ltrscale.ranking.metrics import SLOTS_PER_CHUNK, Metric
+
+
+class LetorNDCGConfig(Metric):
+    """NDCG of LETOR's script."""
+
+    kind: Literal["letor_ndcg"] = "letor_ndcg"
+    label: ClassVar[str] = "LETOR NDCG"
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `letor_ndcg`."""
+        return letor_ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
 
 def letor_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
@@ -47,6 +62,17 @@ def letor_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int
     return values_Q
 
 
+class LetorMeanNDCGConfig(Metric):
+    """The mean of NDCG at all ranks, of LETOR's script."""
+
+    kind: Literal["letor_mean_ndcg"] = "letor_mean_ndcg"
+    label: ClassVar[str] = "LETOR MeanNDCG"
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `letor_mean_ndcg`."""
+        return letor_mean_ndcg(scores_N, labels_N, offsets_Q1)
+
+
 def letor_mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """MeanNDCG of LETOR's script, shape [Q]: the mean of NDCG@1 to NDCG@n, n the documents of the group.
 
@@ -61,6 +87,19 @@ def letor_mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> T
     for groups_M, ndcg_ML, mask_ML in _ndcg_at_all_ranks(scores_N, labels_N, offsets_Q1):
         values_Q[groups_M] = ndcg_ML.sum(-1) / mask_ML.sum(-1)
     return values_Q
+
+
+class LetorMAPConfig(Metric):
+    """Average precision of LETOR's script."""
+
+    kind: Literal["letor_map"] = "letor_map"
+    label: ClassVar[str] = "LETOR MAP"
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `letor_average_precision`."""
+        return letor_average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
 
 def letor_average_precision(
@@ -84,6 +123,21 @@ def letor_average_precision(
         total_M = (relevant_ML * relevant_ML.cumsum(-1) / rank_L).sum(-1)
         values_Q[groups_M] = total_M / relevant_ML.sum(-1).clamp(min=1)
     return values_Q
+
+
+class LetorPrecisionConfig(Metric):
+    """Precision of LETOR's script."""
+
+    kind: Literal["letor_precision"] = "letor_precision"
+    label: ClassVar[str] = "LETOR P"
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `letor_precision`."""
+        return letor_precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
 
 
 def letor_precision(

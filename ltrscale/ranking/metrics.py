@@ -8,19 +8,72 @@ infinite but not NaN, and labels are finite and not negative.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
-import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import length_chunks
+from ltrscale.config import Config
 
 SLOTS_PER_CHUNK = 1 << 15
 """Padded documents ranked at once: the temporaries of a chunk then stay in the cache."""
+
+
+class Metric(Config):
+    """A metric as a config chooses it. It may have a cut-off `k`, and a label from which on documents are relevant."""
+
+    kind: str
+    label: ClassVar[str] = ""
+    """How it is written in tables, without its cut-off; its kind in capitals by default."""
+    definition: ClassVar[str] = ""
+    """What a report says of it, one sentence; what holds for all metrics it says once."""
+    normalised: ClassVar[bool] = True
+    """Whether 1 is the value of the best order, whatever the labels."""
+
+    @classmethod
+    def made(cls, *, k: int, threshold: float = 1.0) -> Self:
+        """The metric with those of the values that it has."""
+        values = {"k": k, "threshold": threshold}
+        return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+
+    @classmethod
+    def has_cutoff(cls) -> bool:
+        """Whether its name has one, as `ndcg@5` has."""
+        return "k" in cls.model_fields
+
+    @property
+    def name(self) -> str:
+        """Its kind, and its cut-off if it has one.
+
+        Example:
+            >>> NDCGConfig(k=10).name, MRRConfig().name
+            ('ndcg@10', 'mrr')
+        """
+        return f"{self.kind}@{self.model_dump()['k']}" if self.has_cutoff() else self.kind
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The value of each group, shape [Q]; NaN where it is undefined."""
+        raise NotImplementedError
+
+
+class NDCGConfig(Metric):
+    """Normalised discounted cumulative gain of the first ranks."""
+
+    kind: Literal["ndcg"] = "ndcg"
+    definition: ClassVar[str] = (
+        "NDCG has gain 2^y - 1 and discount 1 / log2(1 + rank), the ideal taken from the full list; lists shorter than "
+        "the cut-off are evaluated at their length."
+    )
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `ndcg`."""
+        return ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
 
 
 def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
@@ -48,6 +101,18 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
     return values_Q
 
 
+class MRRConfig(Metric):
+    """Reciprocal rank of the first relevant document."""
+
+    kind: Literal["mrr"] = "mrr"
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `mrr`."""
+        return mrr(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
+
+
 def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
     """Reciprocal rank of the first document with label >= threshold, shape [Q].
 
@@ -71,6 +136,18 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
         value_M = (none_before_MK * hazard_MK / ranking.rank_K).sum(-1)
         values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
     return values_Q
+
+
+class MAPConfig(Metric):
+    """Average precision, whose mean over groups is MAP."""
+
+    kind: Literal["map"] = "map"
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `average_precision`."""
+        return average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
 
 
 def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
@@ -99,6 +176,21 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
     return values_Q
 
 
+class PrecisionConfig(Metric):
+    """Share of relevant documents among the first ranks."""
+
+    kind: Literal["precision"] = "precision"
+    label: ClassVar[str] = "P"
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `precision`."""
+        return precision(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
+
+
 def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
     """Share of documents with label >= threshold among the first min(k, length) ranks, shape [Q].
 
@@ -122,37 +214,6 @@ def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int,
 def rank_discounts(k: int, device: torch.device | None = None) -> Tensor:
     """The discount `1 / log2(1 + r)` of ranks 1 to k, float64."""
     return 1 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device=device))
-
-
-NAME = r"^((ndcg|precision)@[1-9]\d*|mrr|map)$"
-"""The names that `named` knows, as a regular expression."""
-
-
-def named(name: str, *, threshold: float = 1.0) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The metric of a name such as ndcg@5, as a function of scores, labels and offsets.
-
-    Args:
-        name: ndcg@K, precision@K, mrr or map.
-        threshold: from which label on a document is relevant; nothing to NDCG.
-
-    Raises:
-        ValueError: no metric has this name.
-
-    Example:
-        >>> named("precision@2")(torch.tensor([2.0, 1.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]))
-        tensor([0.5000], dtype=torch.float64)
-    """
-    if not re.match(NAME, name):
-        raise ValueError(f"{name!r} is no metric; take ndcg@K, precision@K, mrr or map")
-    kind, _, k = name.partition("@")
-    match kind:
-        case "ndcg":
-            return partial(ndcg, k=int(k))
-        case "precision":
-            return partial(precision, k=int(k), threshold=threshold)
-        case "mrr":
-            return partial(mrr, threshold=threshold)
-    return partial(average_precision, threshold=threshold)
 
 
 class _Ranking(NamedTuple):

@@ -53,8 +53,8 @@ class BinaryFeedback(StepConfig):
     """Binary labels, 1 the more probably the higher the grade (HOU24, A.2.4)."""
 
     kind: Literal["binary_feedback"] = "binary_feedback"
-    temperature: float = Field(default=4.0, gt=0)
-    """Sharpness t: P(y = 1) = sigmoid(t (r - tau))."""
+    sharpness: float = Field(default=4.0, gt=0)
+    """t in P(y = 1) = sigmoid(t (r - tau)): the larger, the less is left to chance."""
     tau: float = 4.5
     """Grade at which half of the documents get a 1; HOU24 uses 4.25, 4.5 and 5.1 for grades from 0 to 4."""
     unlabel_empty: bool = True
@@ -124,23 +124,23 @@ def gumbel(uniform_N: Doubles) -> Doubles:
 
 
 def binary_labels(
-    relevance_N: Doubles, *, temperature: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
+    relevance_N: Doubles, *, sharpness: float, tau: float, gumbel1_N: Doubles, gumbel0_N: Doubles
 ) -> NDArray[np.bool_]:
     """Binary feedback, `1{t r + G1 > t tau + G0}` (HOU24, A.2.4), so P(y = 1) = sigmoid(t (r - tau)).
 
     Args:
         relevance_N: grades r; NaN gives False.
-        temperature: t.
+        sharpness: t.
         tau: the grade of even odds.
         gumbel1_N: standard Gumbel numbers G1.
         gumbel0_N: standard Gumbel numbers G0.
 
     Example:
         >>> zero = np.zeros(2)
-        >>> binary_labels(np.array([4.0, 5.0]), temperature=4, tau=4.5, gumbel1_N=zero, gumbel0_N=zero).tolist()
+        >>> binary_labels(np.array([4.0, 5.0]), sharpness=4, tau=4.5, gumbel1_N=zero, gumbel0_N=zero).tolist()
         [False, True]
     """
-    return np.asarray(temperature * relevance_N + gumbel1_N > temperature * tau + gumbel0_N)
+    return np.asarray(sharpness * relevance_N + gumbel1_N > sharpness * tau + gumbel0_N)
 
 
 def binary_feedback(step: BinaryFeedback, seed: int) -> Transform:
@@ -150,7 +150,7 @@ def binary_feedback(step: BinaryFeedback, seed: int) -> Transform:
         places = (block.on_documents(block.keys_Q), block.index_N)
         positive_N = binary_labels(
             block.columns_N["labels"].astype(np.float64),
-            temperature=step.temperature,
+            sharpness=step.sharpness,
             tau=step.tau,
             gumbel1_N=gumbel(uniforms(seed, "one", *places)),
             gumbel0_N=gumbel(uniforms(seed, "zero", *places)),

@@ -19,13 +19,13 @@ from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig
-from ltrscale.models.choices import ContextConfig
+from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
-from ltrscale.training.network import NetworkConfig, fitted
+from ltrscale.training.network import fitted
 from ltrscale.training.phases import LabelledData, Phase, train_ranker
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import TRANSFORM, begin

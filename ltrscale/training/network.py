@@ -10,26 +10,18 @@ from torch import Tensor, nn
 
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
-from ltrscale.config import Config, is_current, made_by
+from ltrscale.config import is_current, made_by
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.models.choices import EncoderConfig
-from ltrscale.models.encoders import ResNetConfig
-from ltrscale.models.features import FeatureTransform, TransformConfig, make_transform, wanted
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureTransform, make_transform, wanted
 from ltrscale.models.fitting import Sample, Statistics, Wanted
 from ltrscale.progress import log, progress
 
 _DOCS_PER_BATCH = 8192
 _TENSORS = "tensors.safetensors"
-
-
-class NetworkConfig(Config):
-    """Feature transform and encoder."""
-
-    transform: TransformConfig = TransformConfig()
-    encoder: EncoderConfig = ResNetConfig()
 
 
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:

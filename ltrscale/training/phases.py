@@ -17,7 +17,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.progress import log, progress
-from ltrscale.ranking import metrics
+from ltrscale.ranking.choices import named
 from ltrscale.training.account import Account, listed
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.epochs import EpochLog, run_epoch
@@ -118,7 +118,7 @@ def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
     """Mean of a metric over the groups where it is defined; each worker scores a part."""
     rank, world = rank_and_world()
     where = next(model.parameters()).device
-    measure = metrics.named(metric)
+    measure = named(metric)
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
     with torch.no_grad():
@@ -126,7 +126,7 @@ def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
             if index % world == rank:
                 groups = groups.to(where)
                 assert groups.labels_N is not None
-                value_Q = measure(model(groups), groups.labels_N, groups.offsets_Q1)
+                value_Q = measure.of(model(groups), groups.labels_N, groups.offsets_Q1)
                 defined_Q = value_Q[~value_Q.isnan()]
                 totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
     total, count = sum_over_workers(totals).tolist()

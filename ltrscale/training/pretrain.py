@@ -17,23 +17,20 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.draws import mix
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Report, log, progress
 from ltrscale.storage import join
 from ltrscale.training.account import listed
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.epochs import EpochLog, run_epoch
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import NetworkConfig, fitted, sample_inputs
+from ltrscale.training.network import fitted, sample_inputs
 from ltrscale.training.presets import Preset, preset
-from ltrscale.training.pretexts import (
-    MethodConfig,
-    Pretrainer,
-    SimCLRRankConfig,
-    SimCLRSampleConfig,
-    draws_from_marginals,
-)
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, checkpoints_of, finish
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import TrainingConfig, set_up
@@ -104,7 +101,7 @@ def pretrain(
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
-        if draws_from_marginals(config.method, config.augment):
+        if config.method.needs_marginals(config.augment):
             marginals_SF = sample_inputs(selection, transform, run=run)
         work = Pretraining(config, selection, transform.state_dict(), marginals_SF, out, origin)
         launch(work, workers=workers, report=report)
@@ -146,7 +143,7 @@ def _trainer(
     rank, world = rank_and_world()
     order = config.stream.replace(
         seed=mix("pretrain", config.seed, config.stream.seed),
-        regroup=config.stream.regroup or isinstance(config.method, SimCLRSampleConfig),
+        regroup=config.stream.regroup or config.method.regroups,
     )
     return Trainer(
         model,

@@ -12,8 +12,7 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.propensity import PropensityModel
-from ltrscale.ranking import metrics
-from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.choices import METRIC, METRICS, LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import SoftmaxConfig, ordinal
@@ -60,8 +59,9 @@ class RankingConfig(TrainingConfig):
     """What to do about clicks that depend on the position; empty takes labels at their word."""
     patience: int = Field(20, ge=1)
     """Stop a phase after so many epochs without a better validation metric."""
-    validation_metric: str = Field("ndcg@5", pattern=metrics.NAME)
-    """Chooses the epoch whose weights are kept: ndcg@K, precision@K, mrr or map."""
+    validation_metric: str = Field(
+        "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
+    )
     stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, clip_norm=1.0)
 

@@ -31,13 +31,13 @@ from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, Evaluat
 from ltrscale.evaluation.report import METRICS
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.network import NetworkConfig
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.trees.export import ParityConfig

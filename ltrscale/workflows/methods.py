@@ -10,7 +10,6 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretexts import VimeConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws
@@ -58,10 +57,7 @@ class NeuralMethod(Config):
 
     def projector_layers(self) -> int | None:
         """Hidden layers of the projector that it pretrains; None where it does not pretrain."""
-        if self.pretrain is None:
-            return None
-        method = self.pretrain.method
-        return 0 if isinstance(method, VimeConfig) else method.projector.layers
+        return None if self.pretrain is None else self.pretrain.method.projector_layers
 
 
 class CombinedMethod(Config):

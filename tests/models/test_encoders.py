@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from variations import idle_keys, kind_of
 
 from ltrscale.config import Config, members
-from ltrscale.models.choices import EncoderConfig
+from ltrscale.models.choices import EncoderConfig, NetworkConfig
 from ltrscale.models.encoders import (
     MLP,
     Identity,
@@ -27,8 +27,8 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.training.network import NetworkConfig
-from ltrscale.training.pretexts import Pretrainer, SimCLRRankConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.objective import Pretrainer
 
 NO_CATEGORIES = torch.ones(7, dtype=torch.bool)
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from ltrscale.models.heads import HeadConfig, Predictor, Projector, ProjectorConfig, mlp_head
+from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig, mlp_head
 from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.pretext.simsiam import Predictor
 
 
 def shapes(module: nn.Module) -> list[tuple[int, int, bool]]:

@@ -10,13 +10,15 @@ from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig, ProjectorConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.training.network import NetworkConfig
-from ltrscale.training.pretexts import Pretrainer, SimCLRRankConfig, VimeConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.vime import VimeConfig
 
 KINDS = ["numeric", "numeric", "numeric", "categorical"]
 

@@ -7,21 +7,24 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
+from variations import idle_keys, kind_of
 
 from ltrscale.batch import group_index, to_offsets
+from ltrscale.config import members
 from ltrscale.pretext.augment import (
     AnyAugmentConfig,
+    Augmentation,
     AugmentConfig,
     ComposeConfig,
+    Draw,
     GaussianConfig,
     MarginalConfig,
     MixupConfig,
+    SingleAugmentConfig,
     SwapInBatchConfig,
     SwapInGroupConfig,
     ZeroingConfig,
-    augment,
     corrupt_from_marginals,
-    needs_marginals,
     permute_columns,
 )
 
@@ -36,6 +39,7 @@ CONFIGS: list[AnyAugmentConfig] = [
     MixupConfig(amount=0.6),
     ComposeConfig(steps=(SwapInGroupConfig(probability=0.2), ZeroingConfig(probability=0.1), MixupConfig(amount=0.2))),
 ]
+CONFIGS += [cls() for cls in members(SingleAugmentConfig) if cls not in map(type, CONFIGS)]
 WEAKEST: list[AnyAugmentConfig] = [
     ZeroingConfig(probability=0),
     GaussianConfig(scale=0),
@@ -48,6 +52,12 @@ WEAKEST: list[AnyAugmentConfig] = [
 ]
 N = 20_000
 SIGMA = 5 / math.sqrt(N)
+
+
+@pytest.mark.parametrize("cls", members(AugmentConfig), ids=kind_of)
+def test_every_key_of_a_config_means_something(cls: type[Augmentation]) -> None:
+    configs = [config for config in CONFIGS if isinstance(config, cls)]
+    assert idle_keys(configs, lambda config: view(documents(100), config)) == set()
 
 
 def offsets_of(n: int) -> Tensor:
@@ -67,14 +77,8 @@ def marginals() -> Tensor:
 
 
 def view(x_NF: Tensor, config: AnyAugmentConfig, seed: int = 0, offsets_Q1: Tensor | None = None) -> Tensor:
-    return augment(
-        x_NF,
-        NUMERIC_F,
-        config,
-        generator=torch.Generator().manual_seed(seed),
-        offsets_Q1=offsets_of(len(x_NF)) if offsets_Q1 is None else offsets_Q1,
-        marginals_SF=marginals(),
-    )
+    offsets_Q1 = offsets_of(len(x_NF)) if offsets_Q1 is None else offsets_Q1
+    return config.view(x_NF, Draw(NUMERIC_F, offsets_Q1, torch.Generator().manual_seed(seed), marginals()))
 
 
 def documents(n: int = N) -> Tensor:
@@ -89,7 +93,7 @@ def addresses(n: int = N) -> Tensor:
     return 10 * torch.arange(n, dtype=torch.float64)[:, None] + torch.arange(8)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_the_input_stays_and_the_generator_decides(config: AnyAugmentConfig) -> None:
     x_NF = documents(100)
     before_NF = x_NF.clone()
@@ -98,19 +102,18 @@ def test_the_input_stays_and_the_generator_decides(config: AnyAugmentConfig) -> 
     assert torch.equal(x_NF, before_NF)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_which_entries_change_does_not_depend_on_their_values(config: AnyAugmentConfig) -> None:
     """So that two views drawn one after the other do not depend on what is in the batch."""
     states = []
     for x_NF in (documents(100), documents(100) + 1):
         generator = torch.Generator().manual_seed(3)
-        offsets_Q1 = offsets_of(100)
-        augment(x_NF, NUMERIC_F, config, generator=generator, offsets_Q1=offsets_Q1, marginals_SF=marginals())
+        config.view(x_NF, Draw(NUMERIC_F, offsets_of(100), generator, marginals()))
         states.append(generator.get_state())
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_type_and_shape_are_kept(config: AnyAugmentConfig, dtype: torch.dtype, n: int) -> None:
@@ -128,7 +131,7 @@ def test_strength_zero_gives_the_input_as_a_new_tensor(config: AnyAugmentConfig)
     assert same_NF.data_ptr() != x_NF.data_ptr()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_categories_stay_indices_of_their_own_vocabulary(config: AnyAugmentConfig) -> None:
     x_NF = documents(2000)
     x_NF[:, 7] += 20
@@ -248,12 +251,12 @@ def test_a_fixed_count_is_the_rate_rounded_down(rate: float, n_features: int, co
 def test_marginals_must_be_there_and_fit() -> None:
     x_NF, generator = documents(3), torch.Generator()
     with pytest.raises(ValueError, match="needs marginals_SF"):
-        augment(x_NF, NUMERIC_F, MarginalConfig(), generator=generator, offsets_Q1=torch.tensor([0, 3]))
+        MarginalConfig().view(x_NF, Draw(NUMERIC_F, torch.tensor([0, 3]), generator))
     for wrong in (torch.zeros(0, 8), torch.zeros(5, 7)):
         with pytest.raises(ValueError, match="documents of 8 features"):
             corrupt_from_marginals(x_NF, wrong, rate=0.1, generator=generator)
-    assert [needs_marginals(config) for config in CONFIGS] == [False] * 4 + [True] * 2 + [False] * 2
-    assert needs_marginals(ComposeConfig(steps=(ZeroingConfig(), MarginalConfig())))
+    assert {config.kind for config in CONFIGS if config.needs_marginals} == {"marginal"}
+    assert ComposeConfig(steps=(ZeroingConfig(), MarginalConfig())).needs_marginals
 
 
 def test_a_composition_applies_its_steps_in_order() -> None:
@@ -262,7 +265,7 @@ def test_a_composition_applies_its_steps_in_order() -> None:
     generator = torch.Generator().manual_seed(0)
     one_by_one_NF = x_NF
     for step in steps:
-        one_by_one_NF = augment(one_by_one_NF, NUMERIC_F, step, generator=generator, offsets_Q1=offsets_of(200))
+        one_by_one_NF = step.view(one_by_one_NF, Draw(NUMERIC_F, offsets_of(200), generator))
     assert torch.equal(view(x_NF, ComposeConfig(steps=steps)), one_by_one_NF)
     zeros = [(view(x_NF, ComposeConfig(steps=order))[:, :6] == 0).any() for order in (steps, steps[::-1])]
     assert zeros == [True, False]  # noise on a zero leaves none

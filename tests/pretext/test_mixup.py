@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ltrscale.pretext.mixup import MIXUPS, Mixup, mixup, random_below
+from ltrscale.pretext.augment import MIXUPS, Mixup, mixup, random_below
 
 NUMERIC_F = torch.tensor([True, True, True, False])
 N = 20_000

@@ -10,16 +10,9 @@ from reference import pretext as reference
 from torch import Tensor
 
 from ltrscale.pretext import reconstruct
-from ltrscale.pretext.reconstruct import (
-    Noise,
-    feature_errors,
-    feature_subsets,
-    reconstruction_classes,
-    subtab,
-    subtab_views,
-    vime,
-    vime_corrupt,
-)
+from ltrscale.pretext.reconstruct import feature_errors, reconstruction_classes
+from ltrscale.pretext.subtab import Noise, feature_subsets, subtab, subtab_views
+from ltrscale.pretext.vime import vime, vime_corrupt
 
 NUMERIC_F = torch.tensor([True, False, True, False, True])
 CARDINALITIES = [3, 700]

@@ -14,19 +14,18 @@ from ir_measures import AP, RR, P, nDCG
 from reference import metrics as reference
 from sklearn.metrics import ndcg_score
 from torch import Tensor
+from variations import idle_keys, kind_of
 
 from ltrscale.batch import to_offsets
+from ltrscale.config import members
 from ltrscale.ranking import metrics
+from ltrscale.ranking.choices import MetricConfig, named
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 Group = list[tuple[float, float]]  # score, label
-METRICS: dict[str, Metric] = {
-    "ndcg": lambda s, y, o: metrics.ndcg(s, y, o, k=3),
-    "mrr": metrics.mrr,
-    "map": metrics.average_precision,
-    "precision": lambda s, y, o: metrics.precision(s, y, o, k=3),
-}
+METRICS: dict[str, Metric] = {cls.made(k=3).name: cls.made(k=3).of for cls in members(MetricConfig)}
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
+NORMALISED = [cls for cls in members(MetricConfig) if cls.normalised]
 
 document = st.tuples(st.sampled_from([-math.inf, -1.0, 0.0, 2.0, math.inf]), st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]))
 groups = st.lists(st.lists(document, max_size=6), min_size=1, max_size=4)
@@ -106,15 +105,35 @@ def test_a_group_without_a_relevant_document_is_undefined(metric: Metric) -> Non
     assert values_Q.isnan().tolist() == [True, True, True, False]
 
 
-@every_metric
-def test_a_single_relevant_document_is_perfect(metric: Metric) -> None:
-    close(metric(torch.tensor([-1e6]), torch.tensor([3.0]), torch.tensor([0, 1])), [1.0])
+@pytest.mark.parametrize("cls", NORMALISED, ids=kind_of)
+def test_a_single_relevant_document_is_perfect(cls: type[metrics.Metric]) -> None:
+    close(cls.made(k=3).of(torch.tensor([-1e6]), torch.tensor([3.0]), torch.tensor([0, 1])), [1.0])
 
 
-@every_metric
-def test_equal_labels_make_every_order_perfect(metric: Metric) -> None:
+@pytest.mark.parametrize("cls", NORMALISED, ids=kind_of)
+def test_equal_labels_make_every_order_perfect(cls: type[metrics.Metric]) -> None:
     scores_N, _, offsets_Q1 = random_lists(4, [20, 3, 1], levels=4)
-    close(metric(scores_N, torch.full((24,), 2.0), offsets_Q1), [1.0, 1.0, 1.0])
+    close(cls.made(k=3).of(scores_N, torch.full((24,), 2.0), offsets_Q1), [1.0, 1.0, 1.0])
+
+
+@every_metric
+def test_no_order_is_better_than_that_of_the_labels(metric: Metric) -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(4, [20, 3, 30])
+    labels_N[20] = 1
+    assert (metric(labels_N, labels_N, offsets_Q1) >= metric(scores_N, labels_N, offsets_Q1) - 1e-12).all()
+
+
+@pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
+def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[metrics.Metric]) -> None:
+    lists = random_lists(6, [20, 30])
+    assert idle_keys([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
+    assert named(cls.made(k=3).name) == cls.made(k=3)
+
+
+@pytest.mark.parametrize("name", ["ndcg", "ndcg@0", "mrr@3", "x@3", "@5", "ndcg@5 "])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"is no metric; take ndcg@K, .* or map$"):
+        named(name)
 
 
 @every_metric

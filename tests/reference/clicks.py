@@ -9,9 +9,9 @@ def rho(grade: float, top: float) -> float:
     return (2**grade - 1) / (2**top - 1)
 
 
-def binary(grade: float, temperature: float, tau: float) -> float:
+def binary(grade: float, sharpness: float, tau: float) -> float:
     """P(y = 1) of HOU24, A.2.4."""
-    return 1 / (1 + math.exp(-temperature * (grade - tau)))
+    return 1 / (1 + math.exp(-sharpness * (grade - tau)))
 
 
 def intents(grades: Sequence[float], top: float, kappa: float) -> list[float]:

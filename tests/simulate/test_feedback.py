@@ -78,26 +78,26 @@ def test_gumbel_numbers_follow_their_distribution() -> None:
     assert stats.kstest(numbers, "gumbel_r").pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("temperature", "tau"), [(4.0, 4.5), (4.0, 2.5), (1.0, 1.0)])
-def test_binary_labels_have_the_probability_of_a_sigmoid(make_block: Make, temperature: float, tau: float) -> None:
+@pytest.mark.parametrize(("sharpness", "tau"), [(4.0, 4.5), (4.0, 2.5), (1.0, 1.0)])
+def test_binary_labels_have_the_probability_of_a_sigmoid(make_block: Make, sharpness: float, tau: float) -> None:
     n = 8000
     block = make_block([[0, 1, 2, 3, 4]] * n)
-    step = BinaryFeedback(temperature=temperature, tau=tau, unlabel_empty=False)
+    step = BinaryFeedback(sharpness=sharpness, tau=tau, unlabel_empty=False)
     ((after, _),) = binary_feedback(step, 3)(block)
     labels = after.columns_N["labels"].reshape(n, 5)
     assert set(np.unique(labels)) <= {0, 1}
     for grade in range(5):
-        assert fits(labels[:, grade].sum(), n, reference.binary(grade, temperature, tau))
+        assert fits(labels[:, grade].sum(), n, reference.binary(grade, sharpness, tau))
     first, second = labels[:, 3], labels[:, 4]  # drawn independently
-    both = reference.binary(3, temperature, tau) * reference.binary(4, temperature, tau)
+    both = reference.binary(3, sharpness, tau) * reference.binary(4, sharpness, tau)
     assert fits((first * second).sum(), n, both)
 
 
 def test_a_group_without_a_positive_label_is_unlabelled_unless_asked_to_stay(make_block: Make) -> None:
     block = make_block([[0, 4], [0, 0], None], lengths=[2, 2, 2])
-    ((after, _),) = binary_feedback(BinaryFeedback(temperature=100, tau=2), 0)(block)
+    ((after, _),) = binary_feedback(BinaryFeedback(sharpness=100, tau=2), 0)(block)
     np.testing.assert_array_equal(after.columns_N["labels"], [0, 1, *[np.nan] * 4])
-    ((after, _),) = binary_feedback(BinaryFeedback(temperature=100, tau=2, unlabel_empty=False), 0)(block)
+    ((after, _),) = binary_feedback(BinaryFeedback(sharpness=100, tau=2, unlabel_empty=False), 0)(block)
     np.testing.assert_array_equal(after.columns_N["labels"], [0, 1, 0, 0, np.nan, np.nan])
 
 

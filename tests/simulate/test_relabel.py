@@ -184,7 +184,7 @@ def test_seed_and_number_of_a_step_change_its_draws(write: Write, apply: Apply, 
 
 def test_steps_run_in_the_order_given(write: Write, apply: Apply, rows_of: Rows) -> None:
     source = write(graded(60))
-    binary = {"kind": "binary_feedback", "tau": 3.5, "temperature": 1000}
+    binary = {"kind": "binary_feedback", "tau": 3.5, "sharpness": 1000}
     dropped_before = rows_of(apply(source, {"kind": "relevant_only"}, binary))
     dropped_after = rows_of(apply(source, {**binary, "unlabel_empty": False}, {"kind": "relevant_only"}))
     best = [max(row["labels"], default=0) for row in graded(60) if row["labels"]]

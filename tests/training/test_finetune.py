@@ -7,24 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from variations import kind_of
 
 from ltrscale import bundle
+from ltrscale.config import members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import ConcatRanker
 from ltrscale.models.ranker import Ranker
+from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.metrics import mrr, precision
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training import phases
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
-from ltrscale.training.pretexts import AnyMethodConfig
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
-METHODS = [cls.model_fields["kind"].default for cls in typing.get_args(AnyMethodConfig)]
+METHODS = [kind_of(cls) for cls in members(MethodConfig)]
 Records = list[dict[str, object]]
 
 

@@ -10,9 +10,10 @@ from ltrscale.batch import QueryGroups
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretexts import MethodConfig, Pretrainer, draws_from_marginals
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
 
@@ -68,7 +69,7 @@ def test_objective_and_encoder(method: str, encoder: str) -> None:
     torch.manual_seed(0)
     config = PretrainConfig.model_validate({"method": {"kind": method}, "network": network(encoder)})
     fitted = transform(config)
-    draws = draws_from_marginals(config.method, config.augment)
+    draws = config.method.needs_marginals(config.augment)
     marginals_SF = fitted(batch().features_NF) if draws else None
     model = Pretrainer(fitted, config.network, config.method, config.augment, marginals_SF)
     check_trains(model, *model(batch(), torch.Generator().manual_seed(0)))

@@ -11,19 +11,23 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 from trainers import WEEKS, make_trainer, run
+from variations import kind_of
 
 from ltrscale.batch import QueryGroups
+from ltrscale.config import members
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import Step, StreamConfig
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.pretext.choices import MethodConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
-from ltrscale.training.network import NetworkConfig, fit
+from ltrscale.training.network import fit
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.schedules import OptimizerConfig
 
-EVERY_METHOD = ("simclr_rank", "simsiam", "simclr", "simclr_sample", "scarf", "dacl", "vime", "subtab")
+EVERY_METHOD = [kind_of(cls) for cls in members(MethodConfig)]
 
 
 def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:

@@ -17,10 +17,11 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here, run_with_ray
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, make_transform
 from ltrscale.models.fitting import Statistics
 from ltrscale.training import network
-from ltrscale.training.network import NetworkConfig, fit, fitted, sample_inputs
+from ltrscale.training.network import fit, fitted, sample_inputs
 
 CPUS = 4
 CONFIGS = (

@@ -1,15 +1,18 @@
 """Presets: what they set, and that a config stands over them."""
 
 import pytest
+from variations import kind_of
 
-from ltrscale.config import dump, load
+from ltrscale.config import dump, load, members
 from ltrscale.models.encoders import ResNetConfig
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.training.presets import preset
-from ltrscale.training.pretexts import SimCLRRankConfig, SimSiamConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.schedules import ConstantConfig, StepConfig
 
-METHODS = ("simclr_rank", "simclr", "simclr_sample", "simsiam", "scarf", "dacl", "vime", "subtab")
+METHODS = [kind_of(cls) for cls in members(MethodConfig)]
 
 
 def config(**values: object) -> PretrainConfig:

@@ -7,23 +7,28 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
+from variations import idle_keys, kind_of
 
 from ltrscale.batch import QueryGroups
+from ltrscale.config import members
+from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.pretext.augment import (
     ComposeConfig,
+    Draw,
     GaussianConfig,
     MarginalConfig,
     ZeroingConfig,
-    augment,
     corrupt_from_marginals,
+    mixup,
 )
-from ltrscale.pretext.contrast import scarf, simclr, simclr_rank, simsiam
-from ltrscale.pretext.mixup import mixup
-from ltrscale.pretext.reconstruct import feature_subsets, subtab, subtab_views, vime, vime_corrupt
-from ltrscale.training.network import NetworkConfig
-from ltrscale.training.pretexts import AnyMethodConfig, MethodConfig, Pretrainer, draws_from_marginals
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import scarf, simclr, simclr_rank
+from ltrscale.pretext.objective import Objective, Pretrainer
+from ltrscale.pretext.simsiam import simsiam
+from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
+from ltrscale.pretext.vime import vime, vime_corrupt
 
 OFFSETS = torch.tensor([0, 5, 11, 12])
 AUGMENTATION = GaussianConfig(scale=0.7)
@@ -31,8 +36,8 @@ SUBTAB = {"subsets": 3, "overlap": 0.5, "rate": 0.6, "noise": "gaussian", "scale
 SUBTAB |= {"temperature": 0.3, "contrast": 2.0, "distance": 0.5}
 
 
-def method(kind: str, **parameters: object) -> AnyMethodConfig:
-    config: AnyMethodConfig = TypeAdapter(MethodConfig).validate_python({"kind": kind, **parameters})
+def method(kind: str, **parameters: object) -> MethodConfig:
+    config: MethodConfig = TypeAdapter(MethodConfig).validate_python({"kind": kind, **parameters})
     return config
 
 
@@ -46,7 +51,7 @@ def groups() -> QueryGroups:
     return QueryGroups(x_NF, OFFSETS)
 
 
-def pretrainer(config: AnyMethodConfig) -> Pretrainer:
+def pretrainer(config: MethodConfig) -> Pretrainer:
     """In evaluation mode, so that nothing is drawn but the views."""
     torch.manual_seed(1)
     transform_config = TransformConfig(numeric="standard")
@@ -73,7 +78,7 @@ class Parts:
         return z_NP
 
     def augmented(self) -> Tensor:
-        return self.z(augment(self.x_NF, self.numeric_F, AUGMENTATION, generator=self.draw, offsets_Q1=OFFSETS))
+        return self.z(AUGMENTATION.view(self.x_NF, Draw(self.numeric_F, OFFSETS, self.draw)))
 
     def corrupted(self) -> Tensor:
         return self.z(corrupt_from_marginals(self.x_NF, self.marginals_SF, rate=0.9, generator=self.draw))
@@ -108,7 +113,7 @@ def rank_of(parts: Parts) -> Tensor:
     return simclr_rank(parts.augmented(), parts.augmented(), OFFSETS, temperature=0.3)
 
 
-CASES: dict[str, tuple[AnyMethodConfig, Callable[[Parts], Tensor]]] = {
+CASES: dict[str, tuple[MethodConfig, Callable[[Parts], Tensor]]] = {
     "simclr_rank": (method("simclr_rank", temperature=0.3), rank_of),
     "simclr_sample": (method("simclr_sample", temperature=0.3), rank_of),
     "simclr": (
@@ -133,9 +138,32 @@ CASES: dict[str, tuple[AnyMethodConfig, Callable[[Parts], Tensor]]] = {
 }
 
 
-def test_every_method_is_here() -> None:
-    union = typing.get_args(typing.get_args(MethodConfig)[0])
-    assert {cls.model_fields["kind"].default for cls in union} == {config.kind for config, _ in CASES.values()}
+@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+def test_an_objective_has_a_loss_for_each_document_that_its_views_decide(cls: type[Objective]) -> None:
+    model = pretrainer(cls())
+    (total, count), (same, _) = (model(groups(), generator()) for _ in range(2))
+    other, _ = model(groups(), torch.Generator().manual_seed(6))
+    assert count == 12
+    assert total.isfinite()
+    assert total == same
+    assert total != other
+    empty, none = model(QueryGroups(torch.zeros(0, 5), torch.tensor([0])), generator())
+    assert (empty, none) == (0, 0)
+    total.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert cls().projector_layers == (model.projector.config.layers if model.projector else 0)
+
+
+@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+def test_every_key_of_a_config_means_something(cls: type[Objective]) -> None:
+    def trace(config: Objective) -> Tensor:
+        model = pretrainer(config).train()
+        torch.manual_seed(0)
+        total, _ = model(groups(), generator())
+        return total.detach()
+
+    configs = [config for config, _ in CASES.values() if isinstance(config, cls)]
+    assert idle_keys([cls(), *configs], trace) == set()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -160,6 +188,6 @@ def test_the_bottleneck_is_that_of_the_predictor() -> None:
 
 def test_who_draws_from_the_marginals() -> None:
     drawing, still = ComposeConfig(steps=(GaussianConfig(), MarginalConfig())), ZeroingConfig()
-    assert {kind for kind, (config, _) in CASES.items() if draws_from_marginals(config, still)} == {"scarf"}
-    needed = {kind for kind, (config, _) in CASES.items() if draws_from_marginals(config, drawing)}
+    assert {kind for kind, (config, _) in CASES.items() if config.needs_marginals(still)} == {"scarf"}
+    needed = {kind for kind, (config, _) in CASES.items() if config.needs_marginals(drawing)}
     assert needed == {"simclr_rank", "simclr_sample", "simclr", "simsiam", "scarf"}

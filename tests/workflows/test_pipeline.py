@@ -206,7 +206,7 @@ def test_methods_that_build_on_others_are_taken() -> None:
 @pytest.mark.slow
 def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: Path) -> None:
     finetune = {"head_epochs": 1, "epochs": 1, "stream": {"docs_per_batch": 500}}
-    binary = {"kind": "binary_feedback", "temperature": 4, "tau": 0.5, "periods": ["2026-W01", "2026-W02", "2026-W03"]}
+    binary = {"kind": "binary_feedback", "sharpness": 4, "tau": 0.5, "periods": ["2026-W01", "2026-W02", "2026-W03"]}
     values = {
         "out": str(tmp_path / "out"),
         "synthetic": {"weeks": 4, "groups_per_week": 60, "mean_documents": 8, "n_features": 6, "labelled": 0.8},

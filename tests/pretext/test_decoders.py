@@ -6,18 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ltrscale.models.decoders import DecoderConfig, FeatureDecoder, VimeDecoder
 from ltrscale.models.encoders import ResNet, ResNetConfig
 from ltrscale.models.heads import Projector, ProjectorConfig
-from ltrscale.pretext.reconstruct import (
-    MAX_CLASSES,
-    feature_errors,
-    feature_subsets,
-    subtab,
-    subtab_views,
-    vime,
-    vime_corrupt,
-)
+from ltrscale.pretext.reconstruct import MAX_CLASSES, DecoderConfig, FeatureDecoder, feature_errors
+from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
+from ltrscale.pretext.vime import VimeDecoder, vime, vime_corrupt
 
 NUMERIC_F = torch.tensor([True, True, False, True])
 CARDINALITIES = [4]

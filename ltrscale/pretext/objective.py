@@ -1,0 +1,127 @@
+"""What pretext objectives have in common: their configs, and the network that each of them trains.
+
+Every objective makes the same kind of encoder; what it needs besides (projector, predictor, decoder) is left behind.
+
+Shapes: N documents, F features, D embedding, P projection, S sampled documents.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.heads import Projector
+from ltrscale.models.layers import refuse_batch_norm
+from ltrscale.models.ranker import Architecture
+from ltrscale.pretext.augment import Augmentation, Draw
+
+
+class Parts(NamedTuple):
+    """What an objective puts on an encoder."""
+
+    projector: Projector | None = None
+    """Kept beside the encoder: finetuning may go on from its first layers."""
+    predictor: nn.Module | None = None
+    decoder: nn.Module | None = None
+
+
+class Objective(Config):
+    """A pretext objective as a config chooses it: its parameters, its parts, and the pure function that they go to."""
+
+    regroups: ClassVar[bool] = False
+    """Whether documents are regrouped at random inside each shuffle window."""
+
+    @property
+    def projector_layers(self) -> int:
+        """Hidden layers of its projector; 0 where it has none."""
+        return 0
+
+    def needs_marginals(self, augmentation: Augmentation) -> bool:  # noqa: ARG002
+        """Whether it wants a sample of the training documents under this augmentation."""
+        return False
+
+    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """What it puts on an encoder, with fresh weights.
+
+        Args:
+            width: of the encoder's embedding.
+            numeric_F: which features are numeric.
+            cardinalities: rows of each categorical feature's embedding.
+        """
+        raise NotImplementedError
+
+    def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
+        """The loss of each document of a micro-batch, shape [N].
+
+        Args:
+            net: encoder and parts.
+            x_NF: transformed features.
+            draw: what its views are drawn from.
+        """
+        raise NotImplementedError
+
+
+class Pretrainer(nn.Module):
+    """Transform, encoder and what the objective puts on it; called, it gives the loss of a micro-batch.
+
+    Args:
+        transform: fitted on the training data.
+        network: of the encoder.
+        method: which objective.
+        augmentation: how the views of SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam differ from the document; the
+            other methods have ways of their own.
+        marginals_SF: a uniform sample of transformed training documents; see `Objective.needs_marginals`.
+
+    Raises:
+        ValueError: a part has torch's own BatchNorm.
+    """
+
+    marginals_SF: Tensor | None
+
+    def __init__(
+        self,
+        transform: FeatureTransform,
+        network: NetworkConfig,
+        method: Objective,
+        augmentation: Augmentation,
+        marginals_SF: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.method, self.augmentation = network, method, augmentation
+        self.transform = transform
+        self.register_buffer("marginals_SF", marginals_SF, persistent=False)
+        features = (transform.numeric_F, transform.cardinalities)
+        self.encoder = network.encoder.build(*features)
+        parts = method.parts(self.encoder.width, *features)
+        self.projector = parts.projector
+        self.predictor: nn.Module = parts.predictor or nn.Identity()
+        self.decoder: nn.Module = parts.decoder or nn.Identity()
+        refuse_batch_norm(self)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the parts that are kept are built from."""
+        projector = None if self.projector is None else self.projector.config
+        return Architecture(transform=self.network.transform, encoder=self.network.encoder, projector=projector)
+
+    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+        """The summed loss over documents, and their number."""
+        x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
+        draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF)
+        return self.method.losses(self, x_NF, draw).sum(), float(groups.n_documents)
+
+    def project(self, x_NF: Tensor) -> Tensor:
+        """Projections [N, P] of documents."""
+        assert self.projector is not None
+        z_NP: Tensor = self.projector(self.encoder(x_NF))
+        return z_NP
+
+    def two_views(self, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+        """Projections [N, P] of two views of each document."""
+        first_NP = self.project(self.augmentation.view(x_NF, draw))
+        return first_NP, self.project(self.augmentation.view(x_NF, draw))

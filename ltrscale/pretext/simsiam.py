@@ -1,0 +1,77 @@
+"""SimSiam: predict one view of a document from the other, without negatives, one value per document.
+
+Shapes: N documents, D projection.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.pretext.augment import Augmentation, Draw
+from ltrscale.pretext.contrast import directions
+from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+
+
+def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tensor:
+    """SimSiam: each view's prediction points at the other view's projection, shape [N].
+
+    `-(cos(p_0, sg z_1) + cos(p_1, sg z_0))`, sg stopping the gradient (Chen and He 2021). Half precision is
+    computed, and returned, in float32; a zero vector has cosine 0 to everything.
+
+    Example:
+        >>> import torch
+        >>> z = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        >>> simsiam(z, z.flip(0), z, z)  # p_0 agrees with z_1, p_1 is at right angles to z_0
+        tensor([-1., -1.])
+    """
+
+    def cosine(p_ND: Tensor, z_ND: Tensor) -> Tensor:
+        return (directions(p_ND) * directions(z_ND.detach())).sum(-1)
+
+    return -(cosine(p0_ND, z1_ND) + cosine(p1_ND, z0_ND))
+
+
+class Predictor(nn.Sequential):
+    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU, no bias, output of the input's size.
+
+    Args:
+        width: size P of the projection.
+        bottleneck: size of the hidden layer; a quarter of the width by default (the public code of HOU24: 136 to 34).
+    """
+
+    def __init__(self, width: int, bottleneck: int | None = None) -> None:
+        hidden = bottleneck or max(1, width // 4)
+        first, second = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        super().__init__(first, MicroBatchNorm(hidden), nn.ReLU(), second)
+
+
+class SimSiamConfig(Objective):
+    """SimSiam: predict one view from the other, without negatives."""
+
+    kind: Literal["simsiam"] = "simsiam"
+    projector: ProjectorConfig = ProjectorConfig(batch_norm=True)
+    bottleneck: int | None = Field(None, ge=1)
+    """Size of the predictor's hidden layer; a quarter of the projection by default."""
+
+    @property
+    def projector_layers(self) -> int:
+        """Those of the config."""
+        return self.projector.layers
+
+    def needs_marginals(self, augmentation: Augmentation) -> bool:
+        """Where its views do."""
+        return augmentation.needs_marginals
+
+    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+        """A projector, and a predictor on it."""
+        projector = Projector(width, self.projector)
+        return Parts(projector=projector, predictor=Predictor(projector.width, self.bottleneck))
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `simsiam`."""
+        z0_NP, z1_NP = net.two_views(x_NF, draw)
+        return simsiam(net.predictor(z0_NP), net.predictor(z1_NP), z0_NP, z1_NP)

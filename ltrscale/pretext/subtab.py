@@ -1,0 +1,215 @@
+"""SubTab: reconstruct all features from overlapping subsets, and agree on a projection, one value per document.
+
+Shapes: N documents, Q1 offsets of groups, F features, O outputs of a decoder, K subsets of the features, P projection.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale.models.heads import Projector, ProjectorConfig
+from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
+from ltrscale.pretext.contrast import directions, simclr_rank
+from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_errors
+
+Noise = Literal["swap", "gaussian", "zero"]
+
+
+def feature_subsets(n_features: int, *, subsets: int, overlap: float) -> Tensor:
+    """SubTab's subsets of neighbouring features, a mask of shape [K, F].
+
+    The features are cut into K blocks of `ceil(F / K)`, evenly spaced; subset k is block k with the
+    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). What is before the first feature is the
+    last one, so that every subset has the same size; the authors' code lets the first subset reach forward instead.
+    Every feature is in a subset (there the last F mod K are in none); with fewer features than subsets some subsets
+    are equal.
+
+    Args:
+        n_features: F, at least 1.
+        subsets: K.
+        overlap: shared part of a block, in [0, 1).
+
+    Raises:
+        ValueError: the numbers do not describe subsets.
+
+    Example:
+        >>> feature_subsets(8, subsets=4, overlap=0.5).long()
+        tensor([[1, 1, 0, 0, 0, 0, 0, 1],
+                [0, 1, 1, 1, 0, 0, 0, 0],
+                [0, 0, 0, 1, 1, 1, 0, 0],
+                [0, 0, 0, 0, 0, 1, 1, 1]])
+    """
+    if n_features < 1 or subsets < 1 or not 0 <= overlap < 1:
+        raise ValueError(f"{n_features} features cannot be cut into {subsets} subsets with an overlap of {overlap}")
+    block = -(-n_features // subsets)
+    shared = round(overlap * block)
+    first_K1 = torch.arange(subsets)[:, None] * n_features // subsets - shared
+    return (torch.arange(n_features) - first_K1) % n_features < block + shared
+
+
+def subtab_views(
+    x_NF: Tensor,
+    numeric_F: Tensor,
+    subsets_KF: Tensor,
+    *,
+    rate: float,
+    noise: Noise,
+    scale: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """The noisy subsets that SubTab encodes, shape [K, N, F]: features outside of a subset are 0.
+
+    In the paper the encoder has one input for each feature of a subset, and at test time the subsets' embeddings are
+    averaged. Here it has all inputs, with 0 (a number's centre, the unknown category) where a feature is not in the
+    subset, because afterwards it is finetuned on whole documents: our reading of HOU24.
+
+    Args:
+        x_NF: normalised features.
+        numeric_F: True where a feature is numeric.
+        subsets_KF: from `feature_subsets`.
+        rate: share of a subset's entries that are made noisy, drawn anew for each subset.
+        noise: what they become: `swap` another document's value (the column in a random order, the authors' default),
+            `gaussian` the value plus noise (numeric features only), `zero` 0.
+        scale: standard deviation of the gaussian noise.
+        generator: source of randomness, on the device of x_NF.
+
+    Example:
+        >>> subsets, generator = feature_subsets(4, subsets=2, overlap=0.5), torch.Generator().manual_seed(0)
+        >>> x, numeric = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.ones(4, dtype=torch.bool)
+        >>> subtab_views(x, numeric, subsets, rate=0.0, noise="zero", scale=0.0, generator=generator)
+        tensor([[[1., 2., 0., 4.]],
+        <BLANKLINE>
+                [[0., 2., 3., 4.]]])
+    """
+    views = []
+    for subset_F in subsets_KF:
+        hit_NF = random_entries(x_NF, rate, generator)
+        match noise:
+            case "swap":
+                noisy_NF = permute_columns(x_NF, generator=generator)
+            case "gaussian":
+                noisy_NF = add_noise(x_NF, numeric_F, scale=scale, generator=generator)
+            case "zero":
+                noisy_NF = torch.zeros_like(x_NF)
+        views.append(torch.where(hit_NF, noisy_NF, x_NF).masked_fill(~subset_F, 0.0))
+    return torch.stack(views)
+
+
+def subtab(
+    decoded_KNO: Tensor,
+    z_KNP: Tensor,
+    x_NF: Tensor,
+    offsets_Q1: Tensor,
+    numeric_F: Tensor,
+    cardinalities: Sequence[int],
+    *,
+    temperature: float,
+    contrast: float = 1.0,
+    distance: float = 1.0,
+) -> Tensor:
+    """SubTab: reconstruct all features from each subset, and agree on a projection, shape [N].
+
+    `L_r + contrast L_c + distance L_d` (Ucar et al. 2021, section 2): the error of all features, summed over
+    them and averaged over subsets; InfoNCE of the projections, averaged over pairs of subsets and the two views of a
+    pair; and the squared distance of the normalised projections, averaged over pairs. The paper has both weights 1.
+
+    The contrast takes `K (K - 1) / 2` times the O(sum of L^2) of `simclr_rank`.
+
+    Args:
+        decoded_KNO: reconstruction from each subset, see `feature_errors`.
+        z_KNP: projections of each subset's embedding, not normalised.
+        x_NF: the documents, whole and without noise.
+        offsets_Q1: what documents are told apart from: `[0, N]`, the whole micro-batch, is SubTab; the offsets of the
+            query groups make it cheaper.
+        numeric_F: True where a feature is numeric.
+        cardinalities: rows of each categorical feature's embedding.
+        temperature: of the contrast; the authors have .1.
+        contrast: weight of InfoNCE; at 0 it is not computed.
+        distance: weight of the distance.
+
+    Raises:
+        ValueError: there are fewer than two subsets.
+
+    Example:
+        >>> x, numeric, z = torch.zeros(1, 2), torch.tensor([True, True]), torch.tensor([[[1.0, 0.0]], [[0.0, 3.0]]])
+        >>> subtab(torch.ones(2, 1, 2), z, x, torch.tensor([0, 1]), numeric, [], temperature=0.1)  # 2 + 0 + 2
+        tensor([4.])
+    """
+    if len(z_KNP) < 2:
+        raise ValueError(f"SubTab compares pairs of subsets and needs two of them, not {len(z_KNP)}")
+    errors = [feature_errors(decoded_NO, x_NF, numeric_F, cardinalities).sum(1) for decoded_NO in decoded_KNO]
+    loss_N = torch.stack(errors).mean(0)
+    pairs = list(combinations(directions(z_KNP), 2))
+    for a_NP, b_NP in pairs:
+        loss_N = loss_N + distance / len(pairs) * (a_NP - b_NP).square().sum(1)
+        if contrast > 0:
+            info_N = simclr_rank(a_NP, b_NP, offsets_Q1, temperature=temperature)
+            loss_N = loss_N + contrast / len(pairs) * info_N / 2
+    return loss_N
+
+
+class SubTabConfig(Objective):
+    """SubTab: reconstruct all features from each of several overlapping subsets, and agree on a projection."""
+
+    kind: Literal["subtab"] = "subtab"
+    subsets: int = Field(4, ge=2)
+    """Subsets of the features."""
+    overlap: float = Field(0.75, ge=0, lt=1)
+    """Share of a subset's own features that it takes from the subset before it as well."""
+    rate: float = Field(0.3, ge=0, le=1)
+    """Share of a subset's entries that are made noisy; HOU24 tries .3, .6 and .9."""
+    noise: Noise = "swap"
+    """What noisy entries become: another document's value, the value plus noise, or 0."""
+    scale: float = Field(0.1, ge=0)
+    """Standard deviation of gaussian noise."""
+    temperature: float = Field(0.1, gt=0)
+    """Divides the cosine similarities."""
+    contrast: float = Field(1.0, ge=0)
+    """Weight of the contrast between subsets."""
+    within_groups: bool = False
+    """Contrast a document with its query group, which is cheaper, instead of the whole micro-batch."""
+    distance: float = Field(1.0, ge=0)
+    """Weight of the distance between subsets."""
+    decoder: DecoderConfig = DecoderConfig(layers=2)
+    projector: ProjectorConfig = ProjectorConfig()
+
+    @property
+    def projector_layers(self) -> int:
+        """Those of the config."""
+        return self.projector.layers
+
+    def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """A projector and a decoder."""
+        projector = Projector(width, self.projector)
+        return Parts(projector=projector, decoder=FeatureDecoder(self.decoder, width, numeric_F, cardinalities))
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+        """See `subtab`."""
+        assert net.projector is not None
+        subsets_KF = feature_subsets(x_NF.shape[1], subsets=self.subsets, overlap=self.overlap).to(x_NF.device)
+        views_KNF = subtab_views(
+            x_NF,
+            draw.numeric_F,
+            subsets_KF,
+            rate=self.rate,
+            noise=self.noise,
+            scale=self.scale,
+            generator=draw.generator,
+        )
+        h_KND = [net.encoder(view_NF) for view_NF in views_KNF]
+        return subtab(
+            torch.stack([net.decoder(h_ND) for h_ND in h_KND]),
+            torch.stack([net.projector(h_ND) for h_ND in h_KND]),
+            x_NF,
+            draw.offsets_Q1 if self.within_groups else draw.offsets_Q1[[0, -1]],
+            draw.numeric_F,
+            net.transform.cardinalities,
+            temperature=self.temperature,
+            contrast=self.contrast,
+            distance=self.distance,
+        )
