@@ -225,3 +225,11 @@ def test_faults_come_until_each_kind_of_round_is_over(tmp_path: Path, rounds: in
     nothing: Any = None
     player = Player(nothing, diary, [], 60.0, 180.0, stages=(), rounds=(False, True), undisturbed={})
     assert player.over == over
+
+
+def test_only_the_lease_of_a_command_that_was_killed_may_be_left(tmp_path: Path) -> None:
+    undisturbed = outcome(_round(f"{tmp_path}/one"))
+    url = _round(f"{tmp_path}/other")
+    storage.write_bytes(f"{url}/data/.lease", b'{"pid": 7}')
+    assert differences(outcome(url, killed={7}), undisturbed) == []
+    assert differences(outcome(url, killed={8}), undisturbed) == ["left over: data/.lease"]
