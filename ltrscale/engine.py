@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.errors import InputError, Stopped
+from ltrscale.errors import InputError
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
@@ -50,8 +50,8 @@ def ray_cluster(cpus: int) -> Iterator[None]:
             yield
         return
     _check_answers(os.environ["RAY_ADDRESS"])
-    _connect()
     try:
+        _connect()
         yield
     finally:
         ray.shutdown()
@@ -131,19 +131,38 @@ def _check_answers(address: str) -> None:
 
 
 def _connect(**options: Any) -> None:
-    """Connect to Ray, which leaves our output and our reaction to SIGTERM alone."""
+    """Connect to Ray, which leaves our output alone."""
     import ray
 
-    before = signal.getsignal(signal.SIGTERM)
+    with _sigterm_held():
+        try:
+            ray.init(log_to_driver=False, logging_level="warning", **options)
+        except InputError:
+            raise
+        except Exception as error:  # Ray raises plain ones where a process of its own does not come up
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"Ray has not started ({first}); give the same command again") from error
+
+
+@contextmanager
+def _sigterm_held() -> Iterator[None]:
+    """Hold a SIGTERM back until the block is over, whatever Ray would do about it.
+
+    Ray forks. A signal that comes meanwhile is handled in the hooks of the fork, where Python drops what the handler
+    raises, and the release of the lock that the hook was about: of logging's, for which the process then waits forever.
+    """
+    from ray._private import utils
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    come: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: come.append(number))
+    of_ray, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
-        ray.init(log_to_driver=False, logging_level="warning", **options)
-    except SystemExit as stop:  # what Ray makes of a SIGTERM meanwhile
-        raise Stopped("asked to stop while Ray was starting; the same command goes on with what is committed") from stop
-    except (InputError, Stopped):
-        raise
-    except Exception as error:  # Ray raises plain ones where a process of its own does not come up
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"Ray has not started ({first}); give the same command again") from error
+        yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        utils.set_sigterm_handler = of_ray
+        signal.signal(signal.SIGTERM, before)
+        if come:
+            signal.raise_signal(signal.SIGTERM)

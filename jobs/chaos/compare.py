@@ -7,7 +7,7 @@ logs and the places of inputs are left out.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,14 @@ class Outcome:
     """Files that a manifest lists and that are missing or have another content."""
 
 
-def outcome(url: str) -> Outcome:
-    """Read everything below the URL of a round."""
+def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
+    """Read everything below the URL of a round.
+
+    Args:
+        url: of the round.
+        killed: the process ids of commands that were killed: no command came after the last one on a directory, so
+            the lease that it has left there lapses.
+    """
     names = [name.removeprefix(f"{url}/") for name in _files(url)]
     facts: dict[str, str] = {}
     damage: list[str] = []
@@ -58,7 +64,15 @@ def outcome(url: str) -> Outcome:
         elif last == "best.yaml":
             facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), url)
     unlisted = sorted(name for name in names if name not in listed and _RUN not in name)
+    unlisted = [name for name in unlisted if not _lapses(url, name, killed)]
     return Outcome(facts, tuple(unlisted), tuple(damage))
+
+
+def _lapses(url: str, name: str, killed: Collection[int]) -> bool:
+    """Whether a file is the lease of a process that was killed."""
+    if name.rpartition("/")[2] != storage.lease.LEASE:
+        return False
+    return json.loads(storage.read_bytes(f"{url}/{name}"))["pid"] in killed
 
 
 def _files(url: str) -> list[str]:

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from ltrscale.workflows.benches.s3 import free_ports
+
 Match = Callable[[str, str], bool]
 """Whether a request (method, path with query) is one of those that may fail."""
 
@@ -55,8 +57,8 @@ class FaultyProxy:
         self.requests = self.failed = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
-        self._server: _Server | None = _Server(("127.0.0.1", 0), self._handler)
-        self._port = self._server.server_port
+        (self._port,) = free_ports(1)  # one that no connection gets while this proxy is gone
+        self._server: _Server | None = _Server(("127.0.0.1", self._port), self._handler)
         self._listening = False
         self.url = f"http://127.0.0.1:{self._port}"
 

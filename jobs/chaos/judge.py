@@ -14,6 +14,9 @@ _EXPLAINED = re.compile(
     r"|another (writer|process|command|job)|meanwhile|is running|runs? (here|there|on)|held by|lease"  # two writers
 )
 
+_CUT_OFF = "Failed to get the system config from raylet because it is dead"
+"""What Ray's core says before it ends a process whose raylet has died while it connected: nothing of ours runs then."""
+
 
 class Verdict(NamedTuple):
     """The end of a command."""
@@ -41,6 +44,8 @@ def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed
     if code == -signal.SIGKILL and signal.SIGKILL in sent:
         return Verdict("again", "killed")
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM) and signal.SIGTERM in sent:
+        return Verdict("again", last)
+    if code == 1 and disturbed and _CUT_OFF in last:
         return Verdict("again", last)
     if code != 2:
         return Verdict("failure", f"exit status {code}: {last}")

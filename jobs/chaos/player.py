@@ -93,7 +93,8 @@ class Player:
                 if self._run(number, stage, words):
                     done.add(stage.name)
         self._settle()
-        found = differences(outcome(url), self.undisturbed[ray]) + self._scratch()
+        killed = {event["pid"] for event in self.diary.of("ended") if event["code"] == -signal.SIGKILL}
+        found = differences(outcome(url, killed=killed), self.undisturbed[ray]) + self._scratch()
         for line in found:
             self._fail(f"round {number}: {line}")
         how = f"{len(found)} differences" if found else "as the undisturbed one"
@@ -147,6 +148,7 @@ class Player:
             done=verdict.what == "done" and not command.second,
             failed=verdict.what == "failure",
             code=code,
+            pid=command.process.pid,
         )
         if verdict.what == "failure":
             self._fail(f"{command.name}: {verdict.line[:1000]} (see {command.output})")

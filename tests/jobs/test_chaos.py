@@ -40,6 +40,7 @@ def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:
     assert all(5 <= seconds <= 70 for seconds in stops)
 
 
+_CUT_OFF = "core_worker_process.cc:1029: Failed to get the system config from raylet because it is dead. Worker"
 _NETWORK = "error: s3://a/b: cannot read: reset by peer; check the network and AWS_ENDPOINT_URL"
 
 
@@ -55,6 +56,8 @@ _NETWORK = "error: s3://a/b: cannot read: reset by peer; check the network and A
         (2, "usage: python -m jobs.prepare", (), True, "failure"),
         (2, f"Traceback (most recent call last):\n{_NETWORK}", (), True, "failure"),
         (1, "", (), True, "failure"),
+        (1, _CUT_OFF, (), True, "again"),
+        (1, _CUT_OFF, (), False, "failure"),
         (-signal.SIGKILL, "", (signal.SIGKILL,), True, "again"),
         (-signal.SIGKILL, "", (), True, "failure"),
         (-signal.SIGSEGV, "", (signal.SIGKILL,), True, "failure"),
@@ -225,3 +228,11 @@ def test_faults_come_until_each_kind_of_round_is_over(tmp_path: Path, rounds: in
     nothing: Any = None
     player = Player(nothing, diary, [], 60.0, 180.0, stages=(), rounds=(False, True), undisturbed={})
     assert player.over == over
+
+
+def test_only_the_lease_of_a_command_that_was_killed_may_be_left(tmp_path: Path) -> None:
+    undisturbed = outcome(_round(f"{tmp_path}/one"))
+    url = _round(f"{tmp_path}/other")
+    storage.write_bytes(f"{url}/data/.lease", b'{"pid": 7}')
+    assert differences(outcome(url, killed={7}), undisturbed) == []
+    assert differences(outcome(url, killed={8}), undisturbed) == ["left over: data/.lease"]

@@ -105,3 +105,34 @@ def test_its_files_are_their_owners_and_go_after_a_kill(
     assert session.is_dir()
     subprocess.run(start, timeout=LIMIT_S, check=True)
     assert not own.exists()
+
+
+_STOPPED_IN_A_FORK = """
+import logging, os, signal
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import Stopped
+
+def stop(number, frame):
+    raise Stopped("asked to stop")
+
+signal.signal(signal.SIGTERM, stop)
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGTERM))
+try:
+    with ray_cluster(1):
+        print("not stopped")
+except Stopped:
+    print("stopped")
+"""
+
+
+def test_a_request_to_stop_that_comes_in_a_fork_of_ray_is_heard() -> None:
+    """In the hooks of a fork Python drops what a signal handler raises, and with it the release of logging's lock."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED_IN_A_FORK],
+        env={**environment, "PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
