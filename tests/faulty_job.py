@@ -4,10 +4,10 @@ import os
 
 from victims import Watched
 
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale.training import pretrain
 from ltrscale.workflows.stages import PretrainJob, pretrain_stage
 
 if __name__ == "__main__":
     pretrain.pretrain_worker = Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),))
-    main(PretrainJob, pretrain_stage, "pretrain", "A test.")
+    main(Command("pretrain", PretrainJob, pretrain_stage, "A test."))

@@ -30,6 +30,7 @@ class NetworkConfig(Config):
 
     transform: TransformConfig = TransformConfig()
     encoder: EncoderConfig = ResNetConfig()
+    """What turns a document's features into an embedding."""
 
 
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:

@@ -45,6 +45,7 @@ class PretrainConfig(TrainingConfig):
     preset: Preset | None = None
     """Start from published settings: `paper` as HOU24's text has them, `hou24` as its public code does."""
     method: MethodConfig = SimCLRRankConfig()
+    """What the encoder is to learn without labels."""
     augment: AugmentConfig = ZeroingConfig()
     """How a view differs from the document, for SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam."""
     network: NetworkConfig = NetworkConfig()

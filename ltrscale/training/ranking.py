@@ -54,6 +54,7 @@ class RankingConfig(TrainingConfig):
     """What all trainings with labels have in common."""
 
     loss: LossConfig = LambdaRankConfig()
+    """What is minimised."""
     debias: DebiasConfig | None = None
     """What to do about clicks that depend on the position; empty takes labels at their word."""
     patience: int = Field(20, ge=1)

@@ -66,6 +66,7 @@ class OptimizerConfig(Config):
     clip_norm: float | None = Field(None, gt=0)
     """Clip the gradient of a step to this norm (HOU23: 2 for pretraining, 1 for finetuning)."""
     schedule: ScheduleConfig = ConstantConfig()
+    """How the rate changes with the epochs."""
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:

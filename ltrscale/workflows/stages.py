@@ -107,6 +107,7 @@ class GBDTJob(Config):
     splits: Splits
     """Training and validation; the test split is not read."""
     gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
     """Train several models, below `out/candidates`, and take the mean of some; empty for one model."""
     workers: Workers = ONE
