@@ -62,7 +62,7 @@ class RankingConfig(TrainingConfig):
     validation_metric: str = Field("ndcg@5", pattern=metrics.NAME)
     """Chooses the epoch whose weights are kept: ndcg@K, precision@K, mrr or map."""
     stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, clip_norm=1.0)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, clip_norm=1.0)
 
     @model_validator(mode="after")
     def _loss_takes_the_debiasing(self) -> Self:

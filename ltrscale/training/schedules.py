@@ -58,7 +58,7 @@ class OptimizerConfig(Config):
     kind: Literal["adam", "adamw", "sgd"] = "adam"
     """`adam` and `sgd` add weight decay to the gradient, `adamw` decouples it."""
     learning_rate: float = Field(5e-4, gt=0)
-    """The full rate, which the schedule lowers."""
+    """The full rate, which the schedule lowers (HOU24: 5e-4 for pretraining, 5e-5 for finetuning)."""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty."""
     momentum: float = Field(0.9, ge=0, lt=1)
