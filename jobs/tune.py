@@ -2,7 +2,8 @@ r"""Search over the settings of a job: trees, pretraining, or finetuning; resume
 
 After `make demo`:
 
-  python -m jobs.tune --set out=runs/search --set job.kind=gbdt \
+  python -m jobs.tune --set out=runs/search --set trials=5 \
+      --set job.kind=gbdt \
       --set 'space={gbdt.num_leaves: {low: 4, high: 64, integer: true}}' \
       --set 'job.splits={
           train: {data: runs/demo/data, periods: 2026-W01..2026-W05},
