@@ -3,17 +3,22 @@
 import argparse
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from rich.logging import RichHandler
 
+from jobs.help import Key, find, keys_of, show
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
@@ -24,15 +29,77 @@ from ltrscale.progress import console, log
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-def parser(cls: type[Config], module: str, description: str) -> argparse.ArgumentParser:
-    """The options of a job; `--help` lists every config key with its default and meaning."""
-    keys = "\n".join(f"  {line}" for line in configs.describe(cls))
+@dataclass(frozen=True)
+class Command(Generic[ConfigT]):
+    """A verb of the command line: `python -m jobs.NAME` reads a config and calls one function with it."""
+
+    name: str
+    """Of the job's module."""
+    config: type[ConfigT]
+    run: Callable[[ConfigT], object]
+    description: str
+    """What the job does, with an example: the docstring of its module."""
+    keys: str = ""
+    """The keys that people set, which `--help` shows, with white space between them; empty for all."""
+
+    def help(self, asked: str) -> str:
+        """What `--help` prints: the keys that people set; `all` keys; or one key with what is below it.
+
+        Raises:
+            InputError: there is no such key.
+        """
+        every = list(keys_of(self.config))
+        if asked not in ("", "all"):
+            return f"{show(find(every, asked), _width())}\n"
+        by_name = {key.name: key for key in reversed(every)}  # of a name that several kinds have, the first
+        usual = every if asked or not self.keys else [by_name[name] for name in self.keys.split()]
+        options = _parser(self)
+        options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, every))}"
+        return options.format_help()
+
+
+def _notes(usual: list[Key], every: list[Key]) -> str:
+    """What a reader of the keys is to know besides."""
+    example = next((key.name for key in usual if key.choices), "out")
+    some = (
+        f"These are the keys that people set, {len(usual)} of {len(every)}. `--help KEY` explains a key and all below "
+        f"it, such as `--help {example}`; `--help all` shows every key.\n\n"
+    )
+    text = some if len(usual) < len(every) else ""
+    if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
+        text += "In a key, NAME is a name that you choose, and 0 the first place in a list. "
+    return (
+        f"{text}docs/reference.md has the keys of all jobs, docs/guide.md goes through the jobs one by one, and "
+        "jobs/configs has complete configs."
+    )
+
+
+def _width() -> int:
+    """Columns of a text: those of the terminal, but no more than can be read well."""
+    return min(shutil.get_terminal_size().columns - 2, 98)
+
+
+def _fill(text: str) -> str:
+    """The paragraphs of a text, with lines of the right width; those that are set in stay as they are."""
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, _width()) for part in parts)
+
+
+def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
+    cls = command.config
     options = argparse.ArgumentParser(
-        prog=f"python -m jobs.{module}",
-        description=description,
-        epilog=f"config keys:\n{keys}\n\nIn a key, NAME is a name that you choose, and 0 the first place in a list.\n"
-        "Complete configs are in jobs/configs; docs/guide.md goes through the jobs one by one.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"python -m jobs.{command.name}",
+        description=_fill(command.description),
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=_width()),
+        add_help=False,
+    )
+    options.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        const="",
+        metavar="KEY",
+        help="show this; with a key of the config, that key and all below it; with `all`, every key",
     )
     options.add_argument(
         "--config",
@@ -61,13 +128,13 @@ def parser(cls: type[Config], module: str, description: str) -> argparse.Argumen
     return options
 
 
-def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, description: str) -> None:
-    """Parse the command line, then call `run`, in the processes of torchrun where it has started several.
+def main(command: Command[ConfigT]) -> None:
+    """Parse the command line, then run the job, in the processes of torchrun where it has started several.
 
     An `InputError`, a full disk and a request to stop become one line, and exit statuses 2, 2 and 143; Ctrl-C ends
     with 130.
     """
-    options = parser(cls, module, description).parse_args()
+    options = _parser(command).parse_args()
     if getattr(options, "if_running", None):
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes are to know it too
     workers = getattr(options, "workers", None)
@@ -76,12 +143,15 @@ def main(cls: type[ConfigT], run: Callable[[ConfigT], object], module: str, desc
 
     def job() -> None:
         signal.signal(signal.SIGTERM, _stop)
-        config = configs.load(cls, options.config, overrides)
+        if options.help is not None:
+            print(command.help(options.help), end="")
+            return
+        config = configs.load(command.config, options.config, overrides)
         if options.print_config:
             print(configs.dump(config), end="")
         else:
             with _full_disk_named():
-                run(config)
+                command.run(config)
 
     sys.excepthook = _show_defect
     _show_log(under_torchrun.rank())

@@ -1,10 +1,29 @@
-"""Compare methods on each fold of a collection: the pipeline fold by fold, then a summary of all folds.
+r"""Compare methods on each fold of a collection: the pipeline fold by fold, then a summary of all folds.
 
 In the pipeline's texts `{fold}` stands for the name of the fold. Stages that are up to date are skipped.
+
+  python -m jobs.crossval --config jobs/configs/crossval-letor.yaml \
+      --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds
 """
 
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
 
+COMMAND = Command(
+    "crossval",
+    CrossvalConfig,
+    run_crossval,
+    __doc__,
+    keys="""
+    out folds pipeline.prepare pipeline.data pipeline.relabel
+    pipeline.splits.train.periods pipeline.splits.train.labelled_fraction pipeline.splits.validation.periods
+    pipeline.splits.test.periods
+    pipeline.seeds pipeline.methods pipeline.methods.NAME.gbdt pipeline.methods.NAME.pretrain.method
+    pipeline.methods.NAME.pretrain.epochs pipeline.methods.NAME.finetune.loss
+    pipeline.methods.NAME.finetune.network.encoder pipeline.methods.NAME.finetune.epochs
+    pipeline.evaluate.baseline pipeline.evaluate.ndcg_at pipeline.evaluate_on pipeline.workers.number
+    """,
+)
+
 if __name__ == "__main__":
-    main(CrossvalConfig, run_crossval, "crossval", __doc__)
+    main(COMMAND)

@@ -1,10 +1,33 @@
-"""Distil a teacher into trees and a pointwise network: score, train students, evaluate, compare, export.
+r"""Distil a teacher into trees and a pointwise network: score, train students, evaluate, compare, export.
 
 Steps whose output is committed with the same config and inputs are skipped.
+
+After `make demo`:
+
+  python -m jobs.distill --set out=runs/distilled --set data=runs/demo/data \
+      --set teacher=runs/demo/seed-0/simclr_rank/model \
+      --set 'students={trees: {kind: regression}, network: {kind: mlp}}' \
+      --set 'splits={
+          train: {periods: 2026-W01..2026-W05},
+          validation: {periods: 2026-W06}, test: {periods: 2026-W07}}'
 """
 
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale.workflows.distill import DistillJob, run_distill
 
+COMMAND = Command(
+    "distill",
+    DistillJob,
+    run_distill,
+    __doc__,
+    keys="""
+    out data teacher scores
+    students students.NAME.trees students.NAME.finetune student_fraction
+    splits.train splits.train.periods splits.train.labelled_fraction splits.validation splits.test
+    direct direct.num_trees direct.learning_rate direct.num_leaves
+    evaluate.ndcg_at overlap_at parity speed ray workers.number
+    """,
+)
+
 if __name__ == "__main__":
-    main(DistillJob, run_distill, "distill", __doc__)
+    main(COMMAND)

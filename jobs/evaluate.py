@@ -1,7 +1,32 @@
-"""Evaluate bundles on the test split: metrics, outlier groups, significance, report."""
+r"""Evaluate bundles on the test split: metrics, outlier groups, significance, report.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.evaluate --set out=runs/report \
+      --set 'evaluate.models={gbdt: runs/demo/seed-0/gbdt/model,
+                              simsiam: runs/demo/seed-0/simsiam/model}' \
+      --set 'evaluate.splits={
+          train: {data: runs/demo/data, periods: 2026-W01..2026-W05},
+          validation: {data: runs/demo/data, periods: 2026-W06},
+          test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}'
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.stages import EvaluateJob
 
+COMMAND = Command(
+    "evaluate",
+    EvaluateJob,
+    EvaluateJob.run,
+    __doc__,
+    keys="""
+    out evaluate.models evaluate.scores
+    evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
+    evaluate.splits.test.periods evaluate.splits.test.labels
+    evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
+    evaluate.policy evaluate.outliers.gap evaluate.outliers.known evaluate.resamples
+    """,
+)
+
 if __name__ == "__main__":
-    main(EvaluateJob, EvaluateJob.run, "evaluate", __doc__)
+    main(COMMAND)

@@ -1,7 +1,15 @@
-"""Export a bundle of LightGBM trees as the library's own text, after a check that it gives equal scores."""
+r"""Export a bundle of LightGBM trees as the library's own text, after a check that it gives equal scores.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.export --set out=runs/trees-as-text \
+      --set bundle=runs/demo/seed-0/gbdt/model --set data=runs/demo/data
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.tree_stages import ExportJob
 
+COMMAND = Command("export", ExportJob, ExportJob.run, __doc__)
+
 if __name__ == "__main__":
-    main(ExportJob, ExportJob.run, "export", __doc__)
+    main(COMMAND)

@@ -1,7 +1,30 @@
-"""Finetune a ranker on the labelled groups of a split."""
+r"""Finetune a ranker on the labelled groups of a split.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.finetune --set out=runs/ranker \
+      --set 'splits.train={data: runs/demo/data, periods: 2026-W01..2026-W05}' \
+      --set 'splits.validation={data: runs/demo/data, periods: 2026-W06}' \
+      --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.stages import FinetuneJob
 
+COMMAND = Command(
+    "finetune",
+    FinetuneJob,
+    FinetuneJob.run,
+    __doc__,
+    keys="""
+    out pretrained
+    splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
+    finetune.loss finetune.context finetune.debias finetune.network.encoder finetune.network.transform.numeric
+    finetune.head_epochs finetune.epochs finetune.patience finetune.validation_metric
+    finetune.stream.docs_per_batch finetune.optimizer.learning_rate finetune.optimizer.schedule
+    finetune.seed finetune.device workers.number workers.gpus fresh
+    """,
+)
+
 if __name__ == "__main__":
-    main(FinetuneJob, FinetuneJob.run, "finetune", __doc__)
+    main(COMMAND)

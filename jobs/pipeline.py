@@ -1,10 +1,28 @@
-"""From raw log to evaluated comparison: prepare, train every method with every seed, evaluate.
+r"""From raw log to evaluated comparison: prepare, train every method with every seed, evaluate.
 
 Stages whose output is committed with the same config and inputs are skipped.
+
+  python -m jobs.pipeline --config jobs/configs/demo.yaml --set out=runs/mine \
+      --set 'seeds=[0]'
 """
 
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 
+COMMAND = Command(
+    "pipeline",
+    PipelineConfig,
+    run_pipeline,
+    __doc__,
+    keys="""
+    out data prepare synthetic relabel
+    splits.train.periods splits.train.labelled_fraction splits.validation.periods splits.test.periods splits.gap
+    seeds methods methods.NAME.gbdt methods.NAME.pretrain.method methods.NAME.pretrain.augment
+    methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
+    methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
+    evaluate.baseline evaluate.ndcg_at evaluate_on workers.number
+    """,
+)
+
 if __name__ == "__main__":
-    main(PipelineConfig, run_pipeline, "pipeline", __doc__)
+    main(COMMAND)

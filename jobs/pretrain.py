@@ -1,7 +1,29 @@
-"""Pretrain an encoder on all documents of a split, without labels."""
+r"""Pretrain an encoder on all documents of a split, without labels.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.pretrain --set out=runs/encoder \
+      --set train.data=runs/demo/data --set train.periods=2026-W01..2026-W05
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.stages import PretrainJob
 
+COMMAND = Command(
+    "pretrain",
+    PretrainJob,
+    PretrainJob.run,
+    __doc__,
+    keys="""
+    out train.data train.periods
+    pretrain.method pretrain.augment pretrain.preset
+    pretrain.network.encoder pretrain.network.transform.numeric
+    pretrain.epochs pretrain.stream.docs_per_batch pretrain.stream.streams
+    pretrain.optimizer.learning_rate pretrain.optimizer.weight_decay pretrain.optimizer.schedule
+    pretrain.seed pretrain.device pretrain.precision pretrain.keep_every
+    workers.number workers.gpus fresh
+    """,
+)
+
 if __name__ == "__main__":
-    main(PretrainJob, PretrainJob.run, "pretrain", __doc__)
+    main(COMMAND)

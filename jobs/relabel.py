@@ -1,7 +1,25 @@
-"""Simulate or clean labels: make a data set directory with other labels from one that jobs.prepare made."""
+r"""Simulate or clean labels: make a data set directory with other labels from one that jobs.prepare made.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.relabel --set data=runs/demo/data --set out=runs/few-labels \
+      --set 'relabel.steps=[{kind: labelled_fraction, fraction: 0.1}]'
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.stages import RelabelJob
 
+COMMAND = Command(
+    "relabel",
+    RelabelJob,
+    RelabelJob.run,
+    __doc__,
+    keys="""
+    out data relabel.steps relabel.steps.0.periods relabel.steps.0.fraction
+    relabel.steps.0.tau relabel.steps.0.documents relabel.steps.0.copies relabel.steps.0.user relabel.steps.0.ranking
+    relabel.steps.0.depth relabel.steps.0.alpha relabel.steps.0.delta relabel.steps.0.extra relabel.seed
+    """,
+)
+
 if __name__ == "__main__":
-    main(RelabelJob, RelabelJob.run, "relabel", __doc__)
+    main(COMMAND)

@@ -1,7 +1,15 @@
-"""Score periods of a data set with a bundle, each committed when it is done."""
+r"""Score periods of a data set with a bundle, each committed when it is done.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.score --set out=runs/scores --set periods=2026-W08 \
+      --set data=runs/demo/data --set bundle=runs/demo/seed-0/simclr_rank/model
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.stages import ScoreJob
 
+COMMAND = Command("score", ScoreJob, ScoreJob.run, __doc__)
+
 if __name__ == "__main__":
-    main(ScoreJob, ScoreJob.run, "score", __doc__)
+    main(COMMAND)

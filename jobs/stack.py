@@ -1,7 +1,30 @@
-"""Train a stack: LightGBM over the scores of several models, which score training groups out of fold."""
+r"""Train a stack: LightGBM over the scores of several models, which score training groups out of fold.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.stack --set out=runs/stack \
+      --set 'members={trees: {kind: gbdt}, network: {kind: neural}}' \
+      --set 'splits.train={data: runs/demo/data, periods: 2026-W01..2026-W05}' \
+      --set 'splits.validation={data: runs/demo/data, periods: 2026-W06}' \
+      --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.stack import StackJob, run_stack
 
+COMMAND = Command(
+    "stack",
+    StackJob,
+    run_stack,
+    __doc__,
+    keys="""
+    out members members.NAME.gbdt members.NAME.pretrain members.NAME.finetune bundles
+    splits.train splits.train.data splits.train.periods splits.train.labelled_fraction splits.validation splits.test
+    stack.features stack.standardise stack.folds
+    stack.gbdt stack.gbdt.num_trees stack.gbdt.learning_rate stack.gbdt.num_leaves stack.gbdt.min_data_in_leaf
+    seed workers.number
+    """,
+)
+
 if __name__ == "__main__":
-    main(StackJob, run_stack, "stack", __doc__)
+    main(COMMAND)

@@ -1,7 +1,30 @@
-"""Search over the settings of a job: trees, pretraining, or finetuning; resumes where it was cut short."""
+r"""Search over the settings of a job: trees, pretraining, or finetuning; resumes where it was cut short.
 
-from jobs.cli import main
+After `make demo`:
+
+  python -m jobs.tune --set out=runs/search --set trials=5 \
+      --set job.kind=gbdt \
+      --set 'space={gbdt.num_leaves: {low: 4, high: 64, integer: true}}' \
+      --set 'job.splits={
+          train: {data: runs/demo/data, periods: 2026-W01..2026-W05},
+          validation: {data: runs/demo/data, periods: 2026-W06},
+          test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}'
+"""
+
+from jobs.cli import Command, main
 from ltrscale.workflows.tune import TuneJob, run_tune
 
+COMMAND = Command(
+    "tune",
+    TuneJob,
+    run_tune,
+    __doc__,
+    keys="""
+    out job job.splits job.gbdt job.pretrain job.finetune job.pretrained
+    space space.NAME.low space.NAME.high space.NAME.log space.NAME.integer space.NAME.choices space.NAME.when
+    trials concurrent search.kind search.seed search.startup asha cpus gpus fresh
+    """,
+)
+
 if __name__ == "__main__":
-    main(TuneJob, run_tune, "tune", __doc__)
+    main(COMMAND)

@@ -1,7 +1,7 @@
 """Configs: frozen pydantic models, read from YAML at any URL, with overrides from the command line.
 
 Every config derives from `Config` and lives beside the function that reads it. Fields are explained by the string
-under them; `describe` prints these for `--help`. An unknown key is an error that names the nearest right one.
+under them, which `--help` shows. An unknown key is an error that names the nearest right one.
 """
 
 import difflib
@@ -165,44 +165,7 @@ def members(union: Any) -> tuple[type[Any], ...]:
         >>> [member.__name__ for member in members(A | B)]
         ['A', 'B']
     """
-    return tuple(_models_in(union))
-
-
-def describe(
-    cls: type[BaseModel], prefix: str = "", default: BaseModel | None = None, *, tagged: bool = False
-) -> Iterator[str]:
-    """One line per key: dotted name, meaning, choices, default; nested configs in place.
-
-    In a dotted name `NAME` stands for a name of the user's and `0` for the place in a list. `default` is what stands
-    where the config is left out, if that is not what its class says; `tagged`: its `kind` was explained before it.
-    """
-    for name, field in cls.model_fields.items():
-        if tagged and name == "kind":
-            continue
-        models = list(_models_in(field.annotation))
-        required = default is None and field.is_required()
-        value = field.get_default(call_default_factory=True) if default is None else getattr(default, name)
-        text = field.description or (_summary(models[0]) if len(models) == 1 else "")
-        origin: Any = typing.get_origin(field.annotation)
-        choices = typing.get_args(field.annotation) if origin is typing.Literal else ()
-        notes = [f"one of {', '.join(map(str, choices))}"] if len(choices) > 1 else []
-        if required or not isinstance(value, BaseModel):
-            notes.append("required" if required else f"default {json.dumps(value, default=str)}")
-        words = [f"{prefix}{name}:", *text.split(), *([f"({'; '.join(notes)})"] if notes else [])]
-        yield " ".join(words)
-        below = f"{prefix}{name}{_PLACES.get(origin, '')}."
-        for model in models:
-            if len(models) > 1:
-                tag = typing.get_args(model.model_fields["kind"].annotation)[0]
-                yield f"{below}kind={tag}: {_summary(model)}"
-            yield from describe(model, below, value if isinstance(value, model) else None, tagged=len(models) > 1)
-
-
-_PLACES = {dict: ".NAME", tuple: ".0"}
-
-
-def _summary(cls: type[BaseModel]) -> str:
-    return (cls.__doc__ or "").partition("\n")[0]
+    return tuple(models_in(union))
 
 
 def _read_yaml(url: str) -> dict[str, Any]:
@@ -321,12 +284,12 @@ def _slot(here: Any, part: str, override: str) -> Any:
     return int(part)
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """The configs that a field's annotation mentions, through unions, lists and Annotated."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
-        yield from _models_in(argument)
+        yield from models_in(argument)
 
 
 def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
@@ -337,12 +300,12 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
         shown = f" (given {given!r})" if isinstance(given, str | int | float | bool) else ""
         message = str(problem["msg"]).removeprefix("Value error, ")
         if problem["type"] == "missing":
-            message = "missing, and has no default; set it (--help lists the keys)"
+            message = "missing, and has no default; set it (--help all explains every key)"
         return f"{where}: {message}{shown}" if where else message
     level = {cls}
     for part in problem["loc"][:-1]:  # indices and union tags are not fields and are passed over
         below = {
-            m for model in level if part in model.model_fields for m in _models_in(model.model_fields[part].annotation)
+            m for model in level if part in model.model_fields for m in models_in(model.model_fields[part].annotation)
         }
         level = below or level
     names = sorted({name for model in level for name in model.model_fields})

@@ -4,9 +4,9 @@ import os
 
 from victims import Watched
 
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale.workflows.stages import PretrainJob
 
 if __name__ == "__main__":
     with Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
-        main(PretrainJob, PretrainJob.run, "pretrain", "A test.")
+        main(Command("pretrain", PretrainJob, PretrainJob.run, "A test."))

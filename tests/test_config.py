@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from ltrscale import storage
-from ltrscale.config import Config, describe, digest, dump, is_current, load, made_by, validate
+from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
 from ltrscale.errors import InputError
 
 PIECES = [
@@ -172,41 +172,6 @@ def test_configs_are_frozen_and_replace_validates() -> None:
     assert Job(shape=Square()).replace(name="x").shape == Square()
     with pytest.raises(ValidationError, match="greater than 0"):
         circle.replace(radius=0)
-
-
-def test_describe_names_every_key() -> None:
-    assert list(describe(Strict)) == [
-        "out: (required)",
-        "job:",
-        'job.name: What it is called. (default "job")',
-        "job.shape:",
-        "job.shape.kind=circle: A round one.",
-        "job.shape.radius: From the centre. (default 1.0)",
-        "job.shape.kind=square: One with corners.",
-        "job.shape.side: (default 1.0)",
-        "job.steps: (default [])",
-        "job.tags: (default {})",
-        "job.shapes: A round one. (default [])",
-        'job.shapes.0.kind: (default "circle")',
-        "job.shapes.0.radius: From the centre. (default 1.0)",
-    ]
-    tuned = list(describe(Tuned))
-    assert "job.shape.radius: From the centre. (default 5.0)" in tuned
-    assert "shape.side: (default 7.0)" in tuned
-    assert "shape.radius: From the centre. (default 1.0)" in tuned
-
-
-def test_describe_names_choices_and_what_is_named_by_the_user() -> None:
-    class Named(Config):
-        required: Circle
-        by_name: dict[str, Circle | Square] = Field(default_factory=dict)
-        colour: Literal["red", "blue"] = "red"
-
-    lines = list(describe(Named))
-    assert "required: A round one. (required)" in lines
-    assert "by_name.NAME.kind=square: One with corners." in lines
-    assert "by_name.NAME.side: (default 1.0)" in lines
-    assert 'colour: (one of red, blue; default "red")' in lines
 
 
 def test_an_error_says_that_overrides_took_part(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.progress import log
@@ -70,7 +70,7 @@ def test_nothing_that_a_job_leaves_has_what_opens_its_input(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for given in (url, url.replace(CANARY, CANARY[::-1])):  # signed anew, the input is the same
         monkeypatch.setattr(sys, "argv", ["prepare", *settings(given, out)])
-        main(PrepareJob, PrepareJob.run, "prepare", "Prepare.")
+        main(Command("prepare", PrepareJob, PrepareJob.run, "Prepare."))
     assert [path.relative_to(out) for path in files(out) if CANARY.encode() in path.read_bytes()] == []
     (quarantine,) = out.glob("quarantine/*.parquet")
     assert pq.read_table(quarantine)["file"].to_pylist() == [

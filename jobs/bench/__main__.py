@@ -1,7 +1,14 @@
-"""Measure speed and memory of the parts against well-known peers, as ratios in one run."""
+"""Measure speed and memory of the parts against well-known peers, as ratios in one run.
+
+Of two parts only:
+
+  python -m jobs.bench --set 'only=[losses, metrics]'
+"""
 
 from jobs.bench.bench import BenchJob, bench
-from jobs.cli import main
+from jobs.cli import Command, main
+
+COMMAND = Command("bench", BenchJob, bench, __doc__)
 
 if __name__ == "__main__":
-    main(BenchJob, bench, "bench", __doc__)
+    main(COMMAND)

@@ -16,7 +16,9 @@ run is kept in `out` for all seeds, and made again when the code changes. To fil
 import sys
 
 from jobs.chaos.chaos import ChaosJob, chaos
-from jobs.cli import main
+from jobs.cli import Command, main
+
+COMMAND = Command("chaos", ChaosJob, lambda job: sys.exit(0 if chaos(job) else 1), __doc__)
 
 if __name__ == "__main__":
-    main(ChaosJob, lambda job: sys.exit(0 if chaos(job) else 1), "chaos", __doc__)
+    main(COMMAND)

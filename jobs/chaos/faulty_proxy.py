@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from ltrscale.workflows.benches.s3 import free_ports
+from jobs.s3 import free_ports
 
 Match = Callable[[str, str], bool]
 """Whether a request (method, path with query) is one of those that may fail."""

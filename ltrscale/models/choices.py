@@ -26,3 +26,4 @@ class NetworkConfig(Config):
 
     transform: TransformConfig = TransformConfig()
     encoder: EncoderConfig = ResNetConfig()
+    """What turns a document's features into an embedding."""

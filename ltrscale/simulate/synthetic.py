@@ -71,6 +71,7 @@ class SyntheticLogConfig(Config):
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the labels' noise, in standard deviations of relevance."""
     seed: int = Field(default=0, ge=0)
+    """Seed of all that is drawn."""
 
     @field_validator("first_week")
     @classmethod

@@ -43,14 +43,15 @@ class PretrainConfig(TrainingConfig):
     preset: Preset | None = None
     """Start from published settings: `paper` as HOU24's text has them, `hou24` as its public code does."""
     method: MethodConfig = SimCLRRankConfig()
+    """What the encoder is to learn without labels."""
     augment: AugmentConfig = ZeroingConfig()
     """How a view differs from the document, for SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam."""
     network: NetworkConfig = NetworkConfig()
-    epochs: int = Field(300, ge=1)
-    """Passes over all groups of the training split."""
+    epochs: int = Field(20, ge=1)
+    """Passes over all groups of the training split (HOU24: 300)."""
     keep_every: int | None = Field(None, ge=1)
     """Commit the encoder every so many epochs too, as a bundle of its own: `epochs/00020` below the output."""
-    stream: StreamConfig = StreamConfig(docs_per_batch=65_536, streams=8)
+    stream: StreamConfig = StreamConfig(docs_per_batch=8192, streams=8)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
 

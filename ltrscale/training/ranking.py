@@ -55,6 +55,7 @@ class RankingConfig(TrainingConfig):
     """What all trainings with labels have in common."""
 
     loss: LossConfig = LambdaRankConfig()
+    """What is minimised."""
     debias: DebiasConfig | None = None
     """What to do about clicks that depend on the position; empty takes labels at their word."""
     patience: int = Field(20, ge=1)
@@ -63,7 +64,7 @@ class RankingConfig(TrainingConfig):
         "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
     )
     stream: StreamConfig = StreamConfig(docs_per_batch=1024, streams=1)
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-5, clip_norm=1.0)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4, clip_norm=1.0)
 
     @model_validator(mode="after")
     def _loss_takes_the_debiasing(self) -> Self:

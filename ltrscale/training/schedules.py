@@ -58,7 +58,7 @@ class OptimizerConfig(Config):
     kind: Literal["adam", "adamw", "sgd"] = "adam"
     """`adam` and `sgd` add weight decay to the gradient, `adamw` decouples it."""
     learning_rate: float = Field(5e-4, gt=0)
-    """The full rate, which the schedule lowers."""
+    """The full rate, which the schedule lowers (HOU24: 5e-4 for pretraining, 5e-5 for finetuning)."""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty."""
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -66,6 +66,7 @@ class OptimizerConfig(Config):
     clip_norm: float | None = Field(None, gt=0)
     """Clip the gradient of a step to this norm (HOU23: 2 for pretraining, 1 for finetuning)."""
     schedule: ScheduleConfig = ConstantConfig()
+    """How the rate changes with the epochs."""
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -32,6 +32,7 @@ class TreesConfig(Config):
     stop_on: int = Field(5, ge=1)
     """The cut-off of that NDCG."""
     seed: int = 0
+    """Seed of what the library draws."""
     deterministic: bool = True
     """The same trees each time with the same number of threads."""
     num_threads: int = Field(0, ge=0)

@@ -110,6 +110,7 @@ class SamplerConfig(Config):
     kind: Literal["tpe", "gp", "random"] = "tpe"
     """Tree-structured Parzen estimator; Gaussian process with expected improvement; draws at random."""
     seed: int = 0
+    """Seed of what is drawn."""
     startup: int = Field(10, ge=1)
     """Trials drawn at random before the sampler is asked."""
 

@@ -22,6 +22,7 @@ class GBDTMethod(Config):
 
     kind: Literal["gbdt"] = "gbdt"
     gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
     """Take the mean of several models that validation chooses; empty for one model."""
 

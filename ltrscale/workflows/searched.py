@@ -36,6 +36,7 @@ class GBDTSearch(Config):
     splits: Splits
     """Training and validation; the test split is not read."""
     gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
     workers: Workers = ONE
     """Workers of each trial; for data beyond one machine."""
 

@@ -56,6 +56,7 @@ class GBDTJob(_TreeStage):
 
     stage: ClassVar = "train_gbdt"
     gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
     """Train several models, below `out/candidates`, and take the mean of some; empty for one model."""
     workers: Workers = ONE

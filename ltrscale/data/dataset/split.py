@@ -66,8 +66,11 @@ class Splits(Config):
     """The splits of a job; they must not share a period of a data set."""
 
     train: Split
+    """What is learnt from."""
     validation: Split
+    """What chooses between epochs, trees or settings; its keys are those of `train`."""
     test: Split
+    """What is evaluated on, and shares no period with the others; its keys are those of `train`."""
     gap: int = Field(default=0, ge=0)
     """Whole periods that must lie between a training period and any validation or test period."""
 

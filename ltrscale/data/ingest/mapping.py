@@ -31,7 +31,7 @@ class _Columns(Config):
     weights: str | None = None
     """Column with weights of documents."""
     meta: tuple[str, ...] = ()
-    """Columns of the whole group to carry along, as meta_<name>."""
+    """Columns of the whole group to carry along, as `meta_NAME`."""
 
     @model_validator(mode="after")
     def _one_period(self) -> Self:

@@ -31,7 +31,9 @@ class StreamConfig(Config):
     """How query groups are dealt, shuffled and cut into micro-batches."""
 
     docs_per_batch: int = Field(default=16384, gt=0)
-    """Documents of a global batch; a micro-batch has `docs_per_batch / streams`, and a longer group is one alone."""
+    """Documents of a global batch; a micro-batch has `docs_per_batch / streams`, and a longer group is one alone. HOU24
+    pretrains with 200,000, or 2,000 where a method contrasts all documents of a batch, and finetunes with about
+    1,000."""
     streams: int = Field(default=1, gt=0)
     """Canonical streams, each giving one micro-batch a step; at least, and best a multiple of, the workers."""
     window: int = Field(default=8, gt=0)

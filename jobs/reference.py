@@ -1,0 +1,96 @@
+"""Print the reference of all jobs and all keys: `python -m jobs.reference > docs/reference.md`.
+
+A config that several jobs or keys have in common stands there once, and they refer to it.
+"""
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+import jobs
+from jobs.cli import Command
+from jobs.help import MISSING, choices, default_of, kind_of, meaning, shown, summary
+from ltrscale.config import models_in
+
+_ABOVE = """# Reference
+
+Every job with every key of its config. `python -m jobs.reference > docs/reference.md` writes this page.
+
+A key whose value is a config of its own refers to that config, which stands here once. Its keys follow a dot: the
+config of `jobs.finetune` has the key `finetune`, a `FinetuneConfig`, which has the key `epochs`, so
+`--set finetune.epochs=20` sets it. Below a list the number of the place comes first, and below a mapping the name, as
+in `prepare.inputs.0.path` and `methods.trees.gbdt`. Where there are several kinds, the config's `kind` says which. In
+the terminal, `python -m jobs.finetune --help finetune.loss` explains one key with all below it.
+"""
+
+
+def commands() -> list[Command[Any]]:
+    """Every job, by name."""
+    names = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
+    modules = [importlib.import_module(f"jobs.{name}") for name in names]
+    packages = [importlib.import_module(f"{m.__name__}.__main__") for m in modules if hasattr(m, "__path__")]
+    found = [module.COMMAND for module in [*modules, *packages] if hasattr(module, "COMMAND")]
+    return sorted(found, key=lambda command: command.name)
+
+
+def reference() -> str:
+    """The page: every job, then every config below one of them."""
+    every = commands()
+    text = [_ABOVE, *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in every), ""]
+    for command in every:
+        text += [f"## jobs.{command.name}", "", _first(command.description), "", *_table(command.config)]
+    text += ["## Configs", ""]
+    for cls in sorted({part for each in every for part in _parts(each.config)}, key=lambda cls: cls.__name__):
+        text += [f"### {cls.__name__}", "", summary(cls), "", *_table(cls)]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _parts(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The configs below a config."""
+    for field in cls.model_fields.values():
+        for model in models_in(field.annotation):
+            yield model
+            yield from _parts(model)
+
+
+def _table(cls: type[BaseModel]) -> list[str]:
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in cls.model_fields.items():
+        rows.append(f"| `{name}` | {_default(field, name)} | {_meaning(field)} |")
+    return [*rows, ""]
+
+
+def _default(field: FieldInfo, name: str) -> str:
+    value = default_of(field, name, None)
+    if value is MISSING:
+        return "required"
+    if not isinstance(value, BaseModel):
+        return _code(shown(value))
+    kind = {"kind": kind_of(type(value))} if len(list(models_in(field.annotation))) > 1 else {}
+    differs = kind | value.model_dump(mode="json", exclude_defaults=True)
+    return _code(shown(differs)) if differs else ""
+
+
+def _meaning(field: FieldInfo) -> str:
+    """What the key means, with links to the configs that it may have."""
+    models = list(models_in(field.annotation))
+    links = [f"[{kind_of(each) if len(models) > 1 else each.__name__}](#{each.__name__.lower()})" for each in models]
+    more = choices(field) if not models else f"Kinds: {', '.join(links)}." if len(models) > 1 else f"See {links[0]}."
+    return f"{meaning(field)} {more}".strip().replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,215 @@
+"""What `--help` says: the keys that people set, one key, all keys; and the reference of all jobs."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from jobs.cli import Command, main
+from jobs.help import find, keys_of, kind_of, show
+from jobs.reference import commands, reference
+from ltrscale.config import Config, models_in
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+
+ROOT = Path(__file__).resolve().parents[2]
+every_command = pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+
+
+class Circle(Config):
+    """A round one."""
+
+    kind: Literal["circle"] = "circle"
+    radius: float = Field(default=1.0, gt=0)
+    """From the centre."""
+
+
+class Square(Config):
+    """One with corners."""
+
+    kind: Literal["square"] = "square"
+    side: float = 1.0
+
+
+Shape = Annotated[Circle | Square, Field(discriminator="kind")]
+
+
+class Job(Config):
+    name: str = "job"
+    """What it is called."""
+    shape: Shape = Circle()
+    steps: tuple[int, ...] = ()
+    tags: dict[str, str] = Field(default_factory=dict)
+    shapes: tuple[Circle, ...] = ()
+
+
+class Strict(Config):
+    out: str
+    job: Job = Job()
+
+
+class Tuned(Config):
+    """A config whose field has another default than the class of the field."""
+
+    job: Job = Job(name="tuned", shape=Circle(radius=5.0), tags={"a": "1"})
+    shape: Shape = Square(side=7.0)
+
+
+class Named(Config):
+    required: Circle
+    by_name: dict[str, Circle | Square] = Field(default_factory=dict)
+    colour: Literal["red", "blue"] = "red"
+    colours: tuple[Literal["red", "blue"], ...] = ()
+    preset: Literal["red", "blue"] | None = None
+
+
+def lines(cls: type[BaseModel], given: str | None = None) -> list[str]:
+    keys = list(keys_of(cls))
+    return show(keys if given is None else find(keys, given), 98).splitlines()
+
+
+def test_every_key_is_shown_with_its_default_its_meaning_and_its_kinds() -> None:
+    assert lines(Strict) == [
+        "  out (required)",
+        "  job",
+        "  job.name = job",
+        "      What it is called.",
+        "  job.shape = {kind: circle}",
+        "      Kinds: circle, square.",
+        "  job.shape.kind=circle",
+        "      A round one.",
+        "    job.shape.radius = 1.0",
+        "        From the centre.",
+        "  job.shape.kind=square",
+        "      One with corners.",
+        "    job.shape.side = 1.0",
+        "  job.steps = []",
+        "  job.tags = {}",
+        "  job.shapes = []",
+        "      A round one.",
+        "  job.shapes.0.kind = circle",
+        "  job.shapes.0.radius = 1.0",
+        "      From the centre.",
+    ]
+
+
+def test_a_default_is_that_of_the_field_before_that_of_its_class() -> None:
+    tuned = lines(Tuned)
+    assert "    job.shape.radius = 5.0" in tuned
+    assert "  shape = {kind: square}" in tuned
+    assert "    shape.side = 7.0" in tuned
+    assert "    shape.radius = 1.0" in tuned
+
+
+def test_what_is_required_named_by_the_user_or_a_choice_is_shown_as_such() -> None:
+    named = lines(Named)
+    assert "  required (required)" in named
+    assert "  by_name.NAME.kind=square" in named
+    assert "    by_name.NAME.side = 1.0" in named
+    for key in ("colour = red", "colours = []", "preset = null"):
+        assert named[named.index(f"  {key}") + 1] == "      One of red, blue."
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("job.shape.kind=square", ["  job.shape.kind=square", "      One with corners.", "    job.shape.side = 1.0"]),
+        ("job.shape.side", ["  job.shape.kind=square", "      One with corners.", "    job.shape.side = 1.0"]),
+        ("job.shapes.3.radius", ["  job.shapes.0.radius = 1.0", "      From the centre."]),
+        ("out", ["  out (required)"]),
+    ],
+)
+def test_one_key_is_shown_with_all_below_it_and_the_kind_that_has_it(given: str, shown: list[str]) -> None:
+    assert lines(Strict, given) == shown
+
+
+def test_a_name_of_the_users_leads_to_the_keys_below_it() -> None:
+    assert lines(Named, "by_name.mine.side") == lines(Named, "by_name.NAME.side")
+
+
+@pytest.mark.parametrize(("given", "near"), [("job.shap.side", "job.shape.side"), ("shape", "job.shape"), ("", "out")])
+def test_an_unknown_key_names_the_nearest(given: str, near: str) -> None:
+    with pytest.raises(InputError, match=rf"--help {given}: unknown key; did you mean '{near}'\?"):
+        find(list(keys_of(Strict)), given)
+
+
+@every_command
+def test_help_shows_10_to_25_keys_and_the_kinds_of_each(command: Command[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    every = {key.name: key for key in reversed(list(keys_of(command.config)))}
+    usual = command.keys.split() or list(every)
+    assert len(usual) == len(set(usual))
+    assert set(usual) <= set(every)
+    assert 10 <= len(usual) <= 25 or len(usual) == len(every)
+    text = command.help("")
+    for name in usual:
+        assert re.search(rf"^ +{re.escape(name + every[name].default)}$", text, re.MULTILINE), name
+        assert every[name].text, f"{name} has no explanation"
+        for kind in kinds(command.config, name):
+            assert re.search(rf"\b{kind}\b", text), f"{name}: {kind}"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def kinds(cls: type[BaseModel], name: str) -> list[str]:
+    """The kinds of a key, found in the config itself."""
+    level, found = [cls], [[cls]]
+    for part in name.split("."):
+        found = [list(models_in(model.model_fields[part].annotation)) for model in level if part in model.model_fields]
+        level = [model for models in found for model in models] or level  # places and names are no fields
+    return [kind_of(model) for models in found if len(models) > 1 for model in models]
+
+
+@every_command
+def test_every_key_is_explained_when_it_is_asked_for(command: Command[Any]) -> None:
+    every = list(keys_of(command.config))
+    whole = command.help("all")
+    for key in every:
+        assert key.text or key.name.endswith(".kind"), f"{key.name} has no explanation"
+        assert key.is_below(key.name.split("."))
+        assert f"{key.name}{key.default}\n" in whole
+    for name in {*command.keys.split(), every[0].name, every[-1].name}:
+        assert f"{name}{next(key.default for key in find(every, name))}\n" in command.help(name)
+
+
+@every_command
+def test_the_example_is_a_command_that_can_be_run(
+    command: Command[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = (part for part in command.description.split("\n\n") if part.startswith("  python"))
+    program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
+    assert program == f"jobs.{command.name}"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [program, *words, "--print-config"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(log, "handlers", [])
+    main(command)
+    assert "out:" in capsys.readouterr().out
+
+
+def test_the_docs_ask_for_keys_that_are_there() -> None:
+    by_name = {command.name: command for command in commands()}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    asked = [found for page in pages for found in re.findall(r"jobs\.(\w+)\s+--help ([a-z][\w.]*)", page.read_text())]
+    assert len(asked) > 3
+    for job, key in asked:
+        assert by_name[job].help(key)
+
+
+def test_there_is_a_command_for_each_row_of_the_readme() -> None:
+    rows = re.findall(r"^\| `jobs\.(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == [command.name for command in commands()]
+
+
+def test_the_reference_is_up_to_date() -> None:
+    same = (ROOT / "docs" / "reference.md").read_text() == reference()
+    assert same, "run: python -m jobs.reference > docs/reference.md"
+
+
+def test_every_link_inside_the_reference_leads_to_a_heading() -> None:
+    page = reference()
+    headings = {title.lower().replace(".", "") for title in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= headings
