@@ -115,12 +115,12 @@ def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
 
 FILLS_A_DISK = """
 import pyarrow
-from jobs.cli import main
+from jobs.cli import Command, main
 from ltrscale.config import Config
 def run(_):
     with pyarrow.OSFile("/dev/full", "wb") as file:
         file.write(b"bytes")
-main(Config, run, "job", "A job.")
+main(Command("job", Config, run, "A job."))
 """
 
 
