@@ -15,13 +15,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
 os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # of a notice of seconds, five are not to be lost
 
 _ANSWER_S = 10.0
+_LOOK_S = 1.0
+_END_S = 15.0
 _SOCKET_PATH = 107
 """Bytes of the path of a Unix socket."""
 _SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -85,10 +87,58 @@ def _own_cluster(cpus: int) -> Iterator[None]:
                     _node_ip_address="127.0.0.1",
                     _temp_dir=str(folder / "ray"),  # which Ray opens to everybody
                 )
-                yield
+                with _ending_with_the_node():
+                    yield
             finally:
                 ray.shutdown()
                 ray_constants.ENABLE_RAY_CLUSTER = True
+
+
+_DIED = "Ray's processes on this machine have died; give the same command again"
+
+
+class _NodeDied(BaseException):
+    """Ends what the main thread does; no `except Exception` on the way is to keep it."""
+
+
+@contextmanager
+def _ending_with_the_node() -> Iterator[None]:
+    """End the block when the only node of our cluster dies: all that it was to run would wait forever for another.
+
+    Raises:
+        InputError: the node has died, whatever the block made of that.
+    """
+    from ray._private import worker
+
+    if threading.current_thread() is not threading.main_thread():  # it could not be ended
+        yield
+        return
+    (raylet,) = worker._global_node.all_processes["raylet"]
+    over, main_thread = threading.Event(), threading.get_ident()
+
+    def end(*_: object) -> None:
+        raise _NodeDied(_DIED)
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            if raylet.process.poll() is not None and not over.is_set():  # in this order: it ends after the block, too
+                signal.pthread_kill(main_thread, signal.SIGUSR1)
+                over.wait(_END_S)  # if somebody kept it after all, it comes again
+
+    before = signal.signal(signal.SIGUSR1, end)
+    threading.Thread(target=watch, name="node", daemon=True).start()
+    try:
+        yield
+    except (InputError, Stopped):
+        raise
+    except (Exception, _NodeDied) as error:
+        if raylet.process.poll() is None:
+            raise
+        raise InputError(_DIED) from error
+    finally:
+        over.set()
+        # a signal may be on its way still, and would end a process that does not expect it
+        signal.signal(signal.SIGUSR1, before if raylet.process.poll() is None else signal.SIG_IGN)
 
 
 @contextmanager

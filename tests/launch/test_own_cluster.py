@@ -127,12 +127,44 @@ except Stopped:
 
 def test_a_request_to_stop_that_comes_in_a_fork_of_ray_is_heard() -> None:
     """In the hooks of a fork Python drops what a signal handler raises, and with it the release of logging's lock."""
+    done = _run(_STOPPED_IN_A_FORK)
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
+
+
+_NODE_DIES = """
+import os, signal, threading, time
+import ray
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError
+
+@ray.remote
+def endless():
+    time.sleep(1000)
+
+try:
+    with ray_cluster(1):
+        (raylet,) = ray._private.worker._global_node.all_processes["raylet"]
+        pending = [endless.remote()]
+        threading.Timer(1, os.kill, (raylet.process.pid, signal.SIGKILL)).start()
+        while pending:  # as Ray Tune waits, for a node that never comes
+            _, pending = ray.wait(pending, timeout=0.1)
+            pending = pending or [endless.remote()]
+except InputError as error:
+    print(error)
+"""
+
+
+def test_when_the_only_node_dies_the_job_ends_with_one_line() -> None:
+    said = _run(_NODE_DIES).stdout  # after what Ray has to say of it
+    assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", _STOPPED_IN_A_FORK],
+    return subprocess.run(
+        [sys.executable, "-c", code],
         env={**environment, "PYTHONPATH": str(TESTS.parent)},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
-    assert (done.stdout, done.stderr) == ("stopped\n", "")
