@@ -120,6 +120,7 @@ class SimCLRConfig(Contrastive):
     """
 
     kind: Literal["simclr"] = "simclr"
+    contrasts_batch: ClassVar[bool] = True
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
         """Where its views do."""
@@ -162,6 +163,7 @@ class ScarfConfig(Contrastive):
     """
 
     kind: Literal["scarf"] = "scarf"
+    contrasts_batch: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Divides the cosine similarities."""
     rate: float = Field(0.6, ge=0, le=1)
@@ -220,6 +222,7 @@ class DaclConfig(Contrastive):
     """
 
     kind: Literal["dacl"] = "dacl"
+    contrasts_batch: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
 
