@@ -21,6 +21,7 @@ from ltrscale.config import members, models_in
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
+from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.metrics import Metric
 
 _ABOVE = """# Reference
@@ -76,7 +77,8 @@ def _kind(cls: type[BaseModel]) -> str:
         name: " ".join(text.split())
         for name, text in re.findall(r"^(Source|Proof): (.+(?:\n +.+)*)", doc, re.MULTILINE)
     }
-    cells = [summary(cls), said.get("Source", ""), said.get("Proof", "the laws.")]
+    weighted = "; takes document weights" if issubclass(cls, Loss) and cls.weighted else ""
+    cells = [summary(cls).removesuffix(".") + weighted, said.get("Source", ""), said.get("Proof", "the laws.")]
     name = _code(kind_of(cls))
     link = name if issubclass(cls, Metric) else f"[{name}](#{cls.__name__.lower()})"  # metrics are no job's config
     return f"| {link} | {' | '.join(cell.removesuffix('.').replace('|', chr(92) + '|') for cell in cells)} |"
