@@ -4,7 +4,9 @@ A config that several jobs or keys have in common stands there once, and they re
 """
 
 import importlib
+import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,12 @@ from pydantic.fields import FieldInfo
 import jobs
 from jobs.cli import Command
 from jobs.help import MISSING, choices, default_of, kind_of, meaning, shown, summary
-from ltrscale.config import models_in
+from ltrscale.config import members, models_in
+from ltrscale.models.choices import ContextConfig, EncoderConfig
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
+from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.metrics import Metric
 
 _ABOVE = """# Reference
 
@@ -28,6 +35,16 @@ in `prepare.inputs.0.path` and `methods.trees.gbdt`. Where there are several kin
 the terminal, `python -m jobs.finetune --help finetune.loss` explains one key with all below it.
 """
 
+KINDS: dict[str, tuple[str, Any]] = {
+    "Ranking losses": ("`finetune.loss.kind`", LossConfig),
+    "Pretext objectives": ("`pretrain.method.kind`", MethodConfig),
+    "Encoders": ("`network.encoder.kind`", EncoderConfig),
+    "List contexts": ("`finetune.context.kind`", ContextConfig),
+    "Metrics": ("`finetune.validation_metric`, and what `jobs.evaluate` reports", MetricConfig),
+    "Metrics of LETOR's script": ("what `jobs.evaluate` reports too with `policy: letor4`", LetorMetricConfig),
+}
+"""Unions that have a table of their kinds: its title, where a kind is chosen, and the union."""
+
 
 def commands() -> list[Command[Any]]:
     """Every job, by name."""
@@ -39,15 +56,32 @@ def commands() -> list[Command[Any]]:
 
 
 def reference() -> str:
-    """The page: every job, then every config below one of them."""
+    """The page: every job, the kinds of what is often chosen, then every config below a job."""
     every = commands()
     text = [_ABOVE, *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in every), ""]
     for command in every:
         text += [f"## jobs.{command.name}", "", _first(command.description), "", *_table(command.config)]
+    for title, (where, union) in KINDS.items():
+        text += [f"## {title}", "", f"Chosen by {where}. [methods.md](methods.md) explains the columns.", ""]
+        text += ["| kind | what it is | source | proof |", "|---|---|---|---|", *map(_kind, members(union)), ""]
     text += ["## Configs", ""]
     for cls in sorted({part for each in every for part in _parts(each.config)}, key=lambda cls: cls.__name__):
         text += [f"### {cls.__name__}", "", summary(cls), "", *_table(cls)]
     return "\n".join(text).rstrip() + "\n"
+
+
+def _kind(cls: type[BaseModel]) -> str:
+    """The row of a kind, with the source and the proof that its docstring states."""
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    said = {
+        name: " ".join(text.split())
+        for name, text in re.findall(r"^(Source|Proof): (.+(?:\n +.+)*)", doc, re.MULTILINE)
+    }
+    weighted = "; takes document weights" if issubclass(cls, Loss) and cls.weighted else ""
+    cells = [summary(cls).removesuffix(".") + weighted, said.get("Source", ""), said.get("Proof", "the laws.")]
+    name = _code(kind_of(cls))
+    link = name if issubclass(cls, Metric) else f"[{name}](#{cls.__name__.lower()})"  # metrics are no job's config
+    return f"| {link} | {' | '.join(cell.removesuffix('.').replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _first(text: str) -> str:

@@ -14,6 +14,7 @@ from jobs.bench.letor import bench_letor
 from jobs.bench.losses import bench_losses
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
+from jobs.bench.networks import bench_networks
 from jobs.bench.prepare import bench_prepare_memory
 from jobs.bench.stream import bench_stream
 from jobs.bench.trees import bench_trees
@@ -30,6 +31,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "contrast": bench_contrast,
     "losses": bench_losses,
     "metrics": bench_metrics,
+    "networks": bench_networks,
     "prepare": bench_prepare_memory,
     "trees": bench_trees,
 }

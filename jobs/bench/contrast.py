@@ -7,20 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jobs.bench.measure import Row, peak_bytes
+from jobs.bench.networks import RESNET, WIDTH, step_work
 from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.devices import cpu_seconds
-from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.encoders import ResNetConfig
-from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import ProjectorConfig
-from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
-from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.simsiam import SimSiamConfig
 
 TEMPERATURE = 0.1
-WIDTH = 136
 EMBEDDING = 64
 GROUPS = 128
 DOCUMENTS = 1 << 15  # in the measures over lists of one length
@@ -82,7 +77,9 @@ def _step() -> Row:
     # the author's networks: both projectors have the depth of the public code, SimSiam a predictor on top
     simclr = SimCLRRankConfig(temperature=TEMPERATURE, projector=ProjectorConfig(layers=3, output=EMBEDDING))
     simsiam = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True))
-    seconds, simsiam_seconds = cpu_seconds(*(_step_work(groups, method) for method in (simclr, simsiam)), repeats=5)
+    seconds, simsiam_seconds = cpu_seconds(
+        *(step_work(groups, method, RESNET) for method in (simclr, simsiam)), repeats=5
+    )
     n = groups.n_documents
     return Row(
         name="pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam",
@@ -93,22 +90,6 @@ def _step() -> Row:
         peer=f"{simsiam_seconds / n * 1e6:.1f} us/doc",
         note="float32; augmentation, network, loss, gradient and Adam",
     )
-
-
-def _step_work(groups: QueryGroups, method: SimCLRRankConfig | SimSiamConfig) -> Callable[[], None]:
-    transform = fit_transform([groups.features_NF], ["numeric"] * WIDTH, TransformConfig())
-    network = NetworkConfig(encoder=ResNetConfig(width=WIDTH, blocks=3))
-    model = Pretrainer(transform, network, method, ZeroingConfig())
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
-    generator = _generator()
-
-    def work() -> None:
-        loss, count = model(groups, generator)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss / count)
-        optimizer.step()
-
-    return work
 
 
 def _loss_work(lengths_Q: Tensor, loss: Callable[..., Tensor]) -> tuple[Callable[[], None], int]:

@@ -1,6 +1,6 @@
 """Ranking losses with their gradients: against padding to the longest list, and LambdaRank against LightGBM's own.
 
-Every loss over documents is here but softmax with negatives, whose random draws leave no value to compare.
+Every loss that a config may name is here; one without a padded form is measured alone.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, L the longest list, K the first ranks.
 """
@@ -18,84 +18,90 @@ from torch import Tensor
 from jobs.bench.measure import Row, peak_bytes
 from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import to_offsets
+from ltrscale.config import members
 from ltrscale.devices import cpu_seconds
-from ltrscale.ranking import losses, pairwise, pointwise, sorting
+from ltrscale.ranking import pairwise
+from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.loss import Loss as RankingLoss
+from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.metrics import rank_discounts
 
 GROUPS = 256
 LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
 TEMPERATURE = 1.0
-SAMPLES = 2
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Scores, labels and offsets to one value a group; when padded, the third is the mask."""
 
 
-class _Case(NamedTuple):
-    """A loss as the package has it and as padded torch.
+class _Peer(NamedTuple):
+    """A loss as padded torch, and what else its config is given.
 
-    The cost of a `linear` one grows with the documents in either form; `samples` counts copies with Gumbel noise.
+    The cost of a `linear` one grows with the documents in either form.
     """
 
-    ragged: Loss
     padded: Loss
     linear: bool = False
-    samples: int | None = None
+    k: int | None = None
+
+
+SETTINGS = {"temperature": TEMPERATURE, "samples": 2}
+"""Of the losses that have such keys."""
 
 
 def bench_losses() -> list[Row]:
-    """Time and peak memory of every loss, then the speed of LambdaRank."""
-    return [row for name in _cases() for row in (_time(name), _memory(name))] + _against_lightgbm()
+    """Time of every loss and memory of those with a padded form, then the speed of LambdaRank."""
+    kinds = [cls.model_fields["kind"].default for cls in members(LossConfig)]
+    return [row for kind in kinds for row in measure(kind)] + _against_lightgbm()
 
 
-def _cases() -> dict[str, _Case]:
-    def at(loss: Callable[..., Tensor], **parameters: float) -> Loss:
-        return partial(loss, temperature=TEMPERATURE, **parameters)
-
-    def noisy(loss: Callable[..., Tensor]) -> Loss:
-        return partial(loss, temperature=TEMPERATURE, samples=SAMPLES, generator=_generator())
-
-    return {
-        "LambdaRank": _Case(pairwise.lambdarank, _lambdarank),
-        "RankNet": _Case(pairwise.ranknet, _ranknet),
-        "hinge": _Case(pairwise.hinge, _hinge),
-        "ApproxNDCG": _Case(at(losses.approx_ndcg), _approx_ndcg),
-        "GumbelApproxNDCG": _Case(noisy(losses.gumbel_approx_ndcg), _approx_ndcg, samples=SAMPLES),
-        "NeuralSortNDCG": _Case(at(sorting.neural_sort_ndcg), _neural_sort_ndcg),
-        "GumbelNeuralSortNDCG": _Case(noisy(sorting.gumbel_neural_sort_ndcg), _neural_sort_ndcg, samples=SAMPLES),
-        "PiRank@10": _Case(at(sorting.pirank, k=10), partial(_neural_sort_ndcg, k=10)),
-        "sigmoid": _Case(pointwise.sigmoid_cross_entropy, _sigmoid, linear=True),
-        "softmax": _Case(losses.softmax, _softmax, linear=True),
-        "attention allocation": _Case(losses.attention_allocation, _attention_allocation, linear=True),
-        "ListMLE": _Case(losses.list_mle, _list_mle, linear=True),
-    }
+def measure(kind: str, groups: int = GROUPS) -> list[Row]:
+    """Time and, against a padded form if there is one, peak memory of one loss."""
+    peer = PEERS.get(kind)
+    return [_time(kind, peer, groups)] if peer is None else [_time(kind, peer, groups), _memory(kind, peer, groups)]
 
 
-def _time(name: str) -> Row:
-    case = _cases()[name]
-    if case.samples is None:  # noise would differ
-        _assert_same(case)
-    lists, repeats = _lists(GROUPS), 7 if case.linear else 1  # a padded turn of the others takes seconds
-    seconds, padded_seconds = cpu_seconds(_work(case.ragged, *lists), _work(_padded(case), *lists), repeats=repeats)
-    n, longest = len(lists[0]), int(lists[2].diff().max())
+def _config(kind: str) -> RankingLoss:
+    (cls,) = (cls for cls in members(LossConfig) if cls.model_fields["kind"].default == kind)
+    settings = {key: value for key, value in SETTINGS.items() if key in cls.model_fields}
+    cut = {"k": PEERS[kind].k} if kind in PEERS and PEERS[kind].k else {}
+    config: RankingLoss = cls.model_validate(settings | cut)
+    return config
+
+
+def _ragged(kind: str) -> Loss:
+    config = _config(kind)
+    return lambda scores_N, labels_N, offsets_Q1: config.of(Scored(scores_N, labels_N, offsets_Q1, None, _generator()))
+
+
+def _time(kind: str, peer: _Peer | None, groups: int) -> Row:
+    lists = _lists(groups)
+    ragged, padded, repeats = _work(_ragged(kind), *lists), [], 7
+    if peer is not None:
+        if "samples" not in type(_config(kind)).model_fields:  # noise would differ
+            _assert_same(kind, peer)
+        padded = [_work(_padded(kind, peer), *lists)]
+        repeats = 7 if peer.linear else 1  # a padded turn of the others takes seconds
+    seconds, *padded_seconds = (found / len(lists[0]) for found in cpu_seconds(ragged, *padded, repeats=repeats))
+    speed = "speed, ragged / padded to the longest list" if padded_seconds else "time, ragged"
     return Row(
-        name=f"{name}, forward and backward: speed, ragged / padded to the longest list",
-        ratio=padded_seconds / seconds,
-        goal=None if case.linear else 2.0,
+        name=f"{kind}, forward and backward: {speed}",
+        ratio=padded_seconds[0] / seconds if padded_seconds else None,
+        goal=None if peer is None or peer.linear else 2.0,
         at_least=True,
-        ours=f"{seconds / n * 1e6:.2f} us/doc",
-        peer=f"{padded_seconds / n * 1e6:.2f} us/doc",
-        note=f"{GROUPS} groups of web search lengths, the longest {longest}",
+        ours=f"{seconds * 1e6:.2f} us/doc",
+        peer=f"{padded_seconds[0] * 1e6:.2f} us/doc" if padded_seconds else "",
+        note=f"{groups} groups of web search lengths, the longest {int(lists[2].diff().max())}"
+        + ("" if padded_seconds else "; no padded form to compare with"),
     )
 
 
-def _memory(name: str) -> Row:
-    ours, padded = (peak_bytes(partial(_work_by_name, name, padded), 4, [GROUPS])[0] for padded in (False, True))
-    linear = _cases()[name].linear
+def _memory(kind: str, peer: _Peer, groups: int) -> Row:
+    ours, padded = (peak_bytes(partial(_work_by_kind, kind, padded), 4, [groups])[0] for padded in (False, True))
     return Row(
-        name=f"{name}, forward and backward: peak memory, ragged / padded to the longest list",
+        name=f"{kind}, forward and backward: peak memory, ragged / padded to the longest list",
         ratio=ours / padded,
-        goal=1.0 if linear else 0.5,
+        goal=1.0 if peer.linear else 0.5,
         at_least=False,
         ours=f"{ours / 1e6:.0f} MB",
         peer=f"{padded / 1e6:.0f} MB",
@@ -155,14 +161,13 @@ def _work(loss: Loss, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) ->
     return work
 
 
-def _work_by_name(name: str, padded: bool, groups: int) -> None:
-    case = _cases()[name]
-    _work(_padded(case) if padded else case.ragged, *_lists(groups))()
+def _work_by_kind(kind: str, padded: bool, groups: int) -> None:
+    _work(_padded(kind, PEERS[kind]) if padded else _ragged(kind), *_lists(groups))()
 
 
-def _assert_same(case: _Case) -> None:
+def _assert_same(kind: str, peer: _Peer) -> None:
     lists = _lists(4)
-    loss_Q, expected_Q = case.ragged(*lists), _padded(case)(*lists)
+    loss_Q, expected_Q = _ragged(kind)(*lists), _padded(kind, peer)(*lists)
     assert torch.allclose(loss_Q, expected_Q, rtol=1e-4, atol=1e-4)
     grad_N, expected_N = (torch.autograd.grad(value_Q.sum(), lists[0])[0] for value_Q in (loss_Q, expected_Q))
     assert torch.allclose(grad_N, expected_N, rtol=1e-3, atol=1e-4)
@@ -172,8 +177,9 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def _padded(case: _Case) -> Loss:
-    """The padded loss of a ragged batch; the mean over noisy copies of the scores where the case has samples."""
+def _padded(kind: str, peer: _Peer) -> Loss:
+    """The padded loss of a ragged batch; the mean over noisy copies of the scores where the loss has samples."""
+    noisy_copies = _config(kind).model_dump().get("samples")
 
     def loss(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         lengths_Q, generator = offsets_Q1.diff(), _generator()
@@ -185,9 +191,9 @@ def _padded(case: _Case) -> Loss:
         def noisy() -> Tensor:
             return scores_N - torch.empty_like(scores_N).exponential_(generator=generator).log()
 
-        if case.samples is None:
-            return case.padded(pad(scores_N), pad(labels_N), mask_QL)
-        samples = [case.padded(pad(noisy()), pad(labels_N), mask_QL) for _ in range(case.samples)]
+        if noisy_copies is None:
+            return peer.padded(pad(scores_N), pad(labels_N), mask_QL)
+        samples = [peer.padded(pad(noisy()), pad(labels_N), mask_QL) for _ in range(noisy_copies)]
         return torch.stack(samples).mean(0)
 
     return loss
@@ -242,6 +248,10 @@ def _neural_sort_ndcg(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor, k: 
     return 1 - gains_QK @ rank_discounts(len(ranks_K)).float()
 
 
+def _squared_error(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
+    return ((scores_QL - labels_QL).square() * mask_QL).sum(1)
+
+
 def _sigmoid(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
     return ((-F.logsigmoid(-scores_QL) - scores_QL * labels_QL) * mask_QL).sum(1)
 
@@ -262,3 +272,21 @@ def _list_mle(scores_QL: Tensor, labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
     lower_QL = torch.searchsorted(labels_QL, labels_QL)
     rivals_QL = scores_QL.logcumsumexp(1).gather(1, (lower_QL - 1).clamp(min=0))
     return torch.where(mask_QL & (lower_QL > 0), -F.logsigmoid(scores_QL - rivals_QL), 0.0).sum(1)
+
+
+PEERS = {
+    "lambdarank": _Peer(_lambdarank),
+    "ranknet": _Peer(_ranknet),
+    "hinge": _Peer(_hinge),
+    "approx_ndcg": _Peer(_approx_ndcg),
+    "gumbel_approx_ndcg": _Peer(_approx_ndcg),
+    "neural_sort_ndcg": _Peer(_neural_sort_ndcg),
+    "gumbel_neural_sort_ndcg": _Peer(_neural_sort_ndcg),
+    "pirank": _Peer(partial(_neural_sort_ndcg, k=10), k=10),
+    "sigmoid": _Peer(_sigmoid, linear=True),
+    "squared_error": _Peer(_squared_error, linear=True),
+    "softmax": _Peer(_softmax, linear=True),
+    "attention_allocation": _Peer(_attention_allocation, linear=True),
+    "list_mle": _Peer(_list_mle, linear=True),
+}
+"""Padded forms, by kind."""

@@ -19,7 +19,7 @@ class Row:
     """One line of the benchmark table: a ratio measured in one run, and its goal.
 
     `at_least` says on which side of the goal the ratio should be, if there is one; `ours` and `peer` are what was
-    measured, with units. Without a ratio nothing was measured, and the note says why.
+    measured, with units. Without a ratio there was nothing to compare with, or nothing was measured, as the note says.
     """
 
     name: str

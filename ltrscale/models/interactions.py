@@ -16,7 +16,11 @@ from ltrscale.models.layers import Activation, Encoder, EncoderSettings, Feature
 
 
 class DeepFMConfig(EncoderSettings):
-    """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features."""
+    """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features.
+
+    Source: Guo et al. 2017.
+    Proof: equals `deepctr_torch`.
+    """
 
     kind: Literal["deepfm"] = "deepfm"
     """The kind of encoder."""
@@ -128,7 +132,11 @@ class DeepFM(Encoder):
 
 
 class DCNv2Config(EncoderSettings):
-    """DCN V2 of Wang et al. 2021: layers that multiply with the input, and an MLP behind or beside them."""
+    """DCN V2 of Wang et al. 2021: layers that multiply with the input, and an MLP behind or beside them.
+
+    Source: Wang et al. 2021.
+    Proof: equals `deepctr_torch`.
+    """
 
     kind: Literal["dcnv2"] = "dcnv2"
     """The kind of encoder."""

@@ -32,7 +32,11 @@ _MIX = 0xD6E8FEB86659FD93 - 2**64
 
 
 class DLCMConfig(ContextSettings):
-    """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018)."""
+    """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018).
+
+    Source: Ai et al. 2018.
+    Proof: loop; order laws.
+    """
 
     kind: Literal["dlcm"] = "dlcm"
     """The kind of list context."""
@@ -112,7 +116,11 @@ class DLCM(ListContext):
 
 
 class GSFConfig(ContextSettings):
-    """GSF: a network looks at several documents of a list at once and scores them together (Ai et al. 2019)."""
+    """GSF: a network looks at several documents of a list at once and scores them together (Ai et al. 2019).
+
+    Source: Ai et al. 2019.
+    Proof: loop; all pairs for `size: 2`.
+    """
 
     kind: Literal["gsf"] = "gsf"
     """The kind of list context."""

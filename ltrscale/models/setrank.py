@@ -25,7 +25,11 @@ from ltrscale.models.layers import Dropout
 
 
 class SetRankConfig(ContextSettings):
-    """SetRank: stacked attention blocks over the list, with or without an initial ranking (Pang et al. 2020)."""
+    """SetRank: stacked attention blocks over the list, with or without an initial ranking (Pang et al. 2020).
+
+    Source: Pang et al. 2020.
+    Proof: loop.
+    """
 
     kind: Literal["setrank"] = "setrank"
     """The kind of list context."""

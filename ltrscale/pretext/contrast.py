@@ -57,13 +57,21 @@ class _WithinGroups(Contrastive):
 
 
 class SimCLRRankConfig(_WithinGroups):
-    """SimCLR-Rank: tell a document's two views from the other documents of its own query group (HOU24)."""
+    """SimCLR-Rank: tell a document's two views from the other documents of its own query group (HOU24).
+
+    Source: HOU24, formula 3.
+    Proof: loops; chunks; gradients; memory.
+    """
 
     kind: Literal["simclr_rank"] = "simclr_rank"
 
 
 class SimCLRSampleConfig(_WithinGroups):
-    """SimCLR-Sample: SimCLR-Rank on documents regrouped at random inside each shuffle window (HOU24)."""
+    """SimCLR-Sample: SimCLR-Rank on documents regrouped at random inside each shuffle window (HOU24).
+
+    Source: HOU24.
+    Proof: each document once an epoch (`tests/data/stream/test_windows.py`).
+    """
 
     kind: Literal["simclr_sample"] = "simclr_sample"
     regroups: ClassVar[bool] = True
@@ -105,9 +113,14 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
 
 
 class SimCLRConfig(Contrastive):
-    """SimCLR: tell a document's two views from all other documents of the micro-batch."""
+    """SimCLR: tell a document's two views from all other documents of the micro-batch.
+
+    Source: Chen et al. 2020.
+    Proof: loops; chunks; gradients; memory.
+    """
 
     kind: Literal["simclr"] = "simclr"
+    contrasts_batch: ClassVar[bool] = True
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
         """Where its views do."""
@@ -143,9 +156,14 @@ def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
 
 
 class ScarfConfig(Contrastive):
-    """SCARF: SimCLR between documents and copies with values drawn from the features' training marginals."""
+    """SCARF: SimCLR between documents and copies with values drawn from the features' training marginals.
+
+    Source: Bahri et al. 2022; HOU24.
+    Proof: loop; marginals are the training ones.
+    """
 
     kind: Literal["scarf"] = "scarf"
+    contrasts_batch: ClassVar[bool] = True
     temperature: float = Field(1.0, gt=0)
     """Divides the cosine similarities."""
     rate: float = Field(0.6, ge=0, le=1)
@@ -197,9 +215,14 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
 
 
 class DaclConfig(Contrastive):
-    """DACL+: SimCLR between two mixtures of a document with other documents."""
+    """DACL+: SimCLR between two mixtures of a document with other documents.
+
+    Source: Verma et al. 2021; HOU24.
+    Proof: `tests/pretext/test_mixup.py`.
+    """
 
     kind: Literal["dacl"] = "dacl"
+    contrasts_batch: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
 

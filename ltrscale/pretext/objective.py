@@ -35,6 +35,8 @@ class Objective(Config):
 
     regroups: ClassVar[bool] = False
     """Whether documents are regrouped at random inside each shuffle window."""
+    contrasts_batch: ClassVar[bool] = False
+    """Whether it contrasts a document with the whole batch, which published settings then make small."""
 
     @property
     def projector_layers(self) -> int:

@@ -50,7 +50,11 @@ class Predictor(nn.Sequential):
 
 
 class SimSiamConfig(Objective):
-    """SimSiam: predict one view from the other, without negatives."""
+    """SimSiam: predict one view from the other, without negatives.
+
+    Source: Chen and He 2021; HOU24, A.2.5.
+    Proof: formula, stopped gradients.
+    """
 
     kind: Literal["simsiam"] = "simsiam"
     projector: ProjectorConfig = ProjectorConfig(batch_norm=True)

@@ -154,7 +154,11 @@ def subtab(
 
 
 class SubTabConfig(Objective):
-    """SubTab: reconstruct all features from each of several overlapping subsets, and agree on a projection."""
+    """SubTab: reconstruct all features from each of several overlapping subsets, and agree on a projection.
+
+    Source: Ucar et al. 2021; HOU24.
+    Proof: loop; subsets cover all features.
+    """
 
     kind: Literal["subtab"] = "subtab"
     subsets: int = Field(4, ge=2)

@@ -30,7 +30,11 @@ SLOTS_PER_CHUNK = 1 << 16
 
 
 class SoftmaxConfig(Loss):
-    """Listwise softmax cross entropy."""
+    """Listwise softmax cross entropy.
+
+    Source: QIN21; BUYL23, equation 1.
+    Proof: laws; rax `softmax_loss`.
+    """
 
     kind: Literal["softmax"] = "softmax"
     weighted: ClassVar[bool] = True
@@ -66,7 +70,11 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
 
 
 class AttentionAllocationConfig(Loss):
-    """Cross entropy between the share of attention that documents deserve by label and their softmax (SUN23)."""
+    """Cross entropy between the share of attention that documents deserve by label and their softmax (SUN23).
+
+    Source: Ai et al. 2018, which SUN23 follow.
+    Proof: laws; rax `softmax_loss`.
+    """
 
     kind: Literal["attention_allocation"] = "attention_allocation"
     weighted: ClassVar[bool] = True
@@ -113,7 +121,11 @@ def attention_allocation(
 
 
 class ListMLEConfig(Loss):
-    """ListMLE: likelihood of the best order under the Plackett-Luce model."""
+    """ListMLE: likelihood of the best order under the Plackett-Luce model.
+
+    Source: Xia et al. 2008.
+    Proof: laws; rax `listmle_loss`, `unique_softmax_loss`.
+    """
 
     kind: Literal["list_mle"] = "list_mle"
 
@@ -151,7 +163,11 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 class ApproxNDCGConfig(Loss):
-    """ApproxNDCG: NDCG with ranks smoothed by sigmoids."""
+    """ApproxNDCG: NDCG with ranks smoothed by sigmoids.
+
+    Source: Qin et al. 2010; QIN21.
+    Proof: laws; rax's ranks in `ndcg_metric`; exact NDCG as T falls.
+    """
 
     kind: Literal["approx_ndcg"] = "approx_ndcg"
     temperature: float = Field(0.1, gt=0)
@@ -196,7 +212,11 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
 
 
 class GumbelApproxNDCGConfig(Loss):
-    """ApproxNDCG of scores with Gumbel noise, a mean over samples."""
+    """ApproxNDCG of scores with Gumbel noise, a mean over samples.
+
+    Source: Bruch et al. 2020.
+    Proof: laws; order frequencies of Plackett-Luce.
+    """
 
     kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
     temperature: float = Field(0.1, gt=0)

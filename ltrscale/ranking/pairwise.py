@@ -23,7 +23,11 @@ PAIRS_PER_BLOCK = 1 << 18
 
 
 class LambdaRankConfig(Loss):
-    """LambdaRank: pairwise logistic loss weighted by the change of NDCG."""
+    """LambdaRank: pairwise logistic loss weighted by the change of NDCG.
+
+    Source: Burges 2010.
+    Proof: laws; trees of a real LightGBM booster.
+    """
 
     kind: Literal["lambdarank"] = "lambdarank"
     sigma: float = Field(1.0, gt=0)
@@ -86,7 +90,11 @@ def lambdarank(
 
 
 class RankNetConfig(Loss):
-    """RankNet: logistic loss of every pair in the wrong order."""
+    """RankNet: logistic loss of every pair in the wrong order.
+
+    Source: Burges et al. 2005; QIN21.
+    Proof: laws; rax `pairwise_logistic_loss`.
+    """
 
     kind: Literal["ranknet"] = "ranknet"
     sigma: float = Field(1.0, gt=0)
@@ -118,7 +126,11 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
 
 
 class HingeConfig(Loss):
-    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model."""
+    """Pairwise hinge, the loss of RankSVM; with an identity encoder and a head of one layer it is that model.
+
+    Source: Joachims 2002.
+    Proof: laws; rax `pairwise_hinge_loss`.
+    """
 
     kind: Literal["hinge"] = "hinge"
 
@@ -147,7 +159,11 @@ def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 class SoftmaxNegativesConfig(Loss):
-    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23)."""
+    """Softmax of each relevant document against sampled irrelevant ones of its list (SUN23).
+
+    Source: SUN23, equation 4, with the logarithm.
+    Proof: laws; frequencies of the draws.
+    """
 
     kind: Literal["softmax_negatives"] = "softmax_negatives"
     weighted: ClassVar[bool] = True

@@ -7,16 +7,17 @@ A preset stands below what a config says itself, so that a study may start from 
 
 from typing import Any, Literal
 
+from ltrscale.config import members
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import Contrastive
+from ltrscale.pretext.objective import Objective
+
 Preset = Literal["paper", "hou24"]
 
 _EVERYTHING = 1_000_000_000
 """A shuffle window of so many row groups covers any data set."""
 
-_SMALL_BATCH = ("simclr", "dacl", "scarf")
-"""Methods that contrast a document with the whole batch: 2,000 documents in HOU24, 200,000 for the others."""
-
-_PROJECTED = ("simclr", "simclr_rank", "simclr_sample", "scarf", "dacl")
-"""Methods that take SimCLR's projector and temperature."""
+_CLASSES: dict[str, type[Objective]] = {cls.model_fields["kind"].default: cls for cls in members(MethodConfig)}
 
 
 def preset(name: Preset, method: str) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
     for the methods that contrast all documents of a batch (HOU24, A.2.3). The text leaves sizes and schedule open:
     `hou24` takes them from the authors' code.
     """
-    stream = {"docs_per_batch": 2000 if method in _SMALL_BATCH else 200_000, "streams": 1}
+    cls = _CLASSES.get(method, Objective)  # an unknown one is refused when the settings are read
+    stream = {"docs_per_batch": 2000 if cls.contrasts_batch else 200_000, "streams": 1}
     settings: dict[str, Any] = {
         "method": {"kind": method},
         "epochs": 300,
@@ -39,7 +41,7 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
         settings["method"]["within_groups"] = True
     if method == "scarf" and name == "hou24":
         settings["method"]["fixed_count"] = False
-    if method not in _SMALL_BATCH and name == "paper":
+    if not cls.contrasts_batch and name == "paper":
         stream["streams"] = 8
     if name == "hou24":
         settings["network"] = {
@@ -50,7 +52,7 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
             "weight_decay": 1e-4 if method == "simsiam" else 1e-3,
             "schedule": {"kind": "step", "every": 20, "factor": 0.9},
         }
-    if name == "hou24" and method in _PROJECTED:
+    if name == "hou24" and issubclass(cls, Contrastive):  # those with SimCLR's projector and temperature
         settings["method"] |= {"temperature": 0.01, "projector": {"layers": 3, "width": 136, "output": 64}}
     if name == "hou24" and method == "simsiam":
         projector = {"layers": 2, "width": 136, "output": 136, "batch_norm": True}

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from variations import kind_of
 
 from ltrscale import storage
 from ltrscale.bundle import load, save_ranker
-from ltrscale.config import validate
+from ltrscale.config import members, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits, select
 from ltrscale.data.stream.batches import iterate
@@ -26,6 +29,7 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.ranking import letor, metrics
+from ltrscale.ranking.choices import MetricConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 
@@ -90,6 +94,16 @@ def evaluated(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) 
     return evaluate(config, str(out), made_by={"stage": "evaluate"}, report=lambda _: None), out
 
 
+KNOWN: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    **{f"ndcg@{k}": partial(metrics.ndcg, k=k) for k in (1, 5, 10)},
+    "mrr": metrics.mrr,
+    "map": metrics.average_precision,
+    "precision@5": partial(metrics.precision, k=5),
+}
+OTHERS = [cls for cls in members(MetricConfig) if kind_of(cls) not in {name.partition("@")[0] for name in KNOWN}]
+METRICS = KNOWN | {cls.made(k=k).name: cls.made(k=k).of for cls in OTHERS for k in (1, 5, 10)}
+
+
 def values_by_hand(config: EvaluateConfig, url: str) -> dict[str, list[float]]:
     """Every metric, one group at a time."""
     found: dict[str, list[float]] = {}
@@ -99,11 +113,8 @@ def values_by_hand(config: EvaluateConfig, url: str) -> dict[str, list[float]]:
             one = batch.select(torch.tensor([q]))
             assert one.labels_N is not None
             what = (scorer(one), one.labels_N, one.offsets_Q1)
-            for k in (1, 5, 10):
-                found.setdefault(f"ndcg@{k}", []).append(metrics.ndcg(*what, k=k).item())
-            found.setdefault("mrr", []).append(metrics.mrr(*what).item())
-            found.setdefault("map", []).append(metrics.average_precision(*what).item())
-            found.setdefault("precision@5", []).append(metrics.precision(*what, k=5).item())
+            for name, metric in METRICS.items():
+                found.setdefault(name, []).append(metric(*what).item())
     return found
 
 

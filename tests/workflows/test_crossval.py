@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from listening import stages_run
+from variations import kind_of
 
 from ltrscale import storage
-from ltrscale.config import validate
+from ltrscale.config import members, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import Crossval, read_crossval
+from ltrscale.ranking.choices import MetricConfig
 from ltrscale.workflows.crossval import CrossvalConfig, of_fold, run_crossval
 
 FOLDS = ("Fold1", "Fold2", "Fold3")
@@ -91,6 +93,9 @@ def test_means_over_folds_and_over_all_test_groups(done: tuple[Path, Crossval, l
     assert found.trials == 2
     assert [method.name for method in found.methods] == ["one_tree", "gbdt"]
     metrics = ["ndcg@1", "ndcg@5", "mrr", "map", "precision@5"]
+    known = {name.partition("@")[0] for name in metrics}
+    others = [cls.made(k=k).name for cls in members(MetricConfig) if kind_of(cls) not in known for k in (1, 5)]
+    metrics += dict.fromkeys(others)  # one without a cut-off comes once
     letor = ["letor_ndcg@1", "letor_ndcg@5", "letor_mean_ndcg", "letor_map", "letor_precision@5"]
     for method in found.methods:
         assert list(method.folds) == metrics + letor

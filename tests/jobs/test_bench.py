@@ -1,0 +1,46 @@
+"""The benchmarks have every loss, metric, pretext objective and encoder that a config may name."""
+
+import pytest
+from variations import kind_of
+
+from jobs.bench import losses, metrics, networks
+from ltrscale.config import members
+from ltrscale.models.choices import EncoderConfig
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.ranking.choices import LossConfig, MetricConfig
+
+KINDS = [kind_of(cls) for cls in members(LossConfig)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_loss_is_timed_beside_its_padded_form_if_it_has_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_memory", lambda *_: None)  # a process each
+    row = losses.measure(kind, groups=4)[0]
+    assert row.name.startswith(f"{kind}, ")
+    assert row.ours.endswith(" us/doc")
+    assert (row.ratio is not None) == bool(row.peer) == (kind in losses.PEERS)
+
+
+def test_every_padded_form_is_of_a_loss_that_is_there() -> None:
+    assert set(losses.PEERS) <= set(KINDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
+def test_every_metric_is_timed(cls: type) -> None:
+    row = metrics.measure(cls, groups=4)
+    assert row.name.startswith(kind_of(cls))
+    assert row.ratio
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+def test_a_step_of_every_objective_is_timed(cls: type) -> None:
+    assert networks.measure_objective(cls, groups=1).ratio
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", members(EncoderConfig), ids=kind_of)
+def test_a_step_through_every_encoder_is_timed(cls: type) -> None:
+    assert networks.measure_encoder(cls, groups=1).ratio

@@ -1,0 +1,148 @@
+"""docs/contributing.md is true: every name on it is there, and each recipe is applied to a copy and run."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "contributing.md").read_text()
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMES = re.findall(r"`((?:ltrscale|jobs|tests|docs)/[\w./]+)(?:::([\w.]+))?`", FENCE.sub("", PAGE))
+KINDS = ("margin", "masked", "gated", "dcg")
+
+
+def blocks(language: str) -> list[str]:
+    return [text for found, text in FENCE.findall(PAGE) if found == language]
+
+
+def commands() -> list[list[str]]:
+    """The commands of the page, continued lines joined, each as its words after `python -m`."""
+    lines = "".join(blocks("console")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line.removeprefix("$ python -m ")) for line in lines]
+
+
+def test_the_page_has_all_recipes() -> None:
+    assert [len(blocks(language)) for language in ("py", "diff")] == [4, 4]
+    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 4, "jobs.pipeline"]
+    assert len(NAMES) > 30
+
+
+@pytest.mark.parametrize(("path", "name"), NAMES, ids=map("::".join, NAMES))
+def test_every_name_on_the_page_is_there(path: str, name: str) -> None:
+    assert (ROOT / path).exists()
+    if name:
+        assert name in set(defined(ast.parse((ROOT / path).read_text()).body))
+
+
+def test_every_module_on_the_page_is_there() -> None:
+    for module in re.findall(r"`(?:python -m )?((?:ltrscale|jobs)\.[\w.]+)`", FENCE.sub("", PAGE)):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or path.is_dir(), module
+
+
+def defined(body: list[ast.stmt], above: str = "") -> Iterator[str]:
+    """Names of functions, classes and variables, and those inside classes as `Class.name`."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield above + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from defined(node.body, f"{above}{node.name}.")
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (above + target.id for target in targets if isinstance(target, ast.Name))
+
+
+class Copy(NamedTuple):
+    """A copy of the tree in which every recipe of the page is written."""
+
+    root: Path
+    written: list[str]
+
+    def run(self, *words: str) -> str:
+        """What `python -m` prints here, which must succeed."""
+        environment = os.environ | {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=self.root, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    root = tmp_path_factory.mktemp("contributing")
+    for name in ("ltrscale", "jobs", "tests", "docs"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, root / name)
+    written = []
+    for block in blocks("py"):
+        head, _, text = block.partition("\n")
+        path = root / head.removeprefix("# ")
+        before = path.read_text() + "\n\n" if path.exists() else ""
+        path.write_text(before + text.lstrip("\n"))
+        written.append(str(path.relative_to(root)))
+    for block in blocks("diff"):
+        head, *hunks = block.split("@@\n")
+        path = root / head.strip().removeprefix("--- ")
+        path.write_text(changed(path.read_text(), hunks))
+        written.append(str(path.relative_to(root)))
+    made = Copy(root, written)
+    (root / "docs" / "reference.md").write_text(made.run(commands()[0][0]))
+    return made
+
+
+def changed(text: str, hunks: list[str]) -> str:
+    """The text with every hunk applied, each in the one place that it fits."""
+    for hunk in hunks:
+        lines = hunk.splitlines(keepends=True)
+        before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
+        assert text.count(before) == 1, f"{text.count(before)} places for\n{before}"
+        text = text.replace(before, after)
+    return text
+
+
+@pytest.mark.slow
+def test_what_is_written_has_the_style_of_the_house(copy: Copy) -> None:
+    copy.run("ruff", "format", "--check", *copy.written)
+    copy.run("ruff", "check", *copy.written)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
+    """The tests that the page names for each recipe, those of the docs, and the examples of what is written."""
+    given = [
+        (words[1 : words.index("-k")], words[words.index("-k") + 1]) for words in commands() if words[0] == "pytest"
+    ]
+    assert [kind for _, kind in given] == list(KINDS)
+    files = [file for files, _ in given for file in files]
+    docs = ["tests/test_methods.py", "tests/jobs/test_help.py"]
+    chosen = " or ".join([*KINDS, "table", "up_to_date"])
+    printed = copy.run("pytest", "-v", "--doctest-modules", *copy.written, *files, *docs, "-k", chosen)
+    passed = re.findall(r"^(\S+?)::(\S+).* PASSED", printed, re.MULTILINE)
+    for of_kind, kind in given:
+        for file in of_kind:
+            assert any(found == file and kind in test for found, test in passed), (file, kind)
+    assert {file for file, _ in passed} >= {*docs}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
+    copy.run(*commands()[-1])
+    found = json.loads((copy.root / "runs" / "tried" / "evaluation" / "metrics.json").read_text())
+    assert "dcg@5" in found["methods"][0]["everywhere"]["summaries"]
+    report = (copy.root / "runs" / "tried" / "evaluation" / "report.md").read_text()
+    assert "DCG is NDCG before the division by the ideal." in report
