@@ -4,7 +4,6 @@ Every config derives from `Config` and lives beside the function that reads it. 
 under them, which `--help` shows. An unknown key is an error that names the nearest right one.
 """
 
-import difflib
 import hashlib
 import inspect
 import json
@@ -16,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ltrscale import storage
-from ltrscale.errors import InputError, without_credentials
+from ltrscale.errors import InputError, nearest, without_credentials
 
 
 class Config(BaseModel):
@@ -309,6 +308,6 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
         }
         level = below or level
     names = sorted({name for model in level for name in model.model_fields})
-    near = difflib.get_close_matches(str(problem["loc"][-1]), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(names)}"
+    near = nearest(str(problem["loc"][-1]), names, alike=0.5)
+    hint = f"did you mean {near!r}?" if near else f"the keys here are {', '.join(names)}"
     return f"{where}: unknown key; {hint}"

@@ -3,7 +3,6 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -13,7 +12,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 from ltrscale.simulate.rewrite import GroupBlock, Ints
 from ltrscale.simulate.step import (
     Changes,
@@ -76,8 +75,7 @@ def feature_number(features: Sequence[Feature], name: str) -> int:
     """
     names = [feature.name for feature in features]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-        raise InputError(f"there is no feature {name!r}; the nearest name is {near[0]!r}")
+        raise InputError(f"there is no feature {name!r}; the nearest name is {nearest(name, names)!r}")
     return names.index(name)
 
 

@@ -4,7 +4,6 @@ A split is resolved to row groups from the manifests alone; no data file is open
 """
 
 import datetime
-import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, open_dataset, places
 from ltrscale.data.dataset.sample import Fold, keep_fold, keep_sample
 from ltrscale.data.dataset.scores import Found, find_scores
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 
 
 def _texts(value: Any) -> Any:
@@ -355,8 +354,8 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                near = difflib.get_close_matches(period, known, n=1, cutoff=0)
-                hint = f"the nearest is {near[0]!r}" if near else "it is empty"
+                near = nearest(period, known)
+                hint = f"the nearest is {near!r}" if near is not None else "it is empty"
                 raise InputError(f"{', '.join(split.data)}: there is no period {period!r}; {hint}")
         if first > last:
             raise InputError(f"periods: the range {item} runs backwards; write {last}..{first}")
