@@ -21,7 +21,7 @@ from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
-from ltrscale.models.fitting import Moments
+from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
