@@ -15,6 +15,7 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError, nearest
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
@@ -22,7 +23,6 @@ from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, with_features_of
-from ltrscale.trees.scored import Scores, score
 from ltrscale.views import View
 
 _ALL = ("all",)
