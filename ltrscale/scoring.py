@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -37,7 +37,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _RETRIES = 3
 
 
-class ActorsConfig(Config):
+class ScoreWorkersConfig(Config):
     """The processes that score under Ray, and what each of them takes."""
 
     number: int = Field(2, ge=1)
@@ -45,12 +45,13 @@ class ActorsConfig(Config):
     cpus: float = Field(1, gt=0)
     """Logical CPUs of each, and threads of a tree model."""
     gpus: float = Field(0, ge=0)
-    """GPUs of each; a fraction shares one among several actors."""
+    """GPUs of each; a fraction shares one among several workers."""
 
 
 class ScoreConfig(Config):
     """Which bundle scores which periods, and how."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
     bundle: str
     """Bundle that scores: a finetuned ranker or trees."""
     data: str
@@ -63,7 +64,7 @@ class ScoreConfig(Config):
     """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
     ray: bool = False
     """Score files in parallel on a Ray cluster; the scores are the same."""
-    actors: ActorsConfig = ActorsConfig()
+    workers: ScoreWorkersConfig = ScoreWorkersConfig()
     """The processes that score where `ray` is set."""
 
 
@@ -207,7 +208,7 @@ class _Actor:
     @cached_property
     def _scorer(self) -> FileScorer:
         config = self._plan.config
-        return FileScorer(self._plan, device=config.device, threads=math.ceil(config.actors.cpus))
+        return FileScorer(self._plan, device=config.device, threads=math.ceil(config.workers.cpus))
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Score the file with this number; returns what came of it as JSON, or the error."""
@@ -223,9 +224,9 @@ class _Actor:
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan in actors of Ray Data; they come as they are ready."""
     FileScorer(plan, device="cpu", threads=1)  # what is wrong with the bundle is told before Ray starts
-    actors = plan.config.actors
+    workers = plan.config.workers
     if plan.files:
-        with ray_cluster(math.ceil(actors.number * actors.cpus) + 1):
+        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):
             yield from _results(plan, advance)
 
 
@@ -234,7 +235,7 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of errors is raised too
     whose = f"{plan.config.bundle}: the process that scored a file with it"
-    with plain_errors(whose, "lower docs_per_batch, or give each of the actors more cpus"):
+    with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
         for bundle in _dataset(plan).iter_internal_ref_bundles():
             for block in bundle.block_refs:
                 for row in ray.get(block).to_pylist():
@@ -250,16 +251,16 @@ def _dataset(plan: Plan) -> Any:
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
-    actors, n = plan.config.actors, len(plan.all_files)
+    workers, n = plan.config.workers, len(plan.all_files)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RayDeprecationWarning)  # of the only way to say max_task_retries
         dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
             _Actor,
             fn_constructor_args=(plan, storage.held()),
             batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=min(actors.number, n)),
-            num_cpus=actors.cpus,
-            num_gpus=actors.gpus or None,
+            compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
+            num_cpus=workers.cpus,
+            num_gpus=workers.gpus or None,
             max_task_retries=_RETRIES,  # by default a file that always kills its process is tried for ever
         )
     dataset.context.enable_progress_bars = False

@@ -5,7 +5,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,7 @@ class RelevantOnly(StepConfig):
 class BinaryFeedback(StepConfig):
     """Binary labels, 1 the more probably the higher the grade (HOU24, A.2.4)."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"temperature": "sharpness"}
     kind: Literal["binary_feedback"] = "binary_feedback"
     sharpness: float = Field(default=4.0, gt=0)
     """t in P(y = 1) = sigmoid(t (r - tau)): the larger, the less is left to chance."""
