@@ -69,8 +69,9 @@ def _of_block(x_NF: NDArray[np.float32]) -> Moments:
     missing = np.flatnonzero(np.isnan(sum_F))  # mostly few features: only they are looked at again
     absent_NX = np.isnan(y_NF[:, missing])
     count_F[missing] -= absent_NX.sum(0)
-    # row after row, as numpy adds a whole block: `sum` of some columns adds in another order, and rounds otherwise
-    sum_F[missing] = np.where(absent_NX, 0, y_NF[:, missing]).cumsum(0)[-1]
+    there_NX = np.where(absent_NX, 0, y_NF[:, missing])
+    # in the order in which numpy adds a whole block of this layout, for another order rounds otherwise
+    sum_F[missing] = there_NX.sum(0) if y_NF.flags.f_contiguous else there_NX.cumsum(0)[-1]
     mean_F = sum_F / np.maximum(count_F, 1)
     y_NF -= mean_F
     if len(missing):
