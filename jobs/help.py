@@ -1,6 +1,5 @@
 """What `--help` says of a config: the keys that people set, one key with all below it, or every key."""
 
-import difflib
 import math
 import textwrap
 import typing
@@ -14,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ltrscale.config import models_in
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -165,5 +164,5 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
         return found
     names = [key.name for key in keys]
     within = [name for name in names if f".{given.strip('.')}." in f".{name}."]
-    near = within or difflib.get_close_matches(given, names, n=1, cutoff=0)
-    raise InputError(f"--help {given}: unknown key; did you mean {near[0]!r}?")
+    near = within[0] if within else nearest(given, names)
+    raise InputError(f"--help {given}: unknown key; did you mean {near!r}?")

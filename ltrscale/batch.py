@@ -238,19 +238,3 @@ class QueryGroups:
             join("weights_N"),
             join("positions_N"),
         )
-
-    def to_padded(self) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Features [Q, L, F], labels [Q, L] or None, and the mask [Q, L] that is True on documents; padding is 0."""
-        slots_L = torch.arange(int(self.lengths_Q.max()) if self.n_groups else 0, device=self.offsets_Q1.device)
-        mask_QL = slots_L < self.lengths_Q[:, None]
-
-        def pad(values_N: Tensor) -> Tensor:
-            padded = values_N.new_zeros((*mask_QL.shape, *values_N.shape[1:]))
-            padded[mask_QL] = values_N
-            return padded
-
-        return pad(self.features_NF), None if self.labels_N is None else pad(self.labels_N), mask_QL
-
-    def length_buckets(self, *, budget: int) -> Iterator[Chunk]:
-        """Chunks of groups of similar length with at most `budget` padded slots each; see `length_chunks`."""
-        return length_chunks(self.offsets_Q1, budget=budget, quadratic=False)

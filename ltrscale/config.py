@@ -4,25 +4,27 @@ Every config derives from `Config` and lives beside the function that reads it. 
 under them, which `--help` shows. An unknown key is an error that names the nearest right one.
 """
 
-import difflib
 import hashlib
 import inspect
 import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ltrscale import storage
-from ltrscale.errors import InputError, without_credentials
+from ltrscale.errors import InputError, nearest, without_credentials
 
 
 class Config(BaseModel):
     """Base of all configs: frozen, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Keys by the names that they had in earlier versions, for errors."""
 
     @model_validator(mode="before")
     @classmethod
@@ -308,7 +310,11 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
             m for model in level if part in model.model_fields for m in models_in(model.model_fields[part].annotation)
         }
         level = below or level
+    key = str(problem["loc"][-1])
+    for model in level:
+        if issubclass(model, Config) and key in model.renamed:
+            return f"{where}: the key is {model.renamed[key]!r} now; rename it"
     names = sorted({name for model in level for name in model.model_fields})
-    near = difflib.get_close_matches(str(problem["loc"][-1]), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(names)}"
+    near = nearest(key, names, alike=0.5)
+    hint = f"did you mean {near!r}?" if near else f"the keys here are {', '.join(names)}"
     return f"{where}: unknown key; {hint}"

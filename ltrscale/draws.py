@@ -1,9 +1,7 @@
-"""Random numbers as pure functions of what they are for: the same on every machine, whatever else is drawn.
-
-Shapes: Q groups.
-"""
+"""Random numbers as pure functions of what they are for: the same on every machine, whatever else is drawn."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +42,37 @@ def splitmix64(state: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray
     return np.asarray(z ^ (z >> np.uint64(31)))
 
 
-def uniforms(ids_Q: NDArray[np.int64], *parts: int | str) -> NDArray[np.float64]:
-    """Numbers in [0, 1), each a function of its id and `parts` alone, whatever stands beside it, shape [Q].
+def random_bits(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Sixty-four random bits for each tuple of counters, which have one shape; a function of it and of `of` alone.
 
-    They are the upper 53 bits of SplitMix64's output number `id` for the state that `parts` determine (Steele, Lea and
-    Flood 2014), in integer arithmetic that is the same everywhere.
+    The last counter numbers the outputs of a SplitMix64 generator whose state the counters before it determine in the
+    same way, in integer arithmetic that is the same everywhere. With one counter, different values give different bits.
+
+    Args:
+        of: what determines the draw: a seed, a name; draws of different ones are unrelated.
+        counters: such as the key of a group and the place of a document.
 
     Example:
-        >>> uniforms(np.array([3, 8]), "example").round(3).tolist()
+        >>> seven, eight, again = random_bits((1, "click"), np.array([7, 8, 7])).tolist()
+        >>> seven == again, seven == eight
+        (True, False)
+    """
+    state = np.full(counters[0].shape, mix(*of), np.uint64)
+    for counter in counters:
+        state = splitmix64(state, counter.astype(np.uint64))
+    return state
+
+
+def uniforms(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Numbers in [0, 1), the upper 53 of the bits that `random_bits` gives.
+
+    Example:
+        >>> uniforms(("example",), np.array([3, 8])).round(3).tolist()
         [0.45, 0.69]
     """
-    bits_Q = splitmix64(np.full(len(ids_Q), mix(*parts), np.uint64), ids_Q.astype(np.uint64))
-    return (bits_Q >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (random_bits(of, *counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def open_uniforms(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Numbers in (0, 1): those of `uniforms` and half of their distance, so that a logarithm can be taken."""
+    return np.minimum(uniforms(of, *counters) + 2.0**-54, 1 - 2.0**-53)  # the last half would round up to 1

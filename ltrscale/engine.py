@@ -1,4 +1,4 @@
-"""Starting or joining Ray: the one place that decides which cluster the work of this process runs on.
+"""Starting or joining Ray: which cluster the work of this process runs on, and how errors come back from there.
 
 A cluster of our own is for this machine and this user: it listens on 127.0.0.1, asks for a token, and keeps its logs
 and sockets in scratch. Its processes inherit our environment, and with it the keys of the object storage; nothing
@@ -57,6 +57,36 @@ def ray_cluster(cpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
+    """While the block gets results of Ray tasks and actors, their errors for the user are raised as themselves.
+
+    Args:
+        whose: the process whose end is an error for the user too, such as "log-7: the process that handled it".
+        remedy: what to change if that process ran out of memory.
+
+    Raises:
+        InputError: a task raised it, or that process died as often as Ray starts it again.
+    """
+    from ray.exceptions import RayError, RayTaskError  # here, for the many processes that never use Ray
+
+    try:
+        yield
+    except RayTaskError as error:
+        if not isinstance(error.cause, InputError):
+            raise
+        message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray Data adds advice on its own retries
+        raise type(error.cause)(message) from None
+    except RayError as error:
+        if not whose:
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{whose} ended several times ({first}); look for its end in Ray's log, and if it ran out of memory "
+            f"{remedy}"
+        ) from error
 
 
 @contextmanager

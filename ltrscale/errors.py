@@ -1,6 +1,8 @@
 """What ends a job without being a defect: an error that a user is meant to read, and a request to stop."""
 
+import difflib
 import re
+from collections.abc import Collection
 from typing import ClassVar
 
 _USER = re.compile(r"(?<=://)[^/\s@\"']+@")
@@ -24,6 +26,16 @@ def without_credentials(text: str, *, settings: bool = False) -> str:
     """
     text = _QUERY.sub(r"\1***", _USER.sub("***@", text))
     return _SETTING.sub(r"\1***", text) if settings else text
+
+
+def nearest(name: str, known: Collection[str], *, alike: float = 0.0) -> str | None:
+    """The known name that a wrong one is most like; None where none is `alike` enough, from 0 (anything) to 1 (equal).
+
+    Example:
+        >>> nearest("widht", ["depth", "width"]), nearest("price", ["width"], alike=0.5)
+        ('width', None)
+    """
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=alike)), None)
 
 
 class InputError(Exception):

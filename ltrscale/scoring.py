@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,7 @@ from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_n
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, Texts, chosen_files, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import Device, choose_device
-from ltrscale.engine import ray_cluster
+from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
@@ -37,7 +37,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _RETRIES = 3
 
 
-class ActorsConfig(Config):
+class ScoreWorkersConfig(Config):
     """The processes that score under Ray, and what each of them takes."""
 
     number: int = Field(2, ge=1)
@@ -45,12 +45,13 @@ class ActorsConfig(Config):
     cpus: float = Field(1, gt=0)
     """Logical CPUs of each, and threads of a tree model."""
     gpus: float = Field(0, ge=0)
-    """GPUs of each; a fraction shares one among several actors."""
+    """GPUs of each; a fraction shares one among several workers."""
 
 
 class ScoreConfig(Config):
     """Which bundle scores which periods, and how."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
     bundle: str
     """Bundle that scores: a finetuned ranker or trees."""
     data: str
@@ -63,7 +64,7 @@ class ScoreConfig(Config):
     """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
     ray: bool = False
     """Score files in parallel on a Ray cluster; the scores are the same."""
-    actors: ActorsConfig = ActorsConfig()
+    workers: ScoreWorkersConfig = ScoreWorkersConfig()
     """The processes that score where `ray` is set."""
 
 
@@ -75,7 +76,7 @@ class Plan:
     out: str
     """Absolute URL of the directory of the scores."""
     bundle_hash: str
-    """See `hash_of_bundle`."""
+    """See `ltrscale.bundle.content_hash`."""
     dataset: Dataset
     selection: Selection
     files: Mapping[str, Sequence[DataFile]]
@@ -103,7 +104,7 @@ def make_plan(config: ScoreConfig, out: str) -> Plan:
     """
     split = Split(data=(config.data,), periods=config.periods)
     ((dataset, files),) = chosen_files(split)
-    bundle_hash = hash_of_bundle(config.bundle)
+    bundle_hash = bundles.content_hash(config.bundle)
     by_period: dict[str, list[DataFile]] = defaultdict(list)
     for file in files:
         by_period[file.period].append(file)
@@ -124,16 +125,7 @@ def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFil
     return storage.is_whole(period_url(out, period), there.model_dump())
 
 
-def hash_of_bundle(url: str) -> str:
-    """Content hash of a bundle's files.
-
-    Raises:
-        InputError: nothing is committed there, or it is no bundle.
-    """
-    return bundles.content_hash(bundles.read_manifest(url))
-
-
-def listed_in(files: Sequence[DataFile]) -> Counts:
+def counts_in(files: Sequence[DataFile]) -> Counts:
     """What some data files hold together, by their manifest."""
     return total_of(counts for file in files for counts in file.row_groups)
 
@@ -160,7 +152,7 @@ class FileScorer:
         for row_group in plan.selection.row_groups:
             self._row_groups[row_group.url].append(row_group)
         bundle = bundles.load(plan.config.bundle)
-        if hash_of_bundle(bundle.url) != plan.bundle_hash:
+        if bundles.content_hash(bundle.url) != plan.bundle_hash:
             raise InputError(f"{bundle.url}: the bundle was replaced meanwhile; run the same command again")
         there = plan.selection.features
         self._scorer = bundle.scorer(features=there, device=choose_device(device), threads=threads)
@@ -206,7 +198,7 @@ def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
 class _Actor:
     """What scores under Ray. It loads the bundle with the first file, so that all its errors are a file's.
 
-    An error of the user's is returned: Ray Data would wrap it in its own.
+    An error of the user's is returned: from an actor Ray Data raises one of its own, which does not hold it.
     """
 
     def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
@@ -216,7 +208,7 @@ class _Actor:
     @cached_property
     def _scorer(self) -> FileScorer:
         config = self._plan.config
-        return FileScorer(self._plan, device=config.device, threads=math.ceil(config.actors.cpus))
+        return FileScorer(self._plan, device=config.device, threads=math.ceil(config.workers.cpus))
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Score the file with this number; returns what came of it as JSON, or the error."""
@@ -232,18 +224,18 @@ class _Actor:
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan in actors of Ray Data; they come as they are ready."""
     FileScorer(plan, device="cpu", threads=1)  # what is wrong with the bundle is told before Ray starts
-    actors = plan.config.actors
+    workers = plan.config.workers
     if plan.files:
-        with ray_cluster(math.ceil(actors.number * actors.cpus) + 1):
+        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):
             yield from _results(plan, advance)
 
 
 def _results(plan: Plan, advance: Advance) -> Generator[Done]:
     import ray  # here, for the many processes that never use Ray
-    from ray.exceptions import RayActorError
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of errors is raised too
-    try:
+    whose = f"{plan.config.bundle}: the process that scored a file with it"
+    with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
         for bundle in _dataset(plan).iter_internal_ref_bundles():
             for block in bundle.block_refs:
                 for row in ray.get(block).to_pylist():
@@ -252,11 +244,6 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
                     done = Done.model_validate_json(row["done"])
                     advance(done.counts.documents)
                     yield done
-    except RayActorError as error:
-        raise InputError(
-            f"{plan.config.bundle}: the process that scored a file with it ended several times; look for its end in "
-            "Ray's log, and if it ran out of memory lower docs_per_batch, or give each of the actors more cpus"
-        ) from error
 
 
 def _dataset(plan: Plan) -> Any:
@@ -264,16 +251,16 @@ def _dataset(plan: Plan) -> Any:
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
-    actors, n = plan.config.actors, len(plan.all_files)
+    workers, n = plan.config.workers, len(plan.all_files)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RayDeprecationWarning)  # of the only way to say max_task_retries
         dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
             _Actor,
             fn_constructor_args=(plan, storage.held()),
             batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=min(actors.number, n)),
-            num_cpus=actors.cpus,
-            num_gpus=actors.gpus or None,
+            compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
+            num_cpus=workers.cpus,
+            num_gpus=workers.gpus or None,
             max_task_retries=_RETRIES,  # by default a file that always kills its process is tried for ever
         )
     dataset.context.enable_progress_bars = False
@@ -299,7 +286,7 @@ def score(config: ScoreConfig, out: str, *, report: Report) -> Counts:
     plan = make_plan(config, out)
     total = total_of([])
     with (
-        progress("score", listed_in(plan.all_files).documents) as advance,
+        progress("score", counts_in(plan.all_files).documents) as advance,
         _Periods(plan) as periods,
         closing(score_with_ray(plan, advance) if config.ray else score_here(plan, advance)) as scored,
     ):
@@ -358,7 +345,7 @@ class _Periods:
         there[done.file.data] = done
         if len(there) < len(files):
             return None
-        counts, listed = total_of(of_file.counts for of_file in there.values()), listed_in(files)
+        counts, listed = total_of(of_file.counts for of_file in there.values()), counts_in(files)
         if counts[:2] != listed[:2]:
             found = f"{counts.groups} groups and {counts.documents} documents were scored"
             raise InputError(

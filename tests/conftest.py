@@ -109,14 +109,16 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 @pytest.fixture(scope="session")
 def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small data set made as a user makes one: a synthetic log of four weeks, prepared."""
+    from synthetic_columns import COLUMN_MAPPING
+
     from ltrscale.data.ingest.inputs import PrepareConfig
     from ltrscale.data.ingest.prepare import prepare
-    from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
+    from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 
     folder = tmp_path_factory.mktemp("synthetic")
     config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
     files = write_log(config, str(folder / "log"), report=lambda _: None)
-    source = {"kind": "items", "columns": column_mapping()}
+    source = {"kind": "items", "columns": COLUMN_MAPPING}
     prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
     return str(folder / "data")
 

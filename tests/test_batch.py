@@ -76,20 +76,6 @@ def test_concat_refuses_what_does_not_fit() -> None:
         QueryGroups.concat([])
 
 
-@given(lengths)
-def test_padding_and_cutting_are_inverse(lengths_Q: list[int]) -> None:
-    groups = make(lengths_Q)
-    features_QLF, labels_QL, mask_QL = groups.to_padded()
-    assert labels_QL is not None
-    assert mask_QL.shape == (len(lengths_Q), max(lengths_Q, default=0))
-    assert mask_QL.sum(1).tolist() == lengths_Q
-    assert torch.equal(features_QLF[mask_QL], groups.features_NF)
-    assert torch.equal(labels_QL[mask_QL], groups.labels_N)
-    assert not features_QLF[~mask_QL].any()
-    assert not labels_QL[~mask_QL].any()
-    assert make(lengths_Q, fields=()).to_padded()[1] is None
-
-
 @given(lengths, budgets, st.booleans())
 def test_chunks_hold_every_document_once_within_budget(lengths_Q: list[int], budget: int, quadratic: bool) -> None:
     offsets_Q1 = to_offsets(torch.tensor(lengths_Q, dtype=torch.int64))
@@ -112,7 +98,7 @@ def test_chunks_hold_every_document_once_within_budget(lengths_Q: list[int], bud
 
 @given(lengths, budgets)
 def test_chunks_are_as_large_as_the_budget_lets_them(lengths_Q: list[int], budget: int) -> None:
-    chunks = list(make(lengths_Q).length_buckets(budget=budget))
+    chunks = list(length_chunks(make(lengths_Q).offsets_Q1, budget=budget, quadratic=False))
     for chunk, after in pairwise(chunks):
         next_length = int(after.mask_ML[0].sum())
         assert (len(chunk.groups_M) + 1) * next_length > budget

@@ -23,7 +23,6 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import hash_of_bundle
 from ltrscale.views import Projection
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
@@ -219,13 +218,13 @@ def test_what_is_no_bundle_is_told(neural: str, tmp_path: Path) -> None:
 def test_where_some_bundles_are_trusted_no_other_is_opened(
     neural: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = bundle.content_hash(bundle.read_manifest(neural))
+    digest = bundle.content_hash(neural)
     trusted = tmp_path / "trusted.txt"
     monkeypatch.setenv("LTRSCALE_TRUSTED_BUNDLES", str(trusted))
     with pytest.raises(InputError, match=r"trusted\.txt: no such file"):
         bundle.load(neural)
     trusted.write_text(f"# ours\n{'0' * 64}\n# {digest}\n")
-    for read in (bundle.load, lambda url: bundle.member_files("a", url), hash_of_bundle):
+    for read in (bundle.load, lambda url: bundle.member_files("a", url), bundle.content_hash):
         with pytest.raises(InputError, match=rf"its content hash {digest} is not in .*trusted\.txt"):
             read(neural)
     trusted.write_text(f"{'0' * 64}\n  {digest} # the one in production\r\n")

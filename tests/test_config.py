@@ -14,6 +14,8 @@ from pydantic import Field, ValidationError
 from ltrscale import storage
 from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
 from ltrscale.errors import InputError
+from ltrscale.scoring import ScoreConfig
+from ltrscale.simulate.relabel import RelabelConfig
 
 PIECES = [
     "a", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ", ", "&x ", "*x", "<<: ", "!!binary ", "!!int ", "!!set ", "? ",
@@ -120,6 +122,12 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         (Job, ["shape.radios=1"], "command line: shape.circle.radios: unknown key; did you mean 'radius'?"),
         (Job, ["zzz=1"], "command line: zzz: unknown key; the keys here are name, shape, shapes, steps, tags"),
         (Strict, ["out=x", "job.shape.kind=square", "job.shape.sied=1"], "did you mean 'side'?"),
+        (ScoreConfig, ["actors.number=3"], "; actors: the key is 'workers' now; rename it"),
+        (
+            RelabelConfig,
+            ["steps=[{kind: binary_feedback, temperature: 2}]"],
+            "command line: steps.0.binary_feedback.temperature: the key is 'sharpness' now; rename it",
+        ),
         (Job, ["shape.radius=-1"], "shape.circle.radius: Input should be greater than 0 (given -1)"),
         (Job, ["shape.radius=.inf"], "shape.circle.radius: Input should be a finite number"),
         (Job, ["steps.0=1"], "--set steps.0=1"),

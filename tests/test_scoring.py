@@ -30,7 +30,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ActorsConfig, ScoreConfig, score
+from ltrscale.scoring import ScoreConfig, ScoreWorkersConfig, score
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.origins import dataset_hashes
@@ -381,7 +381,7 @@ def test_the_scores_are_an_input_of_what_reads_them(data: str, bundles: dict[str
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_bytes_of_one_process(data: str, bundles: dict[str, str], tmp_path: Path) -> None:
     one = config(data, bundles["network"])
-    by_ray = one.replace(ray=True, actors=ActorsConfig(number=2))
+    by_ray = one.replace(ray=True, workers=ScoreWorkersConfig(number=2))
     run(one, tmp_path / "one")
     with pytest.raises(Killed):
         score(by_ray, str(tmp_path / "ray"), report=_stopping(lambda _: None, stop_after(1)))
@@ -408,7 +408,7 @@ def test_errors_of_actors_are_one_line(data: str, tmp_path: Path) -> None:
 def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config(data, bundles["trees"], ray=True, periods="p1", actors={"number": 1})
+    settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
     monkeypatch.setattr(scoring, "_RETRIES", 1)
     monkeypatch.setattr(scoring, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]

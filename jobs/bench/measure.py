@@ -8,10 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 
 _LOOK_S = 0.003
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,17 +35,19 @@ class Row:
     note: str = ""
 
 
+def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """What a function returns in a process of its own, whose peak of memory nothing else has raised."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments, **named).result()
+
+
 def peak_bytes(work: Callable[[int], object], warm_up: int, sizes: Sequence[int]) -> list[int]:
     """Growth of the peak resident memory through `work(size)`, each size in a process of its own (on Linux).
 
     The work is done once at size `warm_up`, a small one, before the peak is read for the first time: imports and
     library buffers do not count.
     """
-    peaks = []
-    for size in sizes:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            peaks.append(pool.submit(_growth, work, warm_up, size).result())
-    return peaks
+    return [apart(_growth, work, warm_up, size) for size in sizes]
 
 
 def peak_own_bytes(work: Callable[[str], object], warm_up: str, argument: str) -> int:
@@ -50,8 +56,7 @@ def peak_own_bytes(work: Callable[[str], object], warm_up: str, argument: str) -
     Pages of files that are mapped into memory do not count, for the system takes them back when it needs them; the
     peak is looked for every few milliseconds. The work is done with `warm_up` before.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_own_growth, work, warm_up, argument).result()
+    return apart(_own_growth, work, warm_up, argument)
 
 
 def _own_growth(work: Callable[[str], object], warm_up: str, argument: str) -> int:

@@ -1,10 +1,8 @@
 """Peak memory of `prepare` on an input, and on one that is ten times larger."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
-from jobs.bench.measure import Row, resident_peak
+from jobs.bench.measure import Row, apart, resident_peak
 from jobs.bench.shapes import N_FEATURES, write_letor
 from ltrscale import storage
 from ltrscale.data.ingest.inputs import PrepareConfig
@@ -34,8 +32,7 @@ def _peak_of_prepare(folder: Path, groups: int) -> int:
     """Bytes that a process needs at most, imports and all, which prepares so many groups."""
     folder.mkdir()
     write_letor(folder / "log.txt", groups)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        peak = pool.submit(_prepare, str(folder)).result()
+    peak = apart(_prepare, str(folder))
     (folder / "log.txt").unlink()
     return peak
 

@@ -4,16 +4,14 @@ import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset as arrow_dataset
 
-from jobs.bench.measure import Row, resident_now, tree_seconds
+from jobs.bench.measure import Row, apart, resident_now, tree_seconds
 from jobs.bench.shapes import N_FEATURES, write_dataset
 from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
@@ -132,11 +130,7 @@ def _memory(url: str) -> Row:
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    peaks = []
-    for times in (1, 10):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            peaks.append(pool.submit(_stream, url, times, address).result())
-    (small, small_shared), (large, large_shared) = peaks
+    (small, small_shared), (large, large_shared) = (apart(_stream, url, times, address) for times in (1, 10))
     return Row(
         name="Ray Data: peak memory of the consumer, 10 times the data",
         ratio=large / small,

@@ -104,9 +104,17 @@ def read_manifest(url: str) -> dict[str, Any]:
     return manifest
 
 
-def content_hash(manifest: Mapping[str, Any]) -> str:
-    """Hash of the names and content hashes of a bundle's files, from its manifest."""
-    return digest(sorted((file["path"], file["sha256"]) for file in manifest.get("files", [])))
+def content_hash(url: str) -> str:
+    """Hash of the names and content hashes of a bundle's files.
+
+    Raises:
+        InputError: as `read_manifest`.
+    """
+    return _hash_of(read_manifest(url))
+
+
+def _hash_of(manifest: Mapping[str, Any]) -> str:
+    return digest(sorted(storage.listed_in(manifest).items()))
 
 
 def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
@@ -114,7 +122,7 @@ def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
     if not (trusted := os.environ.get(TRUSTED)):
         return
     lines = storage.read_bytes(trusted).decode(errors="replace").splitlines()
-    if (found := content_hash(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
+    if (found := _hash_of(manifest)) not in {line.partition("#")[0].strip() for line in lines}:
         raise InputError(
             f"{url}: its content hash {found} is not in {trusted}, which {TRUSTED} names; "
             "add a line with the hash if you trust the bundle"

@@ -104,6 +104,20 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
+def spread(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
+    """The values of the lists of all groups, null for each document of a group that has no list.
+
+    Example:
+        >>> spread(pa.array([[1, 2], None]), np.array([2, 1])).to_pylist()
+        [1, 2, None]
+    """
+    if not column.null_count:
+        return column.flatten()
+    valid_N = np.repeat(column.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
+    index_N = np.where(valid_N, np.cumsum(valid_N) - 1, 0)
+    return column.flatten().take(pa.array(index_N, mask=~valid_N))
+
+
 def periods(column: pa.Array, period: Period) -> tuple[pa.StringArray, NDArray[np.bool_]]:
     """The period of each instant in UTC, and the rows that have none or whose time stamp cannot be read.
 

@@ -5,7 +5,7 @@ rows) against all L.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +21,12 @@ from ltrscale.bundle import load
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
-from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import GROUPS, CutOff
+from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.summarise import Floats, Summary, scopes
 from ltrscale.progress import Report, progress
 
 TAU = "tau"
-_FILE = "agreement.json"
 _PAIRS = 1 << 21
 _SLOTS = 1 << 18
 
@@ -135,9 +134,12 @@ class AgreementConfig(Config):
         return (TAU, *(f"overlap@{k}" for k in self.overlap_at))
 
 
-class Agreement(Config):
+class Agreement(Findings):
     """`agreement.json`: means over groups with their intervals, by model and by `tau` or `overlap@K`."""
 
+    called: ClassVar = "an agreement"
+    made_by_job: ClassVar = "jobs.distill"
+    file: ClassVar = "agreement.json"
     models: dict[str, dict[str, Summary]]
     groups: int
     documents: int
@@ -146,7 +148,7 @@ class Agreement(Config):
 def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Agreement:
     """Compare the rankings of bundles with committed scores, and commit what comes out to a directory.
 
-    The directory holds `agreement.json` (`read_agreement` reads it) and `groups.parquet`, which has every group.
+    The directory holds `agreement.json` (`Agreement.read` reads it) and `groups.parquet`, which has every group.
 
     Args:
         config: see `AgreementConfig`.
@@ -170,27 +172,12 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(pa.concat_tables(tables), path)
-        with commit.file(_FILE) as path:
-            path.write_text(agreement.model_dump_json(indent=1) + "\n")
+        with commit.file(Agreement.file) as path:
+            path.write_text(agreement.to_json())
         commit.finish({"made_by": made_by})
     for name, summaries in models.items():
         report({"model": name, **{measure: summary.mean for measure, summary in summaries.items()}})
     return agreement
-
-
-def read_agreement(url: str) -> Agreement:
-    """Read back what `agree` committed.
-
-    Raises:
-        InputError: no agreement is committed there.
-    """
-    manifest = storage.read_manifest(url)
-    if manifest is None:
-        raise InputError(f"{url}: no agreement is committed there; make it with jobs.distill")
-    try:
-        return Agreement.model_validate_json(storage.read_verified(url, _FILE, manifest))
-    except ValueError as error:
-        raise InputError(f"{url}: not an agreement ({error}); make it again with jobs.distill") from error
 
 
 def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDArray[np.int64], int]:

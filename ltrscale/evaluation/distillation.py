@@ -5,17 +5,17 @@ Shapes: Q groups, t trials of a method, M metrics.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from ltrscale.config import Config
-from ltrscale.evaluation.agreement import TAU, read_agreement
+from ltrscale.evaluation.agreement import TAU, Agreement
 from ltrscale.evaluation.folds import read_groups
-from ltrscale.evaluation.report import EvaluatedData, read_evaluation
+from ltrscale.evaluation.pages import Findings, bullets, draw_interval, rows_of_methods, save_picture
+from ltrscale.evaluation.report import EvaluatedData, Evaluation
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary, scopes
-from ltrscale.evaluation.tables import against, definitions, markdown, metric_label, number
+from ltrscale.evaluation.tables import against, against_header, definitions, markdown, metric_label, number
 from ltrscale.markdown import code, escape
 
 TEACHER = "teacher"
@@ -48,9 +48,11 @@ class DistilledMethod(Config):
     """None where there is no bundle."""
 
 
-class Distillation(Config):
+class Distillation(Findings):
     """`metrics.json` of a distillation."""
 
+    called: ClassVar = "a distillation"
+    made_by_job: ClassVar = "jobs.distill"
     methods: tuple[DistilledMethod, ...]
     baseline: str
     primary: str
@@ -73,7 +75,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
     Raises:
         InputError: evaluation or agreement are not committed there.
     """
-    evaluation, agreement = read_evaluation(evaluation_url), read_agreement(agreement_url)
+    evaluation, agreement = Evaluation.read(evaluation_url), Agreement.read(agreement_url)
     assert evaluation.baseline is not None
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].everywhere.summaries).index(primary)
@@ -107,7 +109,7 @@ def table(found: Distillation) -> str:
     cutoffs = [name for name in found.methods[0].everywhere.summaries if name.startswith("ndcg@")]
     measures = next(list(method.agreement) for method in found.methods if method.agreement)
     header = [
-        "method", *map(metric_label, cutoffs), f"{metric_label(primary)} - {found.baseline} [95%]", "p",
+        "method", *map(metric_label, cutoffs), *against_header(primary, found.baseline),
         f"Outlier-{metric_label(primary)}", *measures, "groups", "MB", "docs/s",
     ]  # fmt: skip
     rows = []
@@ -208,42 +210,33 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
         f"{found.methods[0].everywhere.summaries[found.primary].groups:,} of the groups.",
         table(found),
         "## Findings",
-        "\n".join(f"- {escape(line)}" for line in findings(found)),
+        bullets(map(escape, findings(found))),
         f"![{primary}, agreement with the teacher and scoring speed of each method]({picture})",
         "## How to read the table",
-        "\n".join(f"- {line}" for line in lines),
+        bullets(lines),
         "## More",
-        "\n".join(f"- {escape(what)}: {code(where)}" for what, where in links.items()),
+        bullets(f"{escape(what)}: {code(where)}" for what, where in links.items()),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def plot(found: Distillation, path: Path) -> None:
     """Draw a row per method as PNG: the primary metric and tau with their 95% intervals, and the scoring speed."""
-    figure = Figure(figsize=(9, 1.6 + 0.36 * len(found.methods)), layout="constrained")
-    quality, agreement, speed = figure.subplots(1, 3, sharey=True)
+    figure, panels = rows_of_methods([method.name for method in found.methods], panels=3, width=9)
+    quality, agreement, speed = panels
     quality.set_title(metric_label(found.primary), fontsize=10)
     agreement.set_title("tau with the teacher", fontsize=10)
     speed.set_title("documents a second on one thread", fontsize=10)
     for row, method in enumerate(found.methods):
         colour = {TEACHER: "tab:orange", found.baseline: "tab:gray"}.get(method.name, "tab:blue")
-        for axes, summary in (
-            (quality, method.everywhere.summaries[found.primary]),
-            (agreement, method.agreement.get(TAU)),
-        ):
-            if summary is not None and summary.mean is not None:
-                axes.plot([summary.low, summary.high], [row, row], color=colour, linewidth=2)
-                axes.plot(summary.mean, row, "o", color=colour)
+        draw_interval(quality, row, method.everywhere.summaries[found.primary], colour)
+        if TAU in method.agreement:
+            draw_interval(agreement, row, method.agreement[TAU], colour)
         if method.cost is not None:
             speed.plot(method.cost.documents_per_second, row, "o", color=colour)
     speed.set_xscale("log")
     speed.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.xaxis.set_major_formatter(EngFormatter(sep=""))
     speed.xaxis.set_minor_formatter(NullFormatter())
-    quality.set_yticks(range(len(found.methods)), [method.name for method in found.methods])
-    quality.set_ylim(len(found.methods) - 0.5, -0.5)
-    for axes in (quality, agreement, speed):
-        axes.grid(axis="x", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("dots are means, lines their 95% bootstrap intervals over query groups", fontsize=9)
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    save_picture(figure, path)

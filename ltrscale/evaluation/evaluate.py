@@ -16,16 +16,16 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.batch import QueryGroups, rows_of, to_offsets
+from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load
 from ltrscale.config import Config, members
-from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
-from ltrscale.evaluation.report import METRICS, EvaluatedData, Evaluation, MethodResult, page, plot
+from ltrscale.evaluation.pages import write_report
+from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, page, plot
 from ltrscale.evaluation.summarise import Floats, Scope, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
@@ -109,7 +109,7 @@ class EvaluateConfig(EvaluateSettings):
 def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Evaluation:
     """Evaluate every bundle on the labelled groups of the test split and commit the findings to a directory.
 
-    The directory holds `report.md` with its picture, `metrics.json` (`read_evaluation` reads it), `groups.parquet`
+    The directory holds `report.md` with its picture, `metrics.json` (`Evaluation.read` reads it), `groups.parquet`
     (every metric of every group and trial, null where undefined) and `outliers.json`.
 
     Args:
@@ -131,15 +131,9 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
         with commit.file(GROUPS) as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
             for t, trial in enumerate(trials):
                 writer.write_table(_group_table(measured, t, trial))
-        with commit.file(_PICTURE) as path:
-            plot(evaluation, path)
-        for name, text in (
-            ("outliers.json", measured.detector.model_dump_json(indent=1) + "\n"),
-            (METRICS, evaluation.model_dump_json(indent=1) + "\n"),
-            ("report.md", page(evaluation, picture=_PICTURE)),
-        ):
-            with commit.file(name) as path:
-                path.write_text(text, encoding="utf-8")
+        text = page(evaluation, picture=_PICTURE)
+        also = {"outliers.json": measured.detector.model_dump_json(indent=1) + "\n"}
+        write_report(commit, evaluation, page=text, picture=_PICTURE, plot=plot, also=also)
         commit.finish({"made_by": made_by})
     for method in evaluation.methods:
         means = {name: summary.mean for name, summary in method.everywhere.summaries.items()}
@@ -328,30 +322,14 @@ def _group_table(measured: _Measured, t: int, trial: _Trial) -> pa.Table:
 def committed_scorer(url: str, split: Split) -> Scorer:
     """The function that looks up the scores of a batch of a split's groups, float64.
 
-    It holds the scores of the split in memory, 8 bytes a document.
-
-    Args:
-        url: directory made by jobs.score.
-        split: of one data set; only its periods are read.
-
     Raises:
-        InputError: a period is not scored there, or was scored from other files than the data set has now.
+        InputError: as `scored.committed`.
     """
-    everything = split.replace(scores=url, labels="labels", labelled_fraction=1.0, fold=None)
-    tables = list(read_direct(select(everything, labelled=True).row_groups, ["gid", SCORES]))
-    lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
-    gids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])
-    scores_N = torch.from_numpy(np.concatenate([chunk.flatten().to_numpy() for chunk in lists]))
-    offsets_Q1 = to_offsets(torch.from_numpy(np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists])))
-    order_Q = np.argsort(gids_Q, kind="stable")
+    known = scored.committed(url, split)
 
     def score(groups: QueryGroups) -> Tensor:
-        assert groups.ids_Q is not None
-        wanted = groups.ids_Q.numpy()
-        place_M = order_Q[np.searchsorted(gids_Q, wanted, sorter=order_Q).clip(max=len(gids_Q) - 1)]
-        rows, offsets_M1 = rows_of(offsets_Q1, torch.from_numpy(place_M))
-        if not (gids_Q[place_M] == wanted).all() or not torch.equal(offsets_M1, groups.offsets_Q1):
+        if (scores_N := known.find(groups)) is None:
             raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
-        return scores_N[rows]
+        return scores_N
 
     return score

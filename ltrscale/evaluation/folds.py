@@ -8,26 +8,26 @@ Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from matplotlib.figure import Figure
 
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import GROUPS
-from ltrscale.evaluation.report import METRICS, Evaluation, read_evaluation
+from ltrscale.evaluation.pages import Findings, bullets, print_report, rows_of_methods, save_picture, write_report
+from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.summarise import Floats, Scope, scopes
 from ltrscale.evaluation.tables import (
     Scopes,
     against,
+    against_header,
     all_comparisons,
     all_summaries,
     definitions,
@@ -64,9 +64,11 @@ class CrossvalMethod(Config):
     """Over the test groups of all folds together."""
 
 
-class Crossval(Config):
+class Crossval(Findings):
     """`metrics.json` of a cross-validation."""
 
+    called: ClassVar = "a cross-validation"
+    made_by_job: ClassVar = "jobs.crossval"
     folds: dict[str, int]
     """Test groups of each fold, by its name."""
     trials: int
@@ -95,40 +97,20 @@ def summarise_folds(
         InputError: an evaluation is missing, was made with other methods, metrics or settings than the first, or of
             the same test groups as another.
     """
-    evaluations = {fold: read_evaluation(url) for fold, url in folds.items()}
+    evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
     _check_alike(evaluations)
     found = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
     with storage.Commit(out) as commit:
-        with commit.file(_PICTURE) as path:
-            plot(found, path)
-        for name, text in ((METRICS, found.model_dump_json(indent=1) + "\n"), ("report.md", page(found))):
-            with commit.file(name) as path:
-                path.write_text(text, encoding="utf-8")
+        write_report(commit, found, page=page(found), picture=_PICTURE, plot=plot)
         commit.finish({"made_by": made_by})
     for method in found.methods:
         report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
     return found
 
 
-def read_crossval(url: str) -> Crossval:
-    """Read back what `summarise_folds` committed.
-
-    Raises:
-        InputError: no cross-validation is committed there.
-    """
-    if storage.read_manifest(url) is None:
-        raise InputError(f"{url}: no cross-validation is committed there; make it with jobs.crossval")
-    where = storage.join(url, METRICS)
-    try:
-        return Crossval.model_validate_json(storage.read_bytes(where))
-    except ValueError as error:
-        raise InputError(f"{where}: not a cross-validation ({error}); run jobs.crossval again") from error
-
-
 def print_crossval(url: str) -> None:
     """Write the tables of a committed cross-validation to standard output, and where its report stands."""
-    parts = [*_tables(read_crossval(url)), storage.join(url, "report.md")]
-    sys.stdout.write("\n\n".join(parts) + "\n")
+    print_report(url, _tables(Crossval.read(url)))
 
 
 def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
@@ -204,7 +186,7 @@ def table(found: Crossval) -> str:
     cutoffs = [metric for metric in found.methods[0].folds if metric.startswith("ndcg@")]
     header = ["method", *map(metric_label, cutoffs)]
     if found.baseline is not None:
-        header += [f"{metric_label(found.primary)} - {found.baseline} [95%]", "p"]
+        header += against_header(found.primary, found.baseline)
     rows = []
     for method in found.methods:
         row = [method.name, *(_mean(method.folds[metric]) for metric in cutoffs)]
@@ -235,8 +217,7 @@ def page(found: Crossval) -> str:
 
 def plot(found: Crossval, path: Path) -> None:
     """Draw the primary metric of each method as PNG: a point a fold, and a bar at the mean over folds."""
-    figure = Figure(figsize=(5.5, 1.8 + 0.36 * len(found.methods)), layout="constrained")
-    axes = figure.subplots()
+    figure, (axes,) = rows_of_methods([method.name for method in found.methods], panels=1, width=5.5, rest=1.8)
     for i, fold in enumerate(found.folds):
         points = [(method.folds[found.primary].folds[i], row) for row, method in enumerate(found.methods)]
         known = [(value, row) for value, row in points if value is not None]
@@ -246,13 +227,9 @@ def plot(found: Crossval, path: Path) -> None:
         if mean is not None:
             colour = "tab:gray" if method.name == found.baseline else "black"
             axes.plot([mean, mean], [row - 0.3, row + 0.3], color=colour, linewidth=2)
-    axes.set_yticks(range(len(found.methods)), [method.name for method in found.methods])
-    axes.set_ylim(len(found.methods) - 0.5, -0.5)
-    axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(f"{metric_label(found.primary)} of each fold, and mean over folds", fontsize=9)
     figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    save_picture(figure, path)
 
 
 def _tables(found: Crossval) -> list[str]:
@@ -273,7 +250,7 @@ def _how_to_read(found: Crossval) -> str:
         "for the number of methods by Holm. Models of different folds share training queries, which neither accounts "
         "for; both speak of these models on queries to come.",
     ]
-    return "\n".join(f"- {line}" for line in lines)
+    return bullets(lines)
 
 
 def _fold_by_fold(found: Crossval) -> str:

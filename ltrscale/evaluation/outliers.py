@@ -3,7 +3,6 @@
 Shapes: N documents, Q groups, F features, B bins.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -17,7 +16,7 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 
 BINS = 100
 TAIL = 0.01
@@ -124,8 +123,8 @@ def fit_outliers(
     names = tuple(feature.name for feature in features)
     for name in config.known:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "name a feature of the data set"
+            near = nearest(name, names, alike=0.6)
+            hint = f"did you mean {near!r}?" if near else "name a feature of the data set"
             raise InputError(f"outliers.known.{name}: no such feature; {hint}")
     columns = [i for i, f in enumerate(features) if f.kind == "numeric" and f.name not in config.known]
     candidates: Sequence[int | None]

@@ -1,21 +1,19 @@
 """What an evaluation found, and how it is shown: one table for all methods, a page in Markdown, a picture."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from matplotlib.figure import Figure
 from pydantic import Field
 
-from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError
 from ltrscale.evaluation.outliers import OutlierDetector
+from ltrscale.evaluation.pages import Findings, bullets, draw_interval, print_report, rows_of_methods, save_picture
 from ltrscale.evaluation.summarise import Scope, Summary
 from ltrscale.evaluation.tables import (
     Scopes,
     against,
+    against_header,
     all_comparisons,
     all_summaries,
     definitions,
@@ -27,7 +25,6 @@ from ltrscale.evaluation.tables import (
 )
 from ltrscale.markdown import code, escape
 
-METRICS = "metrics.json"
 _RULES_SHOWN = 10
 
 
@@ -55,9 +52,11 @@ class EvaluatedData(Config):
     outlier_groups: int
 
 
-class Evaluation(Config):
+class Evaluation(Findings):
     """`metrics.json` of an evaluation."""
 
+    called: ClassVar = "an evaluation"
+    made_by_job: ClassVar = "jobs.evaluate"
     methods: Annotated[tuple[MethodResult, ...], Field(min_length=1)]
     baseline: str | None
     primary: str
@@ -68,25 +67,9 @@ class Evaluation(Config):
     detector: OutlierDetector
 
 
-def read_evaluation(url: str) -> Evaluation:
-    """Read back what `evaluate` committed.
-
-    Raises:
-        InputError: no evaluation is committed there.
-    """
-    if storage.read_manifest(url) is None:
-        raise InputError(f"{url}: no evaluation is committed there; make it with jobs.evaluate")
-    where = storage.join(url, METRICS)
-    try:
-        return Evaluation.model_validate_json(storage.read_bytes(where))
-    except ValueError as error:
-        raise InputError(f"{where}: not an evaluation ({error}); evaluate again") from error
-
-
 def print_table(url: str) -> None:
     """Write the tables of a committed evaluation to standard output, and where its report stands."""
-    parts = [*_tables(read_evaluation(url)), storage.join(url, "report.md")]
-    sys.stdout.write("\n\n".join(parts) + "\n")
+    print_report(url, _tables(Evaluation.read(url)))
 
 
 def table(evaluation: Evaluation) -> str:
@@ -101,7 +84,7 @@ def table(evaluation: Evaluation) -> str:
     n_outliers = evaluation.methods[0].outliers.summaries[primary].groups
     header = ["method", *map(metric_label, cutoffs), f"Outlier-{metric_label(primary)} (n={n_outliers})"]
     if evaluation.baseline is not None:
-        header += [f"{metric_label(primary)} - {evaluation.baseline} [95%]", "p"]
+        header += against_header(primary, evaluation.baseline)
     rows = []
     for method in evaluation.methods:
         summaries = method.everywhere.summaries
@@ -136,25 +119,18 @@ def plot(evaluation: Evaluation, path: Path) -> None:
     shown = [(label, [method.everywhere for method in methods])]
     if methods[0].outliers.summaries[evaluation.primary].groups:
         shown.append((f"Outlier-{label}", [method.outliers for method in methods]))
-    figure = Figure(figsize=(4.5 * len(shown), 1.6 + 0.36 * len(methods)), layout="constrained")
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    names = [method.name for method in methods]
+    figure, panels = rows_of_methods(names, panels=len(shown), width=4.5 * len(shown))
     for axes, (title, scopes) in zip(panels, shown, strict=True):
         summaries = [scope.summaries[evaluation.primary] for scope in scopes]
         axes.set_title(f"{title}, {summaries[0].groups:,} groups", fontsize=10)
-        for row, (method, summary) in enumerate(zip(methods, summaries, strict=True)):
-            if summary.mean is None or summary.low is None or summary.high is None:
-                continue
-            colour = "tab:gray" if method.name == evaluation.baseline else "tab:blue"
-            axes.plot([summary.low, summary.high], [row, row], color=colour, linewidth=2)
-            axes.plot(summary.mean, row, "o", color=colour)
-            if method.name == evaluation.baseline:
-                axes.axvline(summary.mean, color=colour, linestyle=":", linewidth=1, zorder=0)
-        axes.grid(axis="x", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks(range(len(methods)), [method.name for method in methods])
-    panels[0].set_ylim(len(methods) - 0.5, -0.5)
+        for row, (name, summary) in enumerate(zip(names, summaries, strict=True)):
+            is_baseline = name == evaluation.baseline
+            draw_interval(axes, row, summary, "tab:gray" if is_baseline else "tab:blue")
+            if is_baseline and summary.mean is not None:
+                axes.axvline(summary.mean, color="tab:gray", linestyle=":", linewidth=1, zorder=0)
     figure.supxlabel("mean and its 95% bootstrap interval over query groups", fontsize=9)
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
+    save_picture(figure, path)
 
 
 def _data(evaluation: Evaluation) -> str:
@@ -192,7 +168,7 @@ def _how_to_read(evaluation: Evaluation) -> str:
         "paired sign-flip test over groups, adjusted for the number of methods by Holm. With fewer than about 30 "
         "groups both say little."
     )
-    return "\n".join(f"- {line}" for line in lines)
+    return bullets(lines)
 
 
 def _scopes(evaluation: Evaluation) -> Scopes:

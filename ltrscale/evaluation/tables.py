@@ -95,6 +95,11 @@ def with_error(mean: float | None, std_error: float | None) -> str:
     return number(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
 
 
+def against_header(metric: str, baseline: str) -> list[str]:
+    """The header over what `against` gives."""
+    return [f"{metric_label(metric)} - {baseline} [95%]", "p"]
+
+
 def against(comparison: Comparison | None) -> list[str]:
     """The difference from the baseline with its interval, and the adjusted p value; dashes for the baseline itself.
 

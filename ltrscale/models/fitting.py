@@ -10,7 +10,7 @@ Shapes: N documents, F features, V codes of a vocabulary, M sampled documents, K
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,70 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.draws import splitmix64
+from ltrscale.moments import Moments
 
-_VALUES = 1 << 17  # of a block, so that its arithmetic stays in the cache of a processor core
 _GLANCE = 1 << 10
 _HIGHEST = 2**64 - 1
-
-
-class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations of what is not missing, in float64; parts merge (Chan et al. 1979).
-
-    Example:
-        >>> parts = [Moments.of(np.array(x, np.float32)) for x in ([[1.0], [np.nan]], [[3.0]])]
-        >>> moments = parts[0].merge(parts[1])
-        >>> moments.mean_F.tolist(), moments.scale_F().tolist()
-        ([2.0], [1.0])
-    """
-
-    count_F: NDArray[np.int64]
-    mean_F: NDArray[np.float64]
-    squares_F: NDArray[np.float64]
-
-    @staticmethod
-    def none(n_features: int) -> "Moments":
-        """Moments of no document."""
-        return Moments(np.zeros(n_features, np.int64), np.zeros(n_features), np.zeros(n_features))
-
-    @staticmethod
-    def of(features_NF: NDArray[np.float32], *, log1p: bool = False) -> "Moments":
-        """Moments of some documents, or with `log1p` of `sign(x) log(1 + |x|)` of their values."""
-        n_features = features_NF.shape[1]
-        moments, step = Moments.none(n_features), max(1, _VALUES // max(1, n_features))
-        for first in range(0, len(features_NF), step):
-            x_NF = features_NF[first : first + step]
-            moments = moments.merge(_moments(np.copysign(np.log1p(np.abs(x_NF)), x_NF) if log1p else x_NF))
-        return moments
-
-    def merge(self, other: "Moments") -> "Moments":
-        """Moments of both parts together."""
-        count_F = self.count_F + other.count_F
-        share_F = other.count_F / np.maximum(count_F, 1)
-        delta_F = other.mean_F - self.mean_F
-        squares_F = self.squares_F + other.squares_F + delta_F * delta_F * self.count_F * share_F
-        return Moments(count_F, self.mean_F + delta_F * share_F, squares_F)
-
-    def scale_F(self) -> NDArray[np.float64]:
-        """Standard deviations; 1 where float32 cannot tell the values apart, since dividing would amplify rounding."""
-        std_F = np.sqrt(self.squares_F / np.maximum(self.count_F, 1))
-        floor_F = np.maximum(1e-7 * np.abs(self.mean_F), np.finfo(np.float32).tiny)
-        return np.where(std_F > floor_F, std_F, 1.0)
-
-
-def _moments(x_NF: NDArray[np.float32]) -> Moments:
-    """Moments of a block."""
-    y_NF = x_NF.astype(np.float64)
-    sum_F = y_NF.sum(0)
-    count_F = np.full(len(sum_F), len(y_NF))
-    missing = np.flatnonzero(np.isnan(sum_F))  # mostly few features: only they are looked at again
-    absent_NX = np.isnan(y_NF[:, missing])
-    count_F[missing] -= absent_NX.sum(0)
-    sum_F[missing] = np.where(absent_NX, 0, y_NF[:, missing]).sum(0)
-    mean_F = sum_F / np.maximum(count_F, 1)
-    y_NF -= mean_F
-    if len(missing):
-        y_NF[:, missing] = np.where(absent_NX, 0, y_NF[:, missing])
-    return Moments(count_F, mean_F, np.einsum("nf,nf->f", y_NF, y_NF))
 
 
 Counted = tuple[NDArray[np.float32], NDArray[np.int64]]

@@ -25,8 +25,8 @@ class PropensityModel(nn.Module):
 
     Example:
         >>> model = PropensityModel(3)
-        >>> model(torch.tensor([1.0, 3.0, 8.0, torch.nan])).tolist(), model.propensities().tolist()
-        ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+        >>> model(torch.tensor([1.0, 3.0, 8.0, torch.nan])).tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
 
     def __init__(self, positions: int) -> None:
@@ -41,12 +41,5 @@ class PropensityModel(nn.Module):
         Raises:
             InputError: a position is not a number from 1 on.
         """
-        logits_P = self._logits()
+        logits_P = torch.cat([self.later.new_zeros(1), self.later])
         return logits_P[position_index(positions_N, len(logits_P))]
-
-    def propensities(self) -> Tensor:
-        """Propensities relative to position 1, without gradient, shape [P]."""
-        return self._logits().detach().exp()
-
-    def _logits(self) -> Tensor:
-        return torch.cat([self.later.new_zeros(1), self.later])

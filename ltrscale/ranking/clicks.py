@@ -31,62 +31,6 @@ def position_index(positions_N: Tensor, positions: int) -> Tensor:
     return (positions_N.nan_to_num(nan=1).clamp(max=positions) - 1).long()
 
 
-def click_ratio_propensities(clicks_P: Tensor, shown_P: Tensor, *, alpha: float) -> Tensor:
-    """Propensities by click ratio relative to position 1, `(cr_p / cr_1)^alpha` with `cr = clicks / shown`, shape [P].
-
-    This is the inverse of formula (2) of Sun et al. 2023, who set alpha to .25, as relevance falls with the position
-    too. Double precision. A position never shown takes the value of the one before it; one never clicked has 0, and
-    thus the largest weight.
-
-    Args:
-        clicks_P: clicks at each position, over all groups.
-        shown_P: documents shown at each position.
-        alpha: 0 gives 1 everywhere.
-
-    Raises:
-        ValueError: position 1 has no clicks, so that there is nothing to be relative to, or alpha is negative.
-
-    Example:
-        >>> click_ratio_propensities(torch.tensor([80, 10, 0]), torch.tensor([100, 200, 0]), alpha=0.25)
-        tensor([1.0000, 0.5000, 0.5000], dtype=torch.float64)
-    """
-    if not alpha >= 0:
-        raise ValueError(f"alpha must not be negative, but is {alpha}")
-    if not (len(clicks_P) and clicks_P[0] > 0 and shown_P[0] > 0):
-        raise ValueError("position 1 must have been shown and clicked")
-    entries_P = torch.arange(len(shown_P), device=shown_P.device)
-    last_shown_P = torch.where(shown_P > 0, entries_P, 0).cummax(0).values
-    ratios_P = (clicks_P.double() / shown_P.clamp(min=1))[last_shown_P]
-    return (ratios_P / ratios_P[0]) ** alpha
-
-
-def inverse_propensity_weights(positions_N: Tensor, propensities_P: Tensor, *, clip: float) -> Tensor:
-    """Weights of documents by the position they were shown at, `min(clip, propensity_1 / propensity_p)`, shape [N].
-
-    Relative to position 1, which has weight 1 (Joachims et al. 2017; Sun et al. 2023, section 2.3). A position beyond
-    the table has the weight of its last one; a document that was not shown has weight 1.
-
-    Args:
-        positions_N: positions, from 1 on; NaN where a document was not shown.
-        propensities_P: how likely, up to a factor, a document at each position is examined; 0 gives weight `clip`.
-        clip: the largest weight, at least 1.
-
-    Raises:
-        ValueError: a propensity is negative, that of position 1 is 0, or clip is below 1 or infinite.
-        InputError: a position is not a number from 1 on.
-
-    Example:
-        >>> propensities = torch.tensor([0.8, 0.4, 0.05])
-        >>> inverse_propensity_weights(torch.tensor([1.0, 2.0, 9.0, torch.nan]), propensities, clip=10)
-        tensor([ 1.,  2., 10.,  1.])
-    """
-    _check_clip(clip)
-    if not (len(propensities_P) and propensities_P[0] > 0 and bool((propensities_P >= 0).all())):
-        raise ValueError("propensities must not be negative, and that of position 1 not be 0")
-    weights_P = (propensities_P[0] / propensities_P).clamp(max=clip)
-    return weights_P[position_index(positions_N, len(propensities_P))]
-
-
 def dla_ranking_loss(
     scores_N: Tensor, clicks_N: Tensor, offsets_Q1: Tensor, *, examination_logits_N: Tensor, clip: float
 ) -> Tensor:

@@ -1,4 +1,4 @@
-"""NeuralSort: the relaxed sort of lists, as a matrix for each or as the entries that it puts at the first ranks.
+"""NeuralSort: the relaxed sort of lists, as the entries that it puts at the first ranks.
 
 Shapes: N documents, Q lists, Q1 = Q + 1 offsets, T entries at the first ranks of all lists; in a chunk of M lists, L
 slots a list, its first K ranks, and R of them (a block of ranks) against all L. An entry is a score and a gain that
@@ -22,38 +22,6 @@ Mode = Literal["soft", "hard", "straight_through"]
 """Which sort counts: the relaxed one, the exact one, or the exact one with the gradient of the relaxed one."""
 
 
-def neural_sort(scores_ML: Tensor, mask_ML: Tensor, *, temperature: float, k: int | None = None) -> Tensor:
-    """NeuralSort's relaxed permutation of each list, shape [M, K, L].
-
-    Row i is `softmax over the documents of ((n + 1 - 2i) s - sum_j |s - s_j|) / tau`, the relaxed choice of the
-    document of rank i, n being the list's own length (Grover et al. 2019, equation 5). Rows sum to 1, columns need
-    not. As tau tends to 0, a row tends to the document of its rank; tied documents share their ranks equally.
-
-    Args:
-        scores_ML: finite scores; those outside the mask do not matter.
-        mask_ML: True where a slot holds a document. Columns of other slots are 0, and so are rows beyond n.
-        temperature: tau > 0.
-        k: build the first k rows only; None builds L.
-
-    Raises:
-        ValueError: the temperature is not positive, or k is below 1.
-
-    Example:
-        >>> neural_sort(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]), temperature=1.0, k=2)
-        tensor([[[0.1192, 0.8808, 0.0000],
-                 [0.8808, 0.1192, 0.0000]]])
-    """
-    check_sort(temperature, k)
-    ranks = scores_ML.shape[1] if k is None else min(k, scores_ML.shape[1])
-    if not scores_ML.numel():
-        return scores_ML.new_zeros(len(scores_ML), ranks, scores_ML.shape[1])
-    lists = _sort(scores_ML, mask_ML)
-    chosen_MKL = _relaxed(lists, slice(0, ranks), temperature)
-    columns_MKL = lists.order_ML.argsort()[:, None].expand_as(chosen_MKL)
-    real_MK = torch.arange(ranks, device=scores_ML.device) < lists.lengths_M1
-    return torch.where(real_MK[..., None], chosen_MKL.gather(2, columns_MKL), 0.0)
-
-
 def sort_entries(entries_N2: Tensor, offsets_Q1: Tensor, *, temperature: float, k: int | None, mode: Mode) -> Tensor:
     """The entries at the first k ranks of each list, one list after the other, shape [T, 2].
 
@@ -61,6 +29,10 @@ def sort_entries(entries_N2: Tensor, offsets_Q1: Tensor, *, temperature: float, 
     their scores or, in the modes "hard" and "straight_through", of the exact one, where tied documents share their
     ranks equally. The gradient goes to the entries through the mean and to the scores through the permutation; the
     exact permutation has none, for which "straight_through" takes that of the relaxed one.
+
+    Row r of the relaxed permutation is `softmax over the documents of ((n + 1 - 2r) s - sum_j |s - s_j|) / tau`, the
+    relaxed choice of the document of rank r among n (Grover et al. 2019, equation 5). Rows sum to 1, columns need not.
+    As tau tends to 0, a row tends to the exact one.
 
     The permutations are built in blocks of a fixed size, once forward and once backward, and never kept: memory is
     O(N). Time is O(n log n + n k) for a list of n documents.

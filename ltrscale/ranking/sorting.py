@@ -47,7 +47,7 @@ def neural_sort_ndcg(
     """NeuralSortNDCG: 1 - NDCG under NeuralSort's relaxed permutation, shape [Q].
 
     `1 - 1 / DCG(best order) sum over ranks r and documents i of P_ri (2^y_i - 1) / log2(1 + r)` (Qin et al. 2021,
-    B.2, who leave out the constant 1 and print the two indices of P in the other order), P as in `neural_sort`.
+    B.2, who leave out the constant 1 and print the two indices of P in the other order), P as in `sort_entries`.
     Columns of P are not normalised: a document may count more or less than once, and the loss may fall below 0. This
     is flat `pirank`.
 

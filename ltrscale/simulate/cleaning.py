@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.simulate.clicks import check_positions
 from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints, offsets
@@ -24,7 +25,6 @@ from ltrscale.simulate.step import (
     changes,
     labelled,
     maximum,
-    uniforms,
 )
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
@@ -262,8 +262,8 @@ def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
     if alone_Q.any():
         raise InputError(f"period {block.period} has one query group here, so there are no other documents to draw")
     keys_N = block.on_documents(block.keys_Q)
-    circle_N = np.argsort(uniforms(seed, "circle", keys_N, block.index_N), kind="stable")
-    start_Q = (uniforms(seed, "start", block.keys_Q) * block.n_documents).astype(np.int64)
+    circle_N = np.argsort(open_uniforms((seed, "circle"), keys_N, block.index_N), kind="stable")
+    start_Q = (open_uniforms((seed, "start"), block.keys_Q) * block.n_documents).astype(np.int64)
     others_Q = np.maximum(block.n_documents - block.lengths_Q, 1)
     rounds_Q = -(-wanted_Q // others_Q)  # a round of the circle meets all documents of the group itself
     candidates_Q = np.where(wanted_Q > 0, wanted_Q + rounds_Q * block.lengths_Q, 0)

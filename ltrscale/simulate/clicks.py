@@ -3,7 +3,6 @@
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -13,7 +12,8 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.draws import open_uniforms
+from ltrscale.errors import InputError, nearest
 from ltrscale.simulate.rewrite import GroupBlock, Ints
 from ltrscale.simulate.step import (
     Changes,
@@ -26,7 +26,6 @@ from ltrscale.simulate.step import (
     place_in_group,
     relabelled,
     relevance_probability,
-    uniforms,
 )
 
 
@@ -76,8 +75,7 @@ def feature_number(features: Sequence[Feature], name: str) -> int:
     """
     names = [feature.name for feature in features]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-        raise InputError(f"there is no feature {name!r}; the nearest name is {near[0]!r}")
+        raise InputError(f"there is no feature {name!r}; the nearest name is {nearest(name, names)!r}")
     return names.index(name)
 
 
@@ -130,7 +128,7 @@ def shown_positions(step: Clicks, block: GroupBlock, seed: int, feature: int | N
         check_positions(block, "prepare it with positions, or set ranking to random or feature")
         positions_N = block.columns_N["positions"].astype(np.float64)
     else:
-        sort_keys = [uniforms(seed, "ranking", block.on_documents(block.keys_Q), block.index_N)]
+        sort_keys = [open_uniforms((seed, "ranking"), block.on_documents(block.keys_Q), block.index_N)]
         if feature is not None:
             sort_keys.insert(0, -block.features_NF[:, feature].astype(np.float64))  # numpy sorts NaN last
         positions_N = (place_in_group(block.offsets_Q1, *sort_keys) + 1).astype(np.float64)
@@ -145,7 +143,7 @@ def clicks(step: Clicks, seed: int, *, top: float, feature: int | None) -> Trans
         labelled_N = block.on_documents(labelled(block))
         positions_N = shown_positions(step, block, seed, feature)
         rho_N = relevance_probability(block.columns_N["labels"], top=top)
-        draw_N = uniforms(seed, "click", block.on_documents(block.keys_Q), block.index_N)
+        draw_N = open_uniforms((seed, "click"), block.on_documents(block.keys_Q), block.index_N)
         attraction_N = attraction(rho_N, noise=step.noise)
         match step.user:
             case PositionBased(eta=eta):

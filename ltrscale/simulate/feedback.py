@@ -5,7 +5,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.draws import open_uniforms, random_bits
 from ltrscale.errors import InputError
 from ltrscale.simulate.rewrite import GroupBlock, Ints
 from ltrscale.simulate.step import (
@@ -26,10 +27,8 @@ from ltrscale.simulate.step import (
     labelled,
     maximum,
     place_in_group,
-    random_bits,
     relabelled,
     relevance_probability,
-    uniforms,
 )
 
 
@@ -52,6 +51,7 @@ class RelevantOnly(StepConfig):
 class BinaryFeedback(StepConfig):
     """Binary labels, 1 the more probably the higher the grade (HOU24, A.2.4)."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"temperature": "sharpness"}
     kind: Literal["binary_feedback"] = "binary_feedback"
     sharpness: float = Field(default=4.0, gt=0)
     """t in P(y = 1) = sigmoid(t (r - tau)): the larger, the less is left to chance."""
@@ -81,7 +81,8 @@ def sample_rank(step: LabelledFraction, block: GroupBlock, seed: int) -> Bits:
     """By what groups are chosen to keep their labels, lowest first; different for all groups, shape [Q]."""
     if step.sample == "first":
         return block.keys_Q.astype(np.uint64)
-    return random_bits(seed, "labelled", block.keys_Q)
+    # a split's draw permutes all labelled groups at once; here they stream past, some dropped or copied by steps before
+    return random_bits((seed, "labelled"), block.keys_Q)
 
 
 def last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
@@ -152,8 +153,8 @@ def binary_feedback(step: BinaryFeedback, seed: int) -> Transform:
             block.columns_N["labels"].astype(np.float64),
             sharpness=step.sharpness,
             tau=step.tau,
-            gumbel1_N=gumbel(uniforms(seed, "one", *places)),
-            gumbel0_N=gumbel(uniforms(seed, "zero", *places)),
+            gumbel1_N=gumbel(open_uniforms((seed, "one"), *places)),
+            gumbel0_N=gumbel(open_uniforms((seed, "zero"), *places)),
         )
         keep_Q = labelled(block)
         if step.unlabel_empty:
@@ -234,7 +235,7 @@ def _numbered(rows_Q: pa.Table, copy: int) -> pa.Table:
 
 def _selected(block: GroupBlock, documents: int, seed: int) -> GroupBlock:
     """At most so many documents of each group, drawn without replacement, in their order."""
-    draw_N = uniforms(seed, "select", block.on_documents(block.keys_Q), block.index_N)
+    draw_N = open_uniforms((seed, "select"), block.on_documents(block.keys_Q), block.index_N)
     chosen_N = place_in_group(block.offsets_Q1, draw_N) < documents
     return block.take(np.arange(len(block)), np.flatnonzero(chosen_N), np.minimum(block.lengths_Q, documents))
 
@@ -243,14 +244,14 @@ def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: 
     """What a user does with each list of a block."""
     rho_N = relevance_probability(block.columns_N["labels"], top=top)
     rho_Q = maximum(rho_N, block.offsets_Q1)
-    intent_Q = intents(uniforms(seed, "intent", block.keys_Q), rho_Q, conversion=step.conversion)
+    intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=step.conversion)
     places = (block.on_documents(block.keys_Q), block.index_N)
     return interactions(
         block.on_documents(intent_Q),
         rho_N,
         noise=step.noise,
-        buy_N=uniforms(seed, "buy", *places),
-        click_N=uniforms(seed, "click", *places),
+        buy_N=open_uniforms((seed, "buy"), *places),
+        click_N=open_uniforms((seed, "click"), *places),
     ).astype(np.float64)
 
 

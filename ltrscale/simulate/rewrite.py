@@ -17,15 +17,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.data.columns import spread
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
 from ltrscale.data.dataset.split import RowGroup, Split, select
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.writer import Compression, DatasetWriter, to_lists
+from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.errors import InputError
 
-PER_DOCUMENT = ("labels", "relevance", "positions", "clicks", "weights")
-"""Columns with one number a document, in the order in which they are written."""
 _BLOCK_DOCUMENTS = 1 << 14
 
 Floats = NDArray[np.float32]
@@ -203,19 +202,12 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
         columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
         rows_Q=table.select(others),
-        doc_ids_N=None if doc_ids is None else _spread(doc_ids, lengths_Q),
+        doc_ids_N=None if doc_ids is None else spread(doc_ids, lengths_Q),
     )
 
 
-def _spread(lists: pa.ListArray, lengths_Q: Ints) -> pa.Array:
-    """The values of all lists, null for every document of a group without a list."""
-    present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
-    place_N = np.cumsum(present_N) - 1
-    return lists.flatten().take(pa.array(place_N, mask=~present_N))
-
-
 def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
-    """As `_spread`, of numbers: NaN where there is none."""
+    """As `spread`, of numbers: NaN where there is none."""
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
     values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Texts
-from ltrscale.draws import mix, splitmix64
 from ltrscale.errors import InputError
 from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints
 
@@ -45,34 +44,6 @@ class Changes(NamedTuple):
 
 Transform = Callable[[GroupBlock], Iterator[tuple[GroupBlock, Changes]]]
 """A step: from a block to blocks, which may be empty."""
-
-
-def random_bits(seed: int, what: str, *counters: Ints) -> Bits:
-    """Sixty-four random bits for each tuple of counters, which have one shape.
-
-    The last counter numbers the outputs of a SplitMix64 generator (Steele, Lea and Flood, 2014) whose state the
-    counters before it determine in the same way. With one counter, different values give different bits.
-
-    Args:
-        seed: of the step.
-        what: name of the draw; draws with different names are unrelated.
-        counters: key of the group, place of the document.
-
-    Example:
-        >>> seven, eight, again = random_bits(1, "click", np.array([7, 8, 7])).tolist()
-        >>> seven == again, seven == eight
-        (True, False)
-    """
-    state = np.full(counters[0].shape, mix(seed, what), np.uint64)
-    for counter in counters:
-        state = splitmix64(state, counter.astype(np.uint64))
-    return state
-
-
-def uniforms(seed: int, what: str, *counters: Ints) -> Doubles:
-    """Uniform numbers in (0, 1), both ends excluded; see `random_bits`."""
-    bits = random_bits(seed, what, *counters) >> np.uint64(11)
-    return np.minimum((bits.astype(np.float64) + 0.5) * 2.0**-53, 1 - 2.0**-53)  # the last half would round up to 1
 
 
 def relevance_probability(relevance_N: Floats | Doubles, *, top: float) -> Doubles:

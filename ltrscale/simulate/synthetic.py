@@ -15,7 +15,6 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,18 +77,6 @@ class SyntheticLogConfig(Config):
     def _is_a_week(cls, value: str) -> str:
         _monday(value)
         return value
-
-
-def column_mapping() -> dict[str, Any]:
-    """The column mapping with which `jobs.prepare` reads the log."""
-    return {
-        "query": "query_id",
-        "item": "item_id",
-        "label": "label",
-        "time": "event_time",
-        "features": ["f_*"],
-        "categorical": ["c_*"],
-    }
 
 
 def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[str]:

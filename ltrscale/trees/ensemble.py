@@ -13,10 +13,10 @@ from pydantic import Field
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.scored import score
 from ltrscale.progress import log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import read
-from ltrscale.trees.scored import score
 from ltrscale.trees.targets import Floats
 
 

@@ -18,15 +18,15 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
+from ltrscale.data.stream.scored import score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
-from ltrscale.models.fitting import Moments
+from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, with_features_of
-from ltrscale.trees.scored import score
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
 from ltrscale.views import Projection
 

@@ -3,7 +3,6 @@
 Shapes: N documents.
 """
 
-import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,14 +15,14 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
-from ltrscale.errors import InputError
+from ltrscale.data.stream.scored import Scores, score
+from ltrscale.errors import InputError, nearest
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, with_features_of
-from ltrscale.trees.scored import Scores, score
 from ltrscale.views import View
 
 _ALL = ("all",)
@@ -198,8 +197,7 @@ def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...
     known = [feature.name for feature in features]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise InputError(f"features: the data has no {name!r}; the nearest is {near[0]!r}")
+            raise InputError(f"features: the data has no {name!r}; the nearest is {nearest(name, known)!r}")
     if len(set(names)) < len(names):
         raise InputError("features: a name stands twice; leave one out")
     return tuple(names)

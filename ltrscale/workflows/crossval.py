@@ -8,10 +8,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
-from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
@@ -85,7 +83,7 @@ class _Summary(Stage):
 
     def inputs(self) -> dict[str, str]:
         """Of the evaluations."""
-        return {fold: _content(url) for fold, url in self.evaluations.items()}
+        return {fold: content_of(url) for fold, url in self.evaluations.items()}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Summarise, and commit the report."""
@@ -133,11 +131,3 @@ def _with_fold(value: Any, fold: str) -> Any:
             return [_with_fold(item, fold) for item in value]
         case _:
             return value
-
-
-def _content(url: str) -> str:
-    """Content hashes of a committed directory's files."""
-    manifest = storage.read_manifest(url)
-    if manifest is None:
-        raise InputError(f"{url}: no evaluation is committed there; run the fold again")
-    return content_of(manifest)

@@ -11,7 +11,6 @@
 Every step is committed, and skipped where it is up to date.
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -28,7 +27,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
 from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.report import METRICS
+from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig
@@ -160,7 +159,7 @@ def run_distill(job: DistillJob) -> None:
             if not isinstance(student, MLPStudent):
                 steps.export(name, models[name])
         found = steps.report(models)
-    sys.stdout.write(f"{table(found)}\n\n{join(job.out, 'report.md')}\n")
+    print_report(job.out, [table(found)])
 
 
 class _AgreementStage(Stage):
@@ -277,28 +276,22 @@ class _Steps:
         """Commit the report, or read the one that is there."""
         out, identity = self.job.out, _ReportIdentity(speed=self.job.speed, seed=self.job.evaluate.seed)
         bundles = ([self.job.teacher] if self.job.teacher else []) + list(models.values())
-        of_figures = {name: _content(self._place(name)) for name in ("evaluation", "agreement")}
+        of_figures = {name: content_of(self._place(name)) for name in ("evaluation", "agreement")}
         origin = made_by("distill", identity, bundle_hashes(bundles) | of_figures)
         if is_current(out, origin):
             log.info("distill: %s is up to date", out)
-            return Distillation.model_validate_json(storage.read_bytes(join(out, METRICS)))
+            return Distillation.read(out)
         every = {**({TEACHER: self.job.teacher} if self.job.teacher else {}), **models}
         costs = measure_costs(every, self.splits.test, self.job.speed)
         found = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.job.evaluate.seed)
         links = {
-            "the evaluation, with all metrics": join(self._place("evaluation"), "report.md"),
+            "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
             "the agreement of every group": join(self._place("agreement"), GROUPS),
             "the trees of students for LightGBM alone": self._place("export"),
         }
         with storage.Commit(out) as commit:
-            with commit.file(_PICTURE) as path:
-                plot(found, path)
-            for name, text in (
-                (METRICS, found.model_dump_json(indent=1) + "\n"),
-                ("report.md", page(found, picture=_PICTURE, links=links)),
-            ):
-                with commit.file(name) as path:
-                    path.write_text(text, encoding="utf-8")
+            text = page(found, picture=_PICTURE, links=links)
+            write_report(commit, found, page=text, picture=_PICTURE, plot=plot)
             commit.finish({"made_by": origin})
         return found
 
@@ -334,10 +327,3 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
         )
         for (name, bundle), time in zip(bundles.items(), seconds, strict=True)
     }
-
-
-def _content(url: str) -> str:
-    """Content hashes of a committed directory's files."""
-    manifest = storage.read_manifest(url)
-    assert manifest is not None
-    return content_of(manifest)

@@ -113,10 +113,22 @@ def scored_by(split: Split) -> list[str]:
 
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
-    """Content hash of every bundle's files."""
-    return {url: content_of(read_manifest(url)) for url in urls}
+    """Content of every bundle's files, as `content_of`."""
+    return {url: _content(read_manifest(url)) for url in urls}
 
 
-def content_of(manifest: Mapping[str, Any]) -> str:
-    """Content hashes of the files that a committed directory's manifest lists."""
-    return ",".join(sorted(f"{file['path']}:{file['sha256']}" for file in manifest.get("files", [])))
+def content_of(url: str) -> str:
+    """Content hashes of the files of an evaluation, an agreement or another committed directory.
+
+    Raises:
+        InputError: nothing is committed there.
+    """
+    manifest = storage.read_manifest(url)
+    if manifest is None:
+        raise InputError(f"{url}: nothing is committed there; give the same command again, which makes it")
+    return _content(manifest)
+
+
+def _content(manifest: Mapping[str, Any]) -> str:
+    # not one hash of it, as `ltrscale.bundle.content_hash`: recorded origins have this form, which shows what changed
+    return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))

@@ -23,7 +23,7 @@ from ltrscale.data.dataset.split import Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
-from ltrscale.evaluation.report import Evaluation, print_table, read_evaluation, table
+from ltrscale.evaluation.report import Evaluation, print_table, table
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
@@ -208,7 +208,7 @@ def test_directory_reads_back_and_the_report_says_it_all(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation, out = evaluated
-    assert read_evaluation(str(out)) == evaluation
+    assert Evaluation.read(str(out)) == evaluation
     manifest = storage.read_manifest(str(out))
     assert manifest is not None
     assert manifest["made_by"] == {"stage": "evaluate"}
@@ -322,7 +322,7 @@ def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Spli
         evaluate(config.replace(models={"gbdt": [other]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
     assert not storage.exists(str(tmp_path / "out"))
     with pytest.raises(InputError, match="no evaluation is committed"):
-        read_evaluation(str(tmp_path / "out"))
+        Evaluation.read(str(tmp_path / "out"))
 
 
 def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:

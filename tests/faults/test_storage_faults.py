@@ -21,6 +21,7 @@ import pytest
 import safetensors.torch
 import torch
 from disks import small_disk_at
+from synthetic_columns import COLUMN_MAPPING
 from written import without_writer
 
 from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
@@ -34,7 +35,7 @@ from ltrscale.data.ingest.seen import SeenHashes
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, write_log
+from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.storage.patience import PATIENCE, patience_s
 from ltrscale.storage.s3 import PatientS3
 
@@ -127,7 +128,7 @@ def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_sam
     proxy: FaultyProxy, url: str, share: float, tmp_path: Path
 ) -> None:
     log = SyntheticLogConfig(weeks=2, groups_per_week=60, mean_documents=8, n_features=5, labelled=1.0)
-    config = {"source": {"kind": "items", "columns": column_mapping()}}
+    config = {"source": {"kind": "items", "columns": COLUMN_MAPPING}}
     read = []
     for name, faults in (("calm", 0.0), ("overloaded", share)):
         inputs = write_log(log, str(tmp_path / name), report=lambda _: None)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.draws import splitmix64
-from ltrscale.models.fitting import Moments, Sample, Statistics, Vocabulary, Wanted, quantiles
+from ltrscale.models.fitting import Sample, Statistics, Vocabulary, Wanted, quantiles
+from ltrscale.moments import Moments
 
 Rows = NDArray[np.float32]
 T = TypeVar("T", Vocabulary, Sample, Statistics)

@@ -14,10 +14,8 @@ from torch import Tensor
 from ltrscale.batch import to_offsets
 from ltrscale.errors import InputError
 from ltrscale.ranking.clicks import (
-    click_ratio_propensities,
     dla_propensity_loss,
     dla_ranking_loss,
-    inverse_propensity_weights,
     position_index,
 )
 
@@ -215,39 +213,6 @@ def test_documents_that_share_the_first_position_count_by_their_mean_score() -> 
     assert float(loss_Q) == pytest.approx(math.exp(2) * math.log(3))
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(1, 15) | st.just(math.nan), max_size=12),
-    st.lists(st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5]), max_size=9),
-    st.sampled_from([1.0, 4.0, 1e3]),
-)
-def test_inverse_propensity_weights_are_those_of_the_plain_loop(
-    positions: list[float], later: list[float], clip: float
-) -> None:
-    propensities = [0.7, *later]
-    weights_N = inverse_propensity_weights(
-        torch.tensor(positions, dtype=torch.float64), torch.tensor(propensities, dtype=torch.float64), clip=clip
-    )
-    expected = [reference.inverse_propensity_weight(position, propensities, clip) for position in positions]
-    assert weights_N.tolist() == pytest.approx(expected)
-    assert weights_N.dtype == torch.float64
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 50)), max_size=10), st.sampled_from([0.0, 0.25, 1.0]))
-def test_click_ratio_propensities_are_those_of_the_plain_loop(later: list[tuple[int, int]], alpha: float) -> None:
-    clicks, shown = map(list, zip((20, 60), *((min(c, n), n) for c, n in later), strict=True))
-    propensities_P = click_ratio_propensities(torch.tensor(clicks), torch.tensor(shown), alpha=alpha)
-    assert propensities_P.tolist() == pytest.approx(reference.click_ratio_propensities(clicks, shown, alpha))
-
-
-def test_click_ratios_give_the_published_kind_of_weights() -> None:
-    clicks_P, shown_P = torch.tensor([1600.0, 800.0, 100.0]), torch.tensor([1000.0, 1000.0, 1000.0])
-    propensities_P = click_ratio_propensities(clicks_P, shown_P, alpha=0.25)
-    weights_N = inverse_propensity_weights(torch.tensor([1.0, 2.0, 3.0]), propensities_P, clip=10)
-    assert weights_N.tolist() == pytest.approx([1.0, 2**0.25, 2.0])  # (cr_1 / cr_p)^alpha
-
-
 def test_positions_beyond_the_table_take_the_last_and_none_below_one_is_taken() -> None:
     assert position_index(torch.tensor([1.0, 4.0, 5.0, 1e9, torch.nan]), 4).tolist() == [0, 3, 3, 3, 0]
     assert position_index(torch.zeros(0), 4).tolist() == []
@@ -263,27 +228,3 @@ def test_a_clip_below_one_or_without_bound_is_refused(clip: float) -> None:
         ranking(batch, clip)
     with pytest.raises(ValueError, match="clip must be from 1 on and finite"):
         propensity(batch, clip)
-    with pytest.raises(ValueError, match="clip must be from 1 on and finite"):
-        inverse_propensity_weights(batch["positions_N"], torch.ones(3), clip=clip)
-
-
-@pytest.mark.parametrize("propensities", [[], [0.0, 1.0], [1.0, -0.1]])
-def test_propensities_without_a_first_position_are_refused(propensities: list[float]) -> None:
-    with pytest.raises(ValueError, match="propensities must not be negative"):
-        inverse_propensity_weights(torch.ones(2), torch.tensor(propensities), clip=2)
-
-
-@pytest.mark.parametrize(
-    ("clicks", "shown", "alpha", "message"),
-    [
-        ([], [], 1, "position 1"),
-        ([0, 1], [5, 5], 1, "position 1"),
-        ([3], [0], 1, "position 1"),
-        ([3], [5], -1, "alpha"),
-    ],
-)
-def test_click_ratios_without_a_first_position_are_refused(
-    clicks: list[int], shown: list[int], alpha: float, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        click_ratio_propensities(torch.tensor(clicks), torch.tensor(shown), alpha=alpha)

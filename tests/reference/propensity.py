@@ -7,27 +7,6 @@ import torch
 from torch import Tensor
 
 
-def entry(position: float, size: int) -> int:
-    """Where a position, counted from 1, stands in a table; the last entry for those beyond."""
-    return min(int(position), size) - 1
-
-
-def click_ratio_propensities(clicks: Sequence[float], shown: Sequence[float], alpha: float) -> list[float]:
-    """Never shown: as the position before."""
-    ratios: list[float] = []
-    for c, n in zip(clicks, shown, strict=True):
-        ratios.append(c / n if n else ratios[-1])
-    return [(ratio / ratios[0]) ** alpha for ratio in ratios]
-
-
-def inverse_propensity_weight(position: float, propensities: Sequence[float], clip: float) -> float:
-    """One document; 1 where it was not shown."""
-    if math.isnan(position):
-        return 1.0
-    propensity = propensities[entry(position, len(propensities))]
-    return min(clip, propensities[0] / propensity) if propensity else clip
-
-
 def cross_entropy(logits_L: Tensor, targets: Sequence[float]) -> Tensor:
     """`-sum_i t_i log(exp(x_i) / sum_j exp(x_j))`."""
     total = logits_L.sum() * 0

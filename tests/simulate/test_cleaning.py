@@ -76,6 +76,11 @@ def test_a_document_that_was_not_shown_has_weight_1(make_block: Make) -> None:
     np.testing.assert_array_equal(after.columns_N["weights"], [3, 1, 1])
 
 
+def test_click_ratios_give_the_published_kind_of_weights() -> None:
+    weights_P = propensity_weights(np.array([1.6, 0.8, 0.1]), alpha=0.25)
+    assert weights_P.tolist() == pytest.approx([1.0, 2**0.25, 2.0])  # (cr_1 / cr_p)^alpha
+
+
 def test_positions_without_clicks_are_named(make_block: Make) -> None:
     for ratios, problem in (
         ([0.5, 0.2, 0.0, 0.1], "position 3 was never clicked, so it has no weight; set depth to 2"),

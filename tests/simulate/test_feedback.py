@@ -8,6 +8,7 @@ import pytest
 from reference import clicks as reference
 from scipy import stats
 
+from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
 from ltrscale.simulate.feedback import (
     BinaryFeedback,
@@ -25,7 +26,6 @@ from ltrscale.simulate.feedback import (
     sample_rank,
 )
 from ltrscale.simulate.rewrite import GroupBlock
-from ltrscale.simulate.step import uniforms
 
 Make = Callable[..., GroupBlock]
 
@@ -74,7 +74,7 @@ def test_only_labelled_groups_without_a_positive_label_are_dropped(make_block: M
 
 
 def test_gumbel_numbers_follow_their_distribution() -> None:
-    numbers = gumbel(uniforms(0, "one", np.arange(20_000)))
+    numbers = gumbel(open_uniforms((0, "one"), np.arange(20_000)))
     assert stats.kstest(numbers, "gumbel_r").pvalue > 1e-3
 
 

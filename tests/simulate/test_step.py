@@ -8,18 +8,16 @@ import pytest
 from reference import clicks as reference
 from scipy import stats
 
-from ltrscale.draws import splitmix64
+from ltrscale import draws
+from ltrscale.draws import open_uniforms, random_bits, splitmix64
 from ltrscale.errors import InputError
-from ltrscale.simulate import step
 from ltrscale.simulate.rewrite import GroupBlock
 from ltrscale.simulate.step import (
     changes,
     check_grades,
     place_in_group,
-    random_bits,
     relabelled,
     relevance_probability,
-    uniforms,
 )
 
 Make = Callable[..., GroupBlock]
@@ -33,28 +31,28 @@ def test_splitmix_gives_the_published_sequence() -> None:
 
 def test_bits_depend_on_the_counters_and_nothing_else() -> None:
     keys_N, places_N = np.array([5, 5, 9, 2]), np.array([0, 1, 0, 3])
-    bits_N = random_bits(3, "click", keys_N, places_N)
+    bits_N = random_bits((3, "click"), keys_N, places_N)
     order = np.array([2, 0, 3, 1])
-    np.testing.assert_array_equal(random_bits(3, "click", keys_N[order], places_N[order]), bits_N[order])
-    others = [random_bits(4, "click", keys_N, places_N), random_bits(3, "buy", keys_N, places_N)]
+    np.testing.assert_array_equal(random_bits((3, "click"), keys_N[order], places_N[order]), bits_N[order])
+    others = [random_bits((4, "click"), keys_N, places_N), random_bits((3, "buy"), keys_N, places_N)]
     assert not set(bits_N.tolist()) & {b for other in others for b in other.tolist()}
 
 
 def test_uniform_numbers_are_never_0_or_1(monkeypatch: pytest.MonkeyPatch) -> None:
     extremes = np.array([0, 2**64 - 1], np.uint64)
-    monkeypatch.setattr(step, "random_bits", lambda *_: extremes)
-    low, high = uniforms(0, "one", np.arange(2)).tolist()
+    monkeypatch.setattr(draws, "random_bits", lambda *_: extremes)
+    low, high = open_uniforms((0, "one"), np.arange(2)).tolist()
     assert 0 < low < high < 1
 
 
 def test_one_counter_never_gives_the_same_bits_twice() -> None:
-    assert len(np.unique(random_bits(0, "labelled", np.arange(200_000)))) == 200_000
+    assert len(np.unique(random_bits((0, "labelled"), np.arange(200_000)))) == 200_000
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_draws_are_uniform_and_neighbours_independent(axis: int) -> None:
     keys, places = (x.ravel() for x in np.meshgrid(np.arange(400), np.arange(50), indexing="ij"))
-    draws = uniforms(0, "click", keys, places).reshape(400, 50)
+    draws = open_uniforms((0, "click"), keys, places).reshape(400, 50)
     assert 0 < draws.min() < 1e-3 < 1 - 1e-3 < draws.max() < 1
     assert stats.kstest(draws.ravel(), "uniform").pvalue > 1e-3
     along = np.moveaxis(draws, axis, 0)

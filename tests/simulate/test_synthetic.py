@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from synthetic_columns import COLUMN_MAPPING
 
 from ltrscale import storage
 from ltrscale.config import load
 from ltrscale.errors import InputError
-from ltrscale.simulate.synthetic import SyntheticLogConfig, column_mapping, week_names, write_log
+from ltrscale.simulate.synthetic import SyntheticLogConfig, week_names, write_log
 
 SMALL = SyntheticLogConfig(weeks=2, groups_per_week=300, n_features=20)
 
@@ -49,7 +50,7 @@ def test_rows_of_a_query_are_together_and_items_are_unique(tables: list[pa.Table
 
 
 def test_columns_fit_the_mapping(tables: list[pa.Table]) -> None:
-    mapping = column_mapping()
+    mapping = COLUMN_MAPPING
     schema = tables[0].schema
     assert {mapping["query"], mapping["item"], mapping["label"], mapping["time"]} <= set(schema.names)
     assert sum(name.startswith("f_") and schema.field(name).type == pa.float32() for name in schema.names) == 20

@@ -18,11 +18,11 @@ from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Split, Splits, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.scored import Scores, score
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
 from ltrscale.workflows.tree_stages import GBDTJob
 

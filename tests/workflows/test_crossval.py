@@ -13,7 +13,7 @@ from variations import kind_of
 from ltrscale import storage
 from ltrscale.config import members, validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.folds import Crossval, read_crossval
+from ltrscale.evaluation.folds import Crossval
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.workflows.crossval import CrossvalConfig, of_fold, run_crossval
 
@@ -69,7 +69,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Crossval, list
     folder = tmp_path_factory.mktemp("crossval")
     write_folds(folder)
     written = stages_run(run_crossval, config(folder))
-    return folder, read_crossval(str(folder / "out" / "summary")), written
+    return folder, Crossval.read(str(folder / "out" / "summary")), written
 
 
 def rows_of(folder: Path, fold: str, method: str) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ def test_each_kind_of_labels_has_a_summary(tmp_path: Path) -> None:
         "evaluate_on": ["labels", "relevance"],
     }
     stages_run(run_crossval, config(tmp_path, folds=FOLDS[:2], pipeline=pipeline))
-    on_labels, on_relevance = (read_crossval(str(tmp_path / "out" / f"summary{name}")) for name in ("", "-relevance"))
+    on_labels, on_relevance = (Crossval.read(str(tmp_path / "out" / f"summary{name}")) for name in ("", "-relevance"))
     for found, name in ((on_labels, "evaluation"), (on_relevance, "evaluation-relevance")):
         for i, fold in enumerate(FOLDS[:2]):
             rows = pq.read_table(tmp_path / "out" / fold / name / "groups.parquet").to_pylist()
@@ -227,4 +227,4 @@ def test_folds_with_the_same_test_groups_are_an_error(tmp_path: Path) -> None:
         run_crossval(config(tmp_path, folds=FOLDS[:2]))
     assert storage.read_manifest(str(tmp_path / "out" / "summary")) is None
     with pytest.raises(InputError, match="no cross-validation is committed there; make it with"):
-        read_crossval(str(tmp_path / "out" / "summary"))
+        Crossval.read(str(tmp_path / "out" / "summary"))

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.distillation import Distillation
-from ltrscale.evaluation.report import read_evaluation
+from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.summarise import Floats
 from ltrscale.trees import export
 from ltrscale.workflows.distill import DistillJob, run_distill
@@ -151,7 +151,7 @@ def test_the_teacher_s_scores_are_evaluated_as_its_bundle_is(
     assert groups.labels_N is not None
     scores_N = load(teacher).scorer()(groups)
     mean = float(ndcg(scores_N, groups.labels_N, groups.offsets_Q1, k=5).nanmean())
-    (evaluated, *_) = read_evaluation(str(distilled / "evaluation")).methods
+    (evaluated, *_) = Evaluation.read(str(distilled / "evaluation")).methods
     assert (evaluated.name, evaluated.kinds) == ("teacher", ("scores",))
     assert evaluated.everywhere.summaries["ndcg@5"].mean == pytest.approx(mean, abs=1e-6)
 

@@ -10,11 +10,11 @@ import torch
 import yaml
 from changed import add_period, renamed
 from listening import stages_run
+from synthetic_columns import COLUMN_MAPPING
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.errors import InputError
-from ltrscale.simulate.synthetic import column_mapping
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,7 +210,7 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
     values = {
         "out": str(tmp_path / "out"),
         "synthetic": {"weeks": 4, "groups_per_week": 60, "mean_documents": 8, "n_features": 6, "labelled": 0.8},
-        "prepare": {"source": {"kind": "items", "columns": column_mapping()}},
+        "prepare": {"source": {"kind": "items", "columns": COLUMN_MAPPING}},
         "relabel": {"steps": [binary]},
         "splits": {
             "train": {"periods": "2026-W01..2026-W02"},

@@ -13,7 +13,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import evaluate
-from ltrscale.evaluation.report import read_evaluation
+from ltrscale.evaluation.report import Evaluation
 from ltrscale.workflows import stages
 from ltrscale.workflows.origins import bundle_hashes
 from ltrscale.workflows.stages import CombineJob, EvaluateJob, FinetuneJob, PrepareJob
@@ -100,10 +100,10 @@ def test_an_evaluation_reads_what_it_began_with(
 
     monkeypatch.setattr(stages, "evaluate", growing)
     evaluation(tmp_path / "report", trees, where).run()
-    assert read_evaluation(str(tmp_path / "report")).test.hash == began
+    assert Evaluation.read(str(tmp_path / "report")).test.hash == began
     monkeypatch.undo()
     evaluation(tmp_path / "report", trees, where).run()  # not up to date: the range has a period more now
-    assert read_evaluation(str(tmp_path / "report")).test.periods == ("2026-W04", "2026-W04b", "2026-W05")
+    assert Evaluation.read(str(tmp_path / "report")).test.periods == ("2026-W04", "2026-W04b", "2026-W05")
 
 
 def test_a_directory_that_is_no_bundle_is_named(synthetic_dataset: str, trees: str, tmp_path: Path) -> None:

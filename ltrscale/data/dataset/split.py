@@ -4,7 +4,6 @@ A split is resolved to row groups from the manifests alone; no data file is open
 """
 
 import datetime
-import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, open_dataset, places
 from ltrscale.data.dataset.sample import Fold, keep_fold, keep_sample
 from ltrscale.data.dataset.scores import Found, find_scores
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 
 
 def _texts(value: Any) -> Any:
@@ -173,7 +172,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SplitPart:
     """A data set of a split, and the periods that the split takes from it, sorted."""
 
     dataset: Dataset
@@ -289,7 +288,7 @@ def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
     return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
 
 
-def _check_gap(parts: dict[str, list[_Part]], gap: int) -> None:
+def _check_gap(parts: dict[str, list[_SplitPart]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
     known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
     place = {period: i for i, period in enumerate(known)}
@@ -303,13 +302,13 @@ def _check_gap(parts: dict[str, list[_Part]], gap: int) -> None:
                 )
 
 
-def _resolve(split: Split) -> list[_Part]:
+def _resolve(split: Split) -> list[_SplitPart]:
     """Open the data sets of a split and choose their periods."""
     if not split.data:
         raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
     chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
-    parts = [_Part(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
+    parts = [_SplitPart(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
     urls: dict[str, str] = {}
     for part in parts:
         first, features = datasets[0].url, datasets[0].manifest.features
@@ -322,7 +321,7 @@ def _resolve(split: Split) -> list[_Part]:
     return parts
 
 
-def _with_scores(parts: list[_Part], split: Split) -> _Part:
+def _with_scores(parts: list[_SplitPart], split: Split) -> _SplitPart:
     """The one data set of a split with the scores that serve as its labels."""
     assert split.scores is not None
     if len(parts) > 1:
@@ -332,7 +331,7 @@ def _with_scores(parts: list[_Part], split: Split) -> _Part:
     return replace(part, scores=find_scores(storage.absolute(split.scores), part.dataset, part.periods))
 
 
-def _labels_identity(split: Split, parts: list[_Part]) -> dict[str, Any]:
+def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
     """What the labelled groups that are served, and their labels, depend on besides the data."""
     sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
     identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
@@ -355,8 +354,8 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                near = difflib.get_close_matches(period, known, n=1, cutoff=0)
-                hint = f"the nearest is {near[0]!r}" if near else "it is empty"
+                near = nearest(period, known)
+                hint = f"the nearest is {near!r}" if near is not None else "it is empty"
                 raise InputError(f"{', '.join(split.data)}: there is no period {period!r}; {hint}")
         if first > last:
             raise InputError(f"periods: the range {item} runs backwards; write {last}..{first}")
@@ -364,7 +363,7 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
     return chosen
 
 
-def _row_groups(parts: list[_Part], without: Collection[str]) -> Iterator[RowGroup]:
+def _row_groups(parts: list[_SplitPart], without: Collection[str]) -> Iterator[RowGroup]:
     """The row groups of the chosen periods, in the order of the manifests, without those of some files."""
     first_labelled = 0
     for number, part in enumerate(parts):

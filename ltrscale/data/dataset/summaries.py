@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import FeatureSummary
+from ltrscale.moments import Moments
 
 _LABELS = 64
 _VALUES = 1 << 16
@@ -18,8 +19,7 @@ _VALUES = 1 << 16
 class FeatureStats:
     """Missing count, range, mean and deviation of each feature, in one pass and float64.
 
-    Parts are merged by Chan, Golub and LeVeque's formula: `M2 = M2_a + M2_b + d^2 n_a n_b / n`, where d is the
-    difference of the means. The deviation is the population's.
+    The deviation is the population's.
 
     Example:
         >>> stats = FeatureStats(1)
@@ -30,35 +30,21 @@ class FeatureStats:
     """
 
     def __init__(self, n_features: int) -> None:
-        self._count_F = np.zeros(n_features, dtype=np.int64)
         self._missing_F = np.zeros(n_features, dtype=np.int64)
         self._minimum_F = np.full(n_features, np.inf)
         self._maximum_F = np.full(n_features, -np.inf)
-        self._mean_F = np.zeros(n_features)
-        self._m2_F = np.zeros(n_features)
+        self._moments = Moments.none(n_features)
 
     def add(self, features_NF: NDArray[np.float32]) -> None:
         """Take rows in, in parts that fit the processor's cache."""
         step = max(_VALUES // features_NF.shape[1], 1)
         for start in range(0, len(features_NF), step):
-            self._add_part(features_NF[start : start + step])
-
-    def _add_part(self, features_NF: NDArray[np.float32]) -> None:
-        x_NF = features_NF.astype(np.float64)
-        sum_F = x_NF.sum(axis=0)
-        count_F = np.full(len(sum_F), len(x_NF))
-        if missing := bool(np.isnan(sum_F).any()):
-            absent_NF = np.isnan(x_NF)
-            count_F -= absent_NF.sum(axis=0)
-            sum_F = np.nansum(x_NF, axis=0)
-        mean_F = sum_F / np.maximum(count_F, 1)
-        self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(features_NF, axis=0))
-        self._maximum_F = np.fmax(self._maximum_F, np.fmax.reduce(features_NF, axis=0))
-        x_NF -= mean_F
-        if missing:
-            x_NF[absent_NF] = 0
-        self._merge(count_F, mean_F, np.einsum("nf,nf->f", x_NF, x_NF))
-        self._missing_F += len(x_NF) - count_F
+            part_NF = features_NF[start : start + step]
+            moments = Moments.of(part_NF)
+            self._moments = self._moments.merge(moments)
+            self._missing_F += len(part_NF) - moments.count_F
+            self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))
+            self._maximum_F = np.fmax(self._maximum_F, np.fmax.reduce(part_NF, axis=0))
 
     @classmethod
     def of(cls, summaries: Sequence[FeatureSummary], documents: int) -> "FeatureStats":
@@ -67,9 +53,10 @@ class FeatureStats:
         for f, summary in enumerate(summaries):
             stats._missing_F[f] = summary.missing
             if summary.std is not None:
-                stats._count_F[f] = documents - summary.missing
+                count_F, mean_F, squares_F = stats._moments
+                count_F[f], mean_F[f] = documents - summary.missing, summary.mean
+                squares_F[f] = summary.std**2 * count_F[f]
                 stats._minimum_F[f], stats._maximum_F[f] = summary.minimum, summary.maximum
-                stats._mean_F[f], stats._m2_F[f] = summary.mean, summary.std**2 * stats._count_F[f]
         return stats
 
     def merge(self, other: "FeatureStats") -> None:
@@ -77,27 +64,19 @@ class FeatureStats:
         self._minimum_F = np.fmin(self._minimum_F, other._minimum_F)
         self._maximum_F = np.fmax(self._maximum_F, other._maximum_F)
         self._missing_F += other._missing_F
-        self._merge(other._count_F, other._mean_F, other._m2_F)
-
-    def _merge(self, count_F: NDArray[np.int64], mean_F: NDArray[np.float64], m2_F: NDArray[np.float64]) -> None:
-        total_F = self._count_F + count_F
-        share_F = count_F / np.maximum(total_F, 1)
-        delta_F = mean_F - self._mean_F
-        self._mean_F += delta_F * share_F
-        self._m2_F += m2_F + delta_F**2 * self._count_F * share_F
-        self._count_F = total_F
+        self._moments = self._moments.merge(other._moments)
 
     def summaries(self) -> tuple[FeatureSummary, ...]:
         """One for each feature, in order."""
-        std_F = np.sqrt(self._m2_F / np.maximum(self._count_F, 1))
+        count_F, mean_F, std_F = self._moments.count_F, self._moments.mean_F, self._moments.std_F()
         return tuple(
             FeatureSummary(missing=int(self._missing_F[f]))
-            if not self._count_F[f]
+            if not count_F[f]
             else FeatureSummary(
                 missing=int(self._missing_F[f]),
                 minimum=float(self._minimum_F[f]),
                 maximum=float(self._maximum_F[f]),
-                mean=float(self._mean_F[f]),
+                mean=float(mean_F[f]),
                 std=float(std_F[f]),
             )
             for f in range(len(std_F))

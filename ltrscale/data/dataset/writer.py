@@ -36,8 +36,10 @@ Compression = Literal["zstd", "lz4", "none"]
 _SMALLEST = 64 << 10
 _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64
-PER_DOCUMENT = ("positions", "clicks", "weights")
-_PLAIN = ("gid", "features", "labels", "relevance", *PER_DOCUMENT)
+BESIDE_LABELS = ("positions", "clicks", "weights")
+PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
+"""Columns with one number a document, in the order in which they are written."""
+_PLAIN = ("gid", "features", *PER_DOCUMENT)
 
 
 @dataclass(eq=False)

@@ -302,7 +302,11 @@ class _GroupBlocks:
         index_N = pa.array(np.repeat(good_G, lengths_G))
         starts_N = np.zeros(len(index_N), dtype=bool)
         starts_N[np.cumsum(lengths_G) - lengths_G] = True
-        labels_N = None if mapping.labels is None else cols.numbers(_spread(batch.column(mapping.labels), lengths_G))
+
+        def spread(name: str) -> pa.Array:
+            return cols.spread(batch.column(name), lengths_G)
+
+        labels_N = None if mapping.labels is None else cols.numbers(spread(mapping.labels))
         return RowBlock(
             file=self.url,
             lines_N=np.repeat(raw.lines_N[good_G], lengths_G),
@@ -311,9 +315,9 @@ class _GroupBlocks:
             labels_N=np.full(len(index_N), np.nan, np.float32) if labels_N is None else labels_N,
             period=path_value(self.url, mapping.period_column or "") or "",
             periods_N=None if periods_G is None else periods_G.take(index_N),
-            doc_ids_N=None if mapping.docs is None else cols.texts(_spread(batch.column(mapping.docs), lengths_G))[0],
+            doc_ids_N=None if mapping.docs is None else cols.texts(spread(mapping.docs))[0],
             starts_N=starts_N,
-            columns={name: cols.floats(_spread(batch.column(c), lengths_G)) for name, c in mapping.side().items()}
+            columns={name: cols.floats(spread(c)) for name, c in mapping.side().items()}
             | {name: column.take(index_N) for name, column in meta.items()},
             rejected=rejected,
             texts=texts,
@@ -380,12 +384,3 @@ def _any(column: pa.Array, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
     group = np.repeat(np.arange(len(column)), _lengths(column))
     found: NDArray[np.bool_] = np.bincount(group[bad], minlength=len(column)) > 0
     return found
-
-
-def _spread(column: pa.Array, lengths_G: NDArray[np.int64]) -> pa.Array:
-    """The values of all lists, null for each document of a group that has no list."""
-    if not column.null_count:
-        return column.flatten()
-    valid_N = np.repeat(column.is_valid().to_numpy(zero_copy_only=False), lengths_G)
-    index_N = np.where(valid_N, np.cumsum(valid_N) - 1, 0)
-    return column.flatten().take(pa.array(index_N, mask=~valid_N))

@@ -1,6 +1,5 @@
 """Which column of a raw log is what: the configs, and the features that they find in a file."""
 
-import difflib
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 
 
 class _Columns(Config):
@@ -169,7 +168,7 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
     if not mapping.matrix:
         for name in (*mapping.features, *mapping.categorical):
             if not _matching(schema.names, [name]):
-                raise InputError(f"{file}: features: no column is named {name!r}; {nearest(name, schema.names)}")
+                raise InputError(f"{file}: features: no column is named {name!r}; {_remedy(name, schema.names)}")
         found = [
             Feature(
                 name=name, kind="categorical" if name in _matching(schema.names, mapping.categorical) else "numeric"
@@ -186,7 +185,7 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
     names = mapping.names or tuple(str(i + 1) for i in range(n))
     for name in mapping.categorical:
         if name not in names:
-            raise InputError(f"{file}: categorical: no feature is named {name!r}; {nearest(name, names)}")
+            raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
     return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
 
 
@@ -200,7 +199,7 @@ def agree(
     """
     for feature in features:
         if feature.name not in schema.names:
-            near = nearest(feature.name, schema.names)
+            near = _remedy(feature.name, schema.names)
             raise InputError(f"{file}: column {feature.name!r} is missing, which {first} has; {near}")
         require(schema, feature.name, f"list of {feature.kind} features" if lists else feature.kind, file)
     for feature in found:
@@ -226,7 +225,7 @@ def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], 
     for pattern in patterns:
         matched = _matching(schema.names, [pattern])
         if not matched:
-            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {nearest(pattern, schema.names)}")
+            raise InputError(f"{file}: {use}: no column is named {pattern!r}; {_remedy(pattern, schema.names)}")
         if pattern == "*":
             taken |= {*mapping.meta}
             matched = [n for n in matched if _is_numeric(schema, n)]
@@ -284,7 +283,7 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     """The type of a column, which must be there once and fit its use."""
     indices = schema.get_all_field_indices(name)
     if not indices:
-        raise InputError(f"{file}: no column {name!r} ({use}); {nearest(name, schema.names)}")
+        raise InputError(f"{file}: no column {name!r} ({use}); {_remedy(name, schema.names)}")
     if len(indices) > 1:
         raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
     kind = cols.value_type(schema.field(indices[0]).type)
@@ -295,10 +294,10 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     return kind
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
+def _remedy(name: str, names: Sequence[str]) -> str:
     """The remedy for a wrong name: the nearest right one, or all there are."""
-    near = difflib.get_close_matches(name.rstrip("*"), names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"its columns are {', '.join(names)}"[:300]
+    near = nearest(name.rstrip("*"), names, alike=0.5)
+    return f"did you mean {near!r}?" if near else f"its columns are {', '.join(names)}"[:300]
 
 
 def path_value(url: str, key: str) -> str | None:

@@ -17,12 +17,12 @@ from ltrscale import storage
 from ltrscale.data.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
 from ltrscale.data.ingest.inputs import Start, Unit, Work
 from ltrscale.data.ingest.seen import QueryIds
-from ltrscale.engine import ray_cluster
-from ltrscale.errors import InputError
+from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.progress import Advance
 
 _PATIENCE_S = 30.0
 _TASKS_A_CPU = 2
+_REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 
 
 class _Plan(NamedTuple):
@@ -32,7 +32,7 @@ class _Plan(NamedTuple):
     returning: NDArray[np.uint64]
 
 
-class _Part(NamedTuple):
+class _WrittenUnit(NamedTuple):
     """What a task gives back: what it wrote, the files it put in place, and ids that only rejected rows have."""
 
     written: Written
@@ -54,16 +54,16 @@ def write_with_ray(
     alone = len(units) == 1 and not len(ids.groups)
     share = 1.0 if alone else 0.5  # of the bytes, for each pass
     surveys: dict[int, Survey] = {}
-    parts: dict[int, _Part] = {}
+    done: dict[int, _WrittenUnit] = {}
 
     def surveyed(i: int, survey: Survey) -> None:
         surveys[i] = survey
         advance(survey.rows, units[i].bytes * share)
 
-    def written(i: int, part: _Part) -> None:
-        commit.adopt(part.placed)
-        parts[i] = part
-        advance(part.written.accounting.rows_in, units[i].bytes * share)
+    def written(i: int, unit: _WrittenUnit) -> None:
+        commit.adopt(unit.placed)
+        done[i] = unit
+        advance(unit.written.accounting.rows_in, units[i].bytes * share)
 
     names = [str(unit) for unit in units]
     with ray_cluster(1):
@@ -75,8 +75,8 @@ def write_with_ray(
         calls = [(work, unit, *plan, leases) for unit, plan in zip(units, plans, strict=True)]
         run_tasks(_write, calls, names, written)
     for i in range(len(units)):
-        ids.unread.add(parts[i].lost_ids)
-    return [parts[i].written for i in range(len(units))]
+        ids.unread.add(done[i].lost_ids)
+    return [done[i].written for i in range(len(units))]
 
 
 def _plans(surveys: Iterable[Survey], start: Start, ids: QueryIds) -> Iterator[_Plan]:
@@ -98,7 +98,7 @@ def _survey(work: Work, unit: Unit) -> Survey:
 
 def _write(
     work: Work, unit: Unit, start: Start, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
-) -> _Part:
+) -> _WrittenUnit:
     """What a task of the second pass does."""
     storage.join_leases(leases)
     with (
@@ -108,7 +108,7 @@ def _write(
         ids = QueryIds(folder)
         ids.groups.add(returning)
         written = write_unit(work, unit, start, commit=commit, ids=ids, folder=folder, advance=silent)
-        return _Part(written, commit.leave(), ids.lost())
+        return _WrittenUnit(written, commit.leave(), ids.lost())
 
 
 def run_tasks(
@@ -144,7 +144,9 @@ def run_tasks(
                 running[remote.remote(*arguments)] = i
             (ready,), _ = ray.wait(list(running), num_returns=1)
             i = running.pop(ready)
-            done(i, _result(ready, names[i]))
+            with plain_errors(f"{names[i]}: the process that handled it", _REMEDY):
+                result = ray.get(ready)
+            done(i, result)
     finally:
         for task in running:
             ray.cancel(task)
@@ -155,22 +157,3 @@ def run_tasks(
             except Exception:  # cancelled, or failed as well: the first failure is the one to tell
                 continue
             done(running[task], result)
-
-
-def _result(task: Any, name: str) -> Any:
-    """What a task returned; what it raised for the user is raised as itself."""
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-
-    try:
-        return ray.get(task)
-    except RayTaskError as error:
-        if isinstance(error.cause, InputError):
-            raise error.cause from None
-        raise
-    except RayError as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(
-            f"{name}: the process that handled it ended several times ({first}); look for its end in Ray's log, "
-            "and if it ran out of memory lower unit_mb or sort_memory, or give Ray fewer CPUs"
-        ) from error

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import Accounting
-from ltrscale.data.dataset.writer import PER_DOCUMENT, to_lists
+from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ingest.rows import Rejection, RowBlock, Rule, concat, cut, keep
 from ltrscale.data.ingest.seen import QueryIds, hash_ids
 
@@ -305,7 +305,7 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
         "labels": to_lists(pa.array(rows.labels_N), lengths_Q, groups.labelled_Q),
     }
     for name, column in rows.columns.items():
-        if name in PER_DOCUMENT:
+        if name in BESIDE_LABELS:
             values = column.cast(pa.float32()).fill_null(float("nan"))
             columns[name] = to_lists(values, lengths_Q, _any_valid(column, offsets_Q1))
         else:

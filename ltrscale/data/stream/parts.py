@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ltrscale.data.dataset.split import Selection
-from ltrscale.errors import InputError
+from ltrscale.engine import plain_errors
 
 _VALUES = 1 << 24
 _DEEP = 2
@@ -71,7 +71,6 @@ def run_with_ray(
         InputError: the function raised it.
     """
     import ray  # here, for the many processes that never use Ray
-    from ray.exceptions import RayTaskError
 
     task = ray.remote(_call).options(
         num_cpus=1,
@@ -82,16 +81,13 @@ def run_with_ray(
     ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting: deque[Any] = deque()
     try:
-        for part in parts:
-            waiting.append(task.remote(shared, part))
-            if len(waiting) >= ahead:
+        with plain_errors():
+            for part in parts:
+                waiting.append(task.remote(shared, part))
+                if len(waiting) >= ahead:
+                    yield ray.get(waiting.popleft())
+            while waiting:
                 yield ray.get(waiting.popleft())
-        while waiting:
-            yield ray.get(waiting.popleft())
-    except RayTaskError as error:
-        if not isinstance(error.cause, InputError):
-            raise
-        raise error.cause from None
     finally:
         for result in waiting:
             ray.cancel(result)

@@ -94,7 +94,7 @@ def times_served(
         [0, 1, 3]
     """
     whole_Q = np.floor(mean_times_Q)
-    once_more_Q = uniforms(ids_Q, "times", seed, epoch) < mean_times_Q - whole_Q
+    once_more_Q = uniforms(("times", seed, epoch), ids_Q) < mean_times_Q - whole_Q
     return (whole_Q + once_more_Q).astype(np.int64)
 
 

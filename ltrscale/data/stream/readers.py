@@ -27,6 +27,7 @@ from ltrscale import storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.split import RowGroup, Source
+from ltrscale.engine import plain_errors
 from ltrscale.errors import InputError
 
 Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
@@ -41,7 +42,7 @@ _WAITING_BYTES = 256 << 20
 _GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP status 404")
 
 
-class _Part(NamedTuple):
+class _Planned(NamedTuple):
     """A row group to read, the number of query groups that it has by the manifest, and the file of its scores or "".
 
     Of the file: the data set that listed it when it was chosen, or "", its content hash and its bytes.
@@ -71,7 +72,7 @@ def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Itera
         InputError: a file is missing, damaged or not the one that its manifest lists.
     """
     # a shuffled plan comes back to a file again and again
-    return _read(_parts(row_groups), columns, functools.lru_cache(_OPEN_FILES)(_open))
+    return _read(_plan(row_groups), columns, functools.lru_cache(_OPEN_FILES)(_open))
 
 
 def read_with_ray(
@@ -92,12 +93,11 @@ def read_with_ray(
         InputError: as `read_direct`.
     """
     import ray.data  # here, for the many processes that never use Ray
-    from ray.exceptions import RayTaskError
 
     if not row_groups:
         return
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised too
-    plan = [part._asdict() for part in _parts(row_groups)]
+    plan = [item._asdict() for item in _plan(row_groups)]
     tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
     dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
         _read_batch,
@@ -113,24 +113,19 @@ def read_with_ray(
     dataset.context.enable_progress_bars = False
     dataset.context.target_max_block_size = _BLOCK_BYTES
     dataset.context.memory_usage_poll_interval_s = None  # a look at all pages of a worker, which takes time
-    try:
+    with plain_errors():
         yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
-    except RayTaskError as error:
-        if not isinstance(error.cause, InputError):
-            raise
-        message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray appends advice on its own retries
-        raise type(error.cause)(message) from None
 
 
-def _parts(row_groups: Sequence[RowGroup]) -> list[_Part]:
+def _plan(row_groups: Sequence[RowGroup]) -> list[_Planned]:
     none = Source("", "", 0)
-    return [_Part(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
+    return [_Planned(r.url, r.index, r.groups, r.scores or "", *(r.source or none)) for r in row_groups]
 
 
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """What a Ray task does with its part of the plan."""
-    values = (batch[name].tolist() for name in _Part._fields)
-    yield from _read([_Part(*part) for part in zip(*values, strict=True)], columns, _open_in_worker)
+    """What a Ray task does with its share of the plan."""
+    values = (batch[name].tolist() for name in _Planned._fields)
+    yield from _read([_Planned(*item) for item in zip(*values, strict=True)], columns, _open_in_worker)
 
 
 def _fetch(dataset: Any) -> Iterator[pa.Table]:
@@ -160,21 +155,21 @@ def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table
         table = table.slice(n)
 
 
-def _read(parts: Sequence[_Part], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
+def _read(plan: Sequence[_Planned], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
     """The tables of a plan; from remote storage some are read ahead."""
-    read = functools.partial(_read_part, columns=columns, open_file=open_file)
-    if all(storage.is_local(url) for part in parts for url in (part.url, part.scores)):
-        return map(read, parts)
-    return _ahead(read, parts)
+    read = functools.partial(_read_item, columns=columns, open_file=open_file)
+    if all(storage.is_local(url) for item in plan for url in (item.url, item.scores)):
+        return map(read, plan)
+    return _ahead(read, plan)
 
 
-def _ahead(read: Callable[[_Part], pa.Table], parts: Sequence[_Part]) -> Generator[pa.Table]:
-    """`map(read, parts)` in threads that are up to `_READ_AHEAD` parts ahead; closing it ends them."""
+def _ahead(read: Callable[[_Planned], pa.Table], plan: Sequence[_Planned]) -> Generator[pa.Table]:
+    """`map(read, plan)` in threads that are up to `_READ_AHEAD` row groups ahead; closing it ends them."""
     waiting: deque[Future[pa.Table]] = deque()
     pool = ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="read")
     try:
-        for part in parts:
-            waiting.append(pool.submit(read, part))
+        for item in plan:
+            waiting.append(pool.submit(read, item))
             if len(waiting) > _READ_AHEAD:
                 yield waiting.popleft().result()
         while waiting:
@@ -183,52 +178,52 @@ def _ahead(read: Callable[[_Part], pa.Table], parts: Sequence[_Part]) -> Generat
         pool.shutdown(cancel_futures=True)
 
 
-def _read_part(part: _Part, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
+def _read_item(item: _Planned, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
     """The table of a row group, with the scores of its documents where they are asked for and there."""
     try:
-        table = _read_row_group(part.url, part, [name for name in columns if name != SCORES], open_file, REMEDY)
+        table = _read_row_group(item.url, item, [name for name in columns if name != SCORES], open_file, REMEDY)
     except InputError as error:
-        _check_listed(part, error)
+        _check_listed(item, error)
         raise
-    if SCORES not in columns or not part.scores:
+    if SCORES not in columns or not item.scores:
         return table
-    of_scores = _read_row_group(part.scores, part, ["gid", SCORES], open_file, scores.REMEDY)
+    of_scores = _read_row_group(item.scores, item, ["gid", SCORES], open_file, scores.REMEDY)
     if not of_scores.column("gid").equals(table.column("gid")) or of_scores.column(SCORES).null_count:
-        what = f"row group {part.number} does not have a list of scores for each query group of {part.url}, in order"
-        raise InputError(f"{part.scores}: {what}; {scores.REMEDY}")
+        what = f"row group {item.number} does not have a list of scores for each query group of {item.url}, in order"
+        raise InputError(f"{item.scores}: {what}; {scores.REMEDY}")
     return table.append_column(SCORES, of_scores.column(SCORES))
 
 
-def _check_listed(part: _Part, error: InputError) -> None:
+def _check_listed(item: _Planned, error: InputError) -> None:
     """Check that the data set of a file that could not be read is still the one that was chosen from.
 
     Raises:
         InputError: it lists the file no more, or with other content.
     """
     cause = error.__cause__
-    if not part.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
+    if not item.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
-    files = (storage.read_manifest(part.dataset) or {}).get("files", [])
-    there = {(storage.join(part.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
-    if (part.url, part.sha256) not in there:
+    files = (storage.read_manifest(item.dataset) or {}).get("files", [])
+    there = {(storage.join(item.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
+    if (item.url, item.sha256) not in there:
         raise InputError(
-            f"{part.dataset}: the data set was replaced since the run began, and {part.url} is not in it any more; put "
+            f"{item.dataset}: the data set was replaced since the run began, and {item.url} is not in it any more; put "
             "it back, or give the command again to read what is there now"
         ) from error
 
 
 def _read_row_group(
-    url: str, part: _Part, columns: Sequence[str], open_file: Callable[[str], _File], remedy: str
+    url: str, item: _Planned, columns: Sequence[str], open_file: Callable[[str], _File], remedy: str
 ) -> pa.Table:
     """Columns of a row group of one file."""
-    number = part.number
+    number = item.number
     with storage.named_errors(url), _damage(url, remedy):
         file = open_file(url)
-    if part.dataset and url == part.url and file.bytes != part.bytes:
-        raise InputError(f"{url}: it has {file.bytes} bytes where the manifest lists {part.bytes}; {remedy}")
+    if item.dataset and url == item.url and file.bytes != item.bytes:
+        raise InputError(f"{url}: it has {file.bytes} bytes where the manifest lists {item.bytes}; {remedy}")
     found = file.metadata.row_group(number).num_rows if number < file.metadata.num_row_groups else 0
-    if found != part.groups:
-        listed = f"the manifest lists {part.groups}"
+    if found != item.groups:
+        listed = f"the manifest lists {item.groups}"
         raise InputError(f"{url}: row group {number} has {found} query groups where {listed}; {remedy}")
     with storage.named_errors(url), _damage(url, remedy):
         return storage.patiently(functools.partial(file.read, number, columns))

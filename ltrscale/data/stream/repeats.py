@@ -5,7 +5,6 @@ How often is a function of seed, epoch and the group's id, so that neither worke
 Shapes: Q groups, R rows of a table.
 """
 
-import difflib
 import json
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from ltrscale.data import columns
 from ltrscale.data.dataset.split import RowGroup, Selection
 from ltrscale.data.stream.readers import Reader
 from ltrscale.data.stream.windows import Decoder, mismatch
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 
 MOST = 1000.0
 """Times a group may be served in an epoch on average; more is a column that counts something else."""
@@ -56,7 +55,7 @@ def mean_times(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[
         InputError: the column is missing, or it is to say itself how often and does not.
     """
     if repeat.by not in table.column_names:
-        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_nearest(row_group, repeat.by)}")
+        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_remedy(row_group, repeat.by)}")
     if repeat.times:
         return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
     column = table.column(repeat.by).combine_chunks()
@@ -90,8 +89,8 @@ def survey(selection: Selection, repeat: Repeat, reader: Reader) -> dict[RowGrou
             classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
     for name in repeat.times:
         if name not in classes:
-            near = difflib.get_close_matches(name, sorted(classes), n=1, cutoff=0)
-            hint = f"the nearest is {near[0]!r}" if near else "it is empty"
+            near = nearest(name, sorted(classes))
+            hint = f"the nearest is {near!r}" if near is not None else "it is empty"
             raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
     if not any(means.values()):
         raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
@@ -102,13 +101,11 @@ def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
     return columns.texts(table.column(repeat.by).combine_chunks())[0]
 
 
-def _nearest(row_group: RowGroup, name: str) -> str:
+def _remedy(row_group: RowGroup, name: str) -> str:
     """The column of a file that may be meant, to end an error."""
     filesystem, path = storage.arrow_filesystem(row_group.url)
     with storage.named_errors(row_group.url):
         names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
     known = [known for known in names if known.startswith("meta_")]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-    return (
-        f"the nearest is {near[0]!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"
-    )
+    near = nearest(name, known)
+    return f"the nearest is {near!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"

@@ -59,7 +59,7 @@ def test_permutations_are_uniform() -> None:
 def test_orders_never_change_between_versions() -> None:
     assert plan.permutation(8, "golden", 1).tolist() == [6, 0, 2, 7, 1, 4, 3, 5]
     assert plan.step_seed(1, 2, 3) == 7498462444732646219
-    assert plan.uniforms(np.array([0, 1, 2**40]), "golden").tolist() == [
+    assert plan.uniforms(("golden",), np.array([0, 1, 2**40])).tolist() == [
         0.2358484391959017,
         0.9837653156630143,
         0.9968542321138416,
@@ -83,7 +83,7 @@ def test_splitmix64_is_the_published_one() -> None:
 @given(st.lists(st.integers(0, 2**62), max_size=20), st.integers(0, 9))
 @settings(max_examples=50, deadline=None)
 def test_uniforms_are_a_function_of_their_id_alone(ids: list[int], seed: int) -> None:
-    uniforms_Q = plan.uniforms(np.array(ids, np.int64), "test", seed)
+    uniforms_Q = plan.uniforms(("test", seed), np.array(ids, np.int64))
     start = plan.mix("test", seed)
     assert uniforms_Q.tolist() == [
         (splitmix64((start + gid * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53 for gid in ids
@@ -92,11 +92,11 @@ def test_uniforms_are_a_function_of_their_id_alone(ids: list[int], seed: int) ->
 
 def test_uniforms_are_uniform_and_differ_by_what_determines_them() -> None:
     ids_Q = np.arange(20_000)
-    uniforms_Q = plan.uniforms(ids_Q, "test", 0)
+    uniforms_Q = plan.uniforms(("test", 0), ids_Q)
     counts = np.histogram(uniforms_Q, bins=20, range=(0, 1))[0]
     assert abs(counts - 1000).max() < 190  # six standard deviations
     assert abs(np.corrcoef(uniforms_Q[:-1], uniforms_Q[1:])[0, 1]) < 0.05
-    assert abs(np.corrcoef(uniforms_Q, plan.uniforms(ids_Q, "test", 1))[0, 1]) < 0.05
+    assert abs(np.corrcoef(uniforms_Q, plan.uniforms(("test", 1), ids_Q))[0, 1]) < 0.05
 
 
 @given(st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0, 2.75, 1000.0]), max_size=30), st.integers(0, 9), st.integers(0, 9))

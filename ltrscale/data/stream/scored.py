@@ -1,17 +1,21 @@
-"""Scores of all documents of a selection, in memory: eight bytes a document.
+"""Scores of all documents of a selection, in memory: eight bytes a document, made now or committed by jobs.score.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M groups of a batch, M1 = M + 1 offsets.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of, to_offsets
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.scores import SCORES
+from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.progress import progress
 
@@ -42,13 +46,23 @@ class Scores:
 
     def __call__(self, groups: QueryGroups) -> Tensor:
         """Scores of the documents of groups that are among those known."""
+        scores_N = self.find(groups)
+        assert scores_N is not None, "a group was not scored"
+        return scores_N
+
+    def find(self, groups: QueryGroups) -> Tensor | None:
+        """Scores of the documents of groups; None where a group is not known, or has another number of documents."""
         assert groups.ids_Q is not None
-        ids_Q, order_Q = self.ids_Q.sort()
+        ids_Q, order_Q = self._sorted
         place_M = torch.searchsorted(ids_Q, groups.ids_Q).clamp(max=len(ids_Q) - 1)
-        assert torch.equal(ids_Q[place_M], groups.ids_Q), "a group was not scored"
         rows_N, offsets_M1 = rows_of(self.offsets_Q1, order_Q[place_M])
-        assert torch.equal(offsets_M1, groups.offsets_Q1 - groups.offsets_Q1[0])
-        return self.scores_N[rows_N]
+        known = torch.equal(ids_Q[place_M], groups.ids_Q)
+        return self.scores_N[rows_N] if known and torch.equal(offsets_M1, groups.offsets_Q1) else None
+
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        ids_Q, order_Q = self.ids_Q.sort()
+        return ids_Q, order_Q
 
 
 def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: str) -> Scores:
@@ -72,3 +86,22 @@ def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: s
             parts.append(Scores(groups.ids_Q, groups.offsets_Q1, scores_N))
             advance(groups.n_documents)
     return Scores.joined(parts)
+
+
+def committed(url: str, split: Split) -> Scores:
+    """The committed scores of all groups of a split's periods.
+
+    Args:
+        url: directory made by jobs.score.
+        split: of one data set; only its periods are read.
+
+    Raises:
+        InputError: a period is not scored there, or was scored from other files than the data set has now.
+    """
+    everything = split.replace(scores=url, labels="labels", labelled_fraction=1.0, fold=None)
+    tables = list(read_direct(select(everything, labelled=True).row_groups, ["gid", SCORES]))
+    lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
+    ids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])
+    lengths_Q = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists])
+    scores_N = np.concatenate([chunk.flatten().to_numpy() for chunk in lists])
+    return Scores(torch.from_numpy(ids_Q), to_offsets(torch.from_numpy(lengths_Q)), torch.from_numpy(scores_N))
