@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ltrscale import storage
+from ltrscale import ray_internals, storage
 from ltrscale.errors import InputError
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -61,48 +61,36 @@ def ray_cluster(cpus: int) -> Iterator[None]:
 def _own_cluster(cpus: int) -> Iterator[None]:
     """A cluster that only this machine can reach, and on it only processes that can read its token."""
     import ray
-    from ray._private import ray_constants
 
     with storage.scratch.directory(longest=_SOCKET_PATH - len(_SOCKET)) as folder:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        with _environment(
+        environment = _environment(
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
             TMPDIR=str(folder),  # Ray's processes leave sockets there when they are killed
             GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
-        ):
-            # without this Ray replaces 127.0.0.1 by an address that others can reach, and listens on all there are
-            ray_constants.ENABLE_RAY_CLUSTER = False
+        )
+        with environment, ray_internals.only_this_machine(folder / "ray") as private:
             try:
-                _connect(
-                    address="local",
-                    num_cpus=cpus,
-                    include_dashboard=True,
-                    dashboard_host="127.0.0.1",
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=str(folder / "ray"),  # which Ray opens to everybody
-                )
+                _connect(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1", **private)
                 yield
             finally:
                 ray.shutdown()
-                ray_constants.ENABLE_RAY_CLUSTER = True
 
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
     """While the block runs, the environment has these values, and Ray goes by what it says of the token."""
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     def change(to: Mapping[str, str | None]) -> None:
         for name, value in to.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        Config.initialize("")  # Ray reads both once in a process
-        AuthenticationTokenLoader.instance().reset_cache()
+        ray_internals.read_environment_again()
 
     before = {name: os.environ.get(name) for name in values}
     change(values)
@@ -151,18 +139,15 @@ def _sigterm_held() -> Iterator[None]:
     Ray forks. A signal that comes meanwhile is handled in the hooks of the fork, where Python drops what the handler
     raises, and the release of the lock that the hook was about: of logging's, for which the process then waits forever.
     """
-    from ray._private import utils
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     come: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: come.append(number))
-    of_ray, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
-        yield
+        with ray_internals.sigterm_left_alone():
+            yield
     finally:
-        utils.set_sigterm_handler = of_ray
         signal.signal(signal.SIGTERM, before)
         if come:
             signal.raise_signal(signal.SIGTERM)

@@ -10,7 +10,6 @@ import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
 from ray import tune
-from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
@@ -31,9 +30,6 @@ from ltrscale.tuning.space import (
     is_in,
     to_optuna,
 )
-
-# Ray Tune would send our keys along with each trial, in a runtime_env, which Ray logs; trials have those of their node
-ENV_VARS_TO_PROPAGATE.difference_update([name for name in ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")])
 
 _REDRAWS = 20
 _MOST_CELLS = 100_000
