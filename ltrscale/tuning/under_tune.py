@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 
 from ltrscale.draws import mix
 from ltrscale.progress import Advance, Report, log
-from ltrscale.tuning.history import Begun, History, Result, Trial, best, ended
+from ltrscale.tuning.history import Begun, History, Result, TrialRecord, best, ended
 from ltrscale.tuning.space import (
     STEP,
     VALUE,
@@ -52,7 +52,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self,
         config: SearchConfig,
         history: History,
-        past: Sequence[Trial],
+        past: Sequence[TrialRecord],
         *,
         given: Params | None,
         same: Callable[[Params], str],
@@ -149,7 +149,7 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
     Ray Tune's own hears only of trials that it has run itself.
     """
 
-    def __init__(self, config: AshaConfig, past: Sequence[Trial]) -> None:
+    def __init__(self, config: AshaConfig, past: Sequence[TrialRecord]) -> None:
         super().__init__()
         self._share = 1 - 1 / config.reduction
         steps = (config.grace * config.reduction**rung for rung in itertools.count())
@@ -205,7 +205,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self,
         history: History,
         config: SearchConfig,
-        past: Sequence[Trial],
+        past: Sequence[TrialRecord],
         *,
         report: Report,
         advance: Advance,
@@ -260,7 +260,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
 
     def _tell(self, trial: Any, result: Result) -> None:
         begun = Begun.model_validate(trial.config)
-        self._trials[begun.number] = Trial(begun, result)
+        self._trials[begun.number] = TrialRecord(begun, result)
         self._report({"trial": begun.number, **result.model_dump(mode="json", exclude={"curve"})})
         leader = best(list(self._trials.values()))
         so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader and leader.result else ""

@@ -20,7 +20,7 @@ from ltrscale import config as configs
 from ltrscale.draws import mix
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.tuning.history import Begun, History, Result, Trial
+from ltrscale.tuning.history import Begun, History, Result, TrialRecord
 from ltrscale.tuning.search import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig
 from ltrscale.tuning.under_tune import Asha, Proposals
@@ -167,10 +167,11 @@ def running(number: int) -> Any:
 
 def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given() -> None:
     past = [
-        Trial(Begun(number=n, params={}), Result(state="complete", value=n, curve=((2, n), (4, n)))) for n in range(4)
+        TrialRecord(Begun(number=n, params={}), Result(state="complete", value=n, curve=((2, n), (4, n))))
+        for n in range(4)
     ]
 
-    def decision(past: list[Trial], number: int, value: float) -> str:
+    def decision(past: list[TrialRecord], number: int, value: float) -> str:
         asha, trial = Asha(AshaConfig(grace=2, reduction=2), past), running(number)
         assert asha.on_trial_result(None, trial, {"step": 1, "value": value}) == "CONTINUE"
         return asha.on_trial_result(None, trial, {"step": 2, "value": value})
@@ -227,7 +228,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
-Run = Callable[..., list[Trial]]
+Run = Callable[..., list[TrialRecord]]
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     request.getfixturevalue("cluster")
 
-    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
+    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[TrialRecord]:
         history = History(str(tmp_path))
         run_search(search_of(**values), trial, history, given=given, same=configs.digest, report=lambda _: None)
         return history.trials()
