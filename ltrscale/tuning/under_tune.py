@@ -72,9 +72,14 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self._study = optuna.create_study(direction="maximize", sampler=RandomSampler())
         for trial in past:
             if trial.result is not None and is_in(config.space, trial.begun.params):
-                value, params = trial.result.value, to_optuna(config.space, trial.begun.params)
-                ended_so = {"state": _state(value), "value": value}
-                self._study.add_trial(create_trial(**ended_so, params=params, distributions=self._distributions))
+                self._study.add_trial(
+                    create_trial(
+                        state=_state(trial.result.value),
+                        value=trial.result.value,
+                        params=to_optuna(config.space, trial.begun.params),
+                        distributions=self._distributions,
+                    )
+                )
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial, whose beginning is recorded; see `Searcher.suggest`."""
