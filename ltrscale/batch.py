@@ -124,6 +124,8 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
 class QueryGroups:
     """Query groups in ragged form: documents one after the other, groups told apart by offsets.
 
+    Nothing is checked here: call `checked` on what comes from files or users.
+
     Args:
         features_NF: float features; NaN is a missing value.
         offsets_Q1: int64, from 0 to N, never falling.
@@ -131,9 +133,6 @@ class QueryGroups:
         ids_Q: int64 group ids.
         weights_N: document weights.
         positions_N: positions at which documents were shown.
-
-    Raises:
-        ValueError: shapes, types or offsets do not fit together.
 
     Example:
         >>> groups = QueryGroups(torch.zeros(3, 4), torch.tensor([0, 1, 3]), torch.tensor([1.0, 0.0, 2.0]))
@@ -147,19 +146,6 @@ class QueryGroups:
     ids_Q: Tensor | None = None
     weights_N: Tensor | None = None
     positions_N: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        n, q = self.n_documents, self.n_groups
-        if self.features_NF.ndim != 2 or not self.features_NF.is_floating_point():
-            raise ValueError(f"features must be floats of shape [N, F], not {tuple(self.features_NF.shape)}")
-        if self.offsets_Q1.ndim != 1 or q < 0 or self.offsets_Q1.dtype != torch.int64:
-            raise ValueError("offsets must be int64 of shape [Q + 1], so at least one number")
-        if self.offsets_Q1[0] != 0 or self.offsets_Q1[-1] != n or bool((self.offsets_Q1.diff() < 0).any()):
-            raise ValueError(f"offsets must rise from 0 to the number of documents, {n}")
-        for name, size in (("labels_N", n), ("ids_Q", q), ("weights_N", n), ("positions_N", n)):
-            value = getattr(self, name)
-            if value is not None and value.shape != (size,):
-                raise ValueError(f"{name} must have shape [{size}], not {list(value.shape)}")
 
     @property
     def n_documents(self) -> int:
@@ -180,6 +166,33 @@ class QueryGroups:
     def lengths_Q(self) -> Tensor:
         """Documents of each group."""
         return self.offsets_Q1.diff()
+
+    def checked(self) -> "QueryGroups":
+        """These groups, once it is certain that shapes, types and offsets fit together.
+
+        To be called where arrays come from files or users. A constructor that checked would make a GPU wait for every
+        copy of a batch.
+
+        Raises:
+            ValueError: they do not fit together.
+
+        Example:
+            >>> QueryGroups(torch.zeros(3, 4), torch.tensor([0, 2])).checked()
+            Traceback (most recent call last):
+            ValueError: offsets must rise from 0 to the number of documents, 3
+        """
+        n, q = self.n_documents, self.n_groups
+        if self.features_NF.ndim != 2 or not self.features_NF.is_floating_point():
+            raise ValueError(f"features must be floats of shape [N, F], not {tuple(self.features_NF.shape)}")
+        if self.offsets_Q1.ndim != 1 or q < 0 or self.offsets_Q1.dtype != torch.int64:
+            raise ValueError("offsets must be int64 of shape [Q + 1], so at least one number")
+        if self.offsets_Q1[0] != 0 or self.offsets_Q1[-1] != n or bool((self.offsets_Q1.diff() < 0).any()):
+            raise ValueError(f"offsets must rise from 0 to the number of documents, {n}")
+        for name, size in (("labels_N", n), ("ids_Q", q), ("weights_N", n), ("positions_N", n)):
+            value = getattr(self, name)
+            if value is not None and value.shape != (size,):
+                raise ValueError(f"{name} must have shape [{size}], not {list(value.shape)}")
+        return self
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryGroups":
         """The same groups with a function of every tensor in its place."""

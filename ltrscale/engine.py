@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ltrscale import storage
+from ltrscale import ray_internals, storage
 from ltrscale.errors import InputError, Stopped
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -93,35 +93,25 @@ def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
 def _own_cluster(cpus: int) -> Iterator[None]:
     """A cluster that only this machine can reach, and on it only processes that can read its token."""
     import ray
-    from ray._private import ray_constants
 
     with storage.scratch.directory(longest=_SOCKET_PATH - len(_SOCKET)) as folder:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        with _environment(
+        environment = _environment(
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
             TMPDIR=str(folder),  # Ray's processes leave sockets there when they are killed
             GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
-        ):
-            # without this Ray replaces 127.0.0.1 by an address that others can reach, and listens on all there are
-            ray_constants.ENABLE_RAY_CLUSTER = False
+        )
+        with environment, ray_internals.only_this_machine(folder / "ray") as private:
             try:
-                _connect(
-                    address="local",
-                    num_cpus=cpus,
-                    include_dashboard=True,
-                    dashboard_host="127.0.0.1",
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=str(folder / "ray"),  # which Ray opens to everybody
-                )
+                _connect(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1", **private)
                 with _ending_with_the_node():
                     yield
             finally:
                 ray.shutdown()
-                ray_constants.ENABLE_RAY_CLUSTER = True
 
 
 _DIED = "Ray's processes on this machine have died; give the same command again"
@@ -138,12 +128,10 @@ def _ending_with_the_node() -> Iterator[None]:
     Raises:
         InputError: the node has died, whatever the block made of that.
     """
-    from ray._private import worker
-
     if threading.current_thread() is not threading.main_thread():  # it could not be ended
         yield
         return
-    (raylet,) = worker._global_node.all_processes["raylet"]
+    raylet = ray_internals.raylet()
     over, main_thread = threading.Event(), threading.get_ident()
 
     def end(*_: object) -> None:
@@ -151,7 +139,7 @@ def _ending_with_the_node() -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
-            if raylet.process.poll() is not None and not over.is_set():  # in this order: it ends after the block, too
+            if raylet.poll() is not None and not over.is_set():  # in this order: it ends after the block, too
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
                 over.wait(_END_S)  # if somebody kept it after all, it comes again
 
@@ -162,27 +150,25 @@ def _ending_with_the_node() -> Iterator[None]:
     except (InputError, Stopped):
         raise
     except (Exception, _NodeDied) as error:
-        if raylet.process.poll() is None:
+        if raylet.poll() is None:
             raise
         raise InputError(_DIED) from error
     finally:
         over.set()
         # a signal may be on its way still, and would end a process that does not expect it
-        signal.signal(signal.SIGUSR1, before if raylet.process.poll() is None else signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, before if raylet.poll() is None else signal.SIG_IGN)
 
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
     """While the block runs, the environment has these values, and Ray goes by what it says of the token."""
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     def change(to: Mapping[str, str | None]) -> None:
         for name, value in to.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        Config.initialize("")  # Ray reads both once in a process
-        AuthenticationTokenLoader.instance().reset_cache()
+        ray_internals.read_environment_again()
 
     before = {name: os.environ.get(name) for name in values}
     change(values)
@@ -231,18 +217,15 @@ def _sigterm_held() -> Iterator[None]:
     Ray forks. A signal that comes meanwhile is handled in the hooks of the fork, where Python drops what the handler
     raises, and the release of the lock that the hook was about: of logging's, for which the process then waits forever.
     """
-    from ray._private import utils
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     come: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: come.append(number))
-    of_ray, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
-        yield
+        with ray_internals.sigterm_left_alone():
+            yield
     finally:
-        utils.set_sigterm_handler = of_ray
         signal.signal(signal.SIGTERM, before)
         if come:
             signal.raise_signal(signal.SIGTERM)

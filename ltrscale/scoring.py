@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from ltrscale import bundle as bundles
-from ltrscale import storage
+from ltrscale import ray_internals, storage
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, read_period, write_file
@@ -236,14 +236,13 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of errors is raised too
     whose = f"{plan.config.bundle}: the process that scored a file with it"
     with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
-        for bundle in _dataset(plan).iter_internal_ref_bundles():
-            for block in bundle.block_refs:
-                for row in ray.get(block).to_pylist():
-                    if row["error"]:
-                        raise InputError(row["error"])
-                    done = Done.model_validate_json(row["done"])
-                    advance(done.counts.documents)
-                    yield done
+        for block in ray_internals.blocks(_dataset(plan)):
+            for row in ray.get(block).to_pylist():
+                if row["error"]:
+                    raise InputError(row["error"])
+                done = Done.model_validate_json(row["done"])
+                advance(done.counts.documents)
+                yield done
 
 
 def _dataset(plan: Plan) -> Any:

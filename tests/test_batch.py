@@ -126,12 +126,18 @@ def offsets(*values: int) -> Tensor:
 )
 def test_what_does_not_fit_together_is_refused(change: dict[str, Tensor], message: str) -> None:
     good = {"features_NF": torch.zeros(3, 2), "offsets_Q1": offsets(0, 1, 3)}
-    assert QueryGroups(**good).n_groups == 2
+    assert QueryGroups(**good).checked().n_groups == 2
     with pytest.raises(ValueError, match=message):
-        QueryGroups(**{**good, **change})
+        QueryGroups(**{**good, **change}).checked()
 
 
 def test_a_move_keeps_all_fields() -> None:
     groups = make([2, 0, 1])
     assert split(groups.to("cpu")) == split(groups)
     assert make([1], fields=()).to("cpu").labels_N is None
+
+
+def test_nothing_reads_the_values_of_a_batch_that_is_made_or_moved() -> None:
+    moved = make([2, 0, 1]).to("meta")  # whose values nobody can read
+    assert moved.tensors()
+    assert all(values.is_meta for values in moved.tensors())

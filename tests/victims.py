@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ import ray
 import torch
 import torch.distributed as dist
 
-from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch import start
@@ -32,6 +31,7 @@ from ltrscale.launch.workers import ONE, Context, Work, WorkersConfig, rank_and_
 from ltrscale.progress import Report
 from ltrscale.training import pretrain as pretraining
 from ltrscale.training.checkpoint import list_checkpoints
+from ltrscale.training.feed import Fed
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig, Pretraining, pretrain
 from ltrscale.training.reduce import from_rank_0
@@ -78,12 +78,10 @@ class Watched:
             patch.setattr(pretraining, "launch", launch_watched)
             yield
 
-    def _before(
-        self, trainer: Trainer, micro_batches: Mapping[int, QueryGroups | None], attempt: int, out: str
-    ) -> None:
+    def _before(self, trainer: Trainer, fed: Fed, attempt: int, out: str) -> None:
         rank, world = rank_and_world()
         step = trainer.state.step
-        ids = {c: [] if g is None or g.ids_Q is None else g.ids_Q.tolist() for c, g in micro_batches.items()}
+        ids = {c: [] if g is None or g.ids_Q is None else g.ids_Q.tolist() for c, g in fed.micro_batches.items()}
         path = Path(self.folder) / f"{attempt}-{rank}.jsonl"
         with path.open("a") as file:
             node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
@@ -115,14 +113,12 @@ class Watched:
 
 
 @contextmanager
-def _steps(before: Callable[[Trainer, Mapping[int, QueryGroups | None]], None]) -> Iterator[None]:
+def _steps(before: Callable[[Trainer, Fed], None]) -> Iterator[None]:
     original = Trainer.step
 
-    def step(
-        self: Trainer, micro_batches: dict[int, QueryGroups | None], *, wait_s: float = 0.0
-    ) -> tuple[StepResult, int]:
-        before(self, micro_batches)
-        return original(self, micro_batches, wait_s=wait_s)
+    def step(self: Trainer, fed: Fed, *, wait_s: float = 0.0) -> tuple[StepResult, int]:
+        before(self, fed)
+        return original(self, fed, wait_s=wait_s)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", step)

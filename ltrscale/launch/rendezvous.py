@@ -1,6 +1,7 @@
 """Where the workers of Ray Train meet: torch's store, on the address of its node alone.
 
-By itself the store listens on every interface of its machine, and it asks nobody for a token.
+By itself the store listens on every interface of its machine, and it asks nobody for a token. Ray Train has no public
+way to choose the interface: what is used of its inside is looked at with each version, see `ltrscale.ray_internals`.
 """
 
 import socket

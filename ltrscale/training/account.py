@@ -7,13 +7,14 @@ number of workers and restarts.
 Shapes: Q groups.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.readers import Reader
 from ltrscale.data.stream.windows import Decoder, group_ids
@@ -49,6 +50,15 @@ def checksum(ids_Q: NDArray[np.int64]) -> int:
     """
     hashes_Q = splitmix64(np.zeros(len(ids_Q), np.uint64), ids_Q.astype(np.uint64))
     return int((hashes_Q >> np.uint64(32)).sum())
+
+
+def account_of(batches: Iterable[QueryGroups]) -> Account:
+    """What is in batches, which lie on the CPU; the checksum leaves out groups without ids."""
+    total = Account()
+    for groups in batches:
+        which = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
+        total = total.plus(groups.n_groups, groups.n_documents, which)
+    return total
 
 
 def listed(selection: Selection, reader: Reader) -> Account:

@@ -1,15 +1,17 @@
-"""Reading ahead: the next steps are read, decoded and copied to the device while this one is computed."""
+"""Reading ahead: the next steps are read, decoded, counted and copied to the device while this one is computed."""
 
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import Step
+from ltrscale.data.stream.batches import Position, Step
+from ltrscale.training.account import Account, account_of
 
 _POLL_S = 0.1
 
@@ -23,7 +25,16 @@ class _End:
     """No step is left."""
 
 
-def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Generator[Step]:
+class Fed(NamedTuple):
+    """A step whose micro-batches are on the device; see `Step`."""
+
+    micro_batches: dict[int, QueryGroups | None]
+    positions: dict[int, Position]
+    account: Account
+    """What all micro-batches hold, counted before they left the CPU: a GPU would have to send the ids back."""
+
+
+def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Generator[Fed]:
     """The same steps, their micro-batches on the device; a thread stays up to `depth` steps ahead.
 
     On a GPU the thread copies from pinned memory on a CUDA stream of its own, so that neither reading nor copying waits
@@ -39,10 +50,10 @@ def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Ge
     if depth == 0:
         yield from map(move, steps)
         return
-    ready: Queue[Step | _Failed | _End] = Queue(maxsize=depth)
+    ready: Queue[Fed | _Failed | _End] = Queue(maxsize=depth)
     stopped = threading.Event()
 
-    def put(item: Step | _Failed | _End) -> None:
+    def put(item: Fed | _Failed | _End) -> None:
         while not stopped.is_set():
             try:
                 ready.put(item, timeout=_POLL_S)
@@ -77,7 +88,7 @@ def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Ge
         thread.join()
 
 
-def _drain(ready: Queue[Step | _Failed | _End]) -> None:
+def _drain(ready: Queue[Fed | _Failed | _End]) -> None:
     while True:
         try:
             ready.get_nowait()
@@ -92,19 +103,21 @@ class _Mover:
         self.device = device
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def __call__(self, step: Step) -> Step:
+    def __call__(self, step: Step) -> Fed:
         """The step with its micro-batches on the device, all copies done."""
+        account = account_of(filter(None, step.micro_batches.values()))
         if self.side is None:
-            return step._replace(micro_batches={c: g and g.to(self.device) for c, g in step.micro_batches.items()})
+            moved = {c: g and g.to(self.device) for c, g in step.micro_batches.items()}
+            return Fed(moved, step.positions, account)
         with torch.cuda.stream(self.side):
             moved = {c: g and self._to_gpu(g) for c, g in step.micro_batches.items()}
         self.side.synchronize()  # in this thread, while the consumer computes
-        return step._replace(micro_batches=moved)
+        return Fed(moved, step.positions, account)
 
     def _to_gpu(self, groups: QueryGroups) -> QueryGroups:
         return groups.map(Tensor.pin_memory).to(self.device, non_blocking=True)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Fed) -> None:
         """Tell the allocator that the consumer's CUDA stream uses memory which came from the copying one."""
         if self.side is None:
             return

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.stream.batches import GroupStream, Position, Step
+from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.data.stream.plan import step_seed
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
-from ltrscale.training.account import Account, checksum
-from ltrscale.training.feed import read_ahead
+from ltrscale.training.account import Account
+from ltrscale.training.feed import Fed, read_ahead
 from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
 from ltrscale.training.schedules import OptimizerConfig, build_optimizer, learning_rate
 from ltrscale.training.settings import Precision
@@ -149,9 +149,9 @@ class Trainer:
         with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
             while True:
                 asked = time.monotonic()
-                step = next(steps, Step({}, self.state.positions))
+                step = next(steps, Fed({}, self.state.positions, Account()))
                 wait_s = time.monotonic() - asked
-                result, checksum = self.step(step.micro_batches, wait_s=wait_s)
+                result, checksum = self.step(step, wait_s=wait_s)
                 self.waited_s += wait_s
                 if result.groups == 0:  # on every worker: the counts are summed over all
                     break
@@ -166,18 +166,20 @@ class Trainer:
             raise RuntimeError(f"epoch {self.state.epoch} read {self.state.account} and not {self.expected}")
         self.past, self.state = self.state, State(epoch=self.state.epoch + 1, step=self.state.step)
 
-    def step(self, micro_batches: dict[int, QueryGroups | None], *, wait_s: float = 0.0) -> tuple[StepResult, int]:
+    def step(self, step: Fed, *, wait_s: float = 0.0) -> tuple[StepResult, int]:
         """Accumulate the micro-batches of the local streams, reduce over the workers, update.
 
         Returns:
             The step, and the checksum of the groups that were read.
         """
-        own = torch.zeros(len(_Sums._fields), dtype=torch.float64)
-        for stream, groups in sorted(micro_batches.items()):
+        loss, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
+        for stream, groups in sorted(step.micro_batches.items()):
             if groups is not None:
-                own[:5] += self.backward(stream, groups)
-        own[5:] = torch.tensor([self.due(), self.stopping(), self.failed(), wait_s])
-        total = _Sums(*sum_over_workers(own).tolist())
+                of_stream, count = self.backward(stream, groups)
+                loss += of_stream  # on the device: a step copies its loss to the CPU once, in the next line
+                averaged += count
+        own = _Sums(loss.item(), averaged, *step.account, self.due(), self.stopping(), self.failed(), wait_s)
+        total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
         self._check_finite("loss", total.loss)
         norm = self.update(total.averaged, total.groups) if total.averaged > 0 else math.nan
         update_running_statistics(self.model)
@@ -195,18 +197,16 @@ class Trainer:
         )
         return result, int(total.checksum)
 
-    def backward(self, stream: int, groups: QueryGroups) -> Tensor:
-        """Add one micro-batch's gradient; returns its loss, count, groups, documents and checksum."""
+    def backward(self, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
+        """Add one micro-batch's gradient; returns its summed loss and what that is to be divided by."""
         seed = step_seed(self.seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            loss, count = self.objective(groups.to(self.device), self.generator)
+            loss, count = self.objective(groups, self.generator)
         if count > 0:
             loss.backward()  # type: ignore[no-untyped-call]
-        which = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy(force=True))
-        values = [loss.item(), count, groups.n_groups, groups.n_documents, which]
-        return torch.tensor(values, dtype=torch.float64)
+        return loss.detach().double(), count
 
     def update(self, count: float, groups: float) -> float:
         """Apply the mean gradient of a step that read so many groups; returns its norm before clipping."""

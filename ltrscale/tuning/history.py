@@ -45,8 +45,8 @@ class Result(Config):
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A trial and, once it has ended, its result."""
+class TrialRecord:
+    """What a history knows of a trial: how it began and, once it has ended, its result."""
 
     begun: Begun
     result: Result | None
@@ -116,7 +116,7 @@ class History:
         url = join(self.folder(number), _ENDED)
         return validate(Result, _read(url), url) if storage.exists(url) else None
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialRecord]:
         """All trials that have begun, by number."""
         found = []
         for folder in storage.children(join(self.url, _TRIALS)):
@@ -125,7 +125,7 @@ class History:
                 begun = validate(Begun, _read(url), url)
                 if folder != self.folder(begun.number):
                     raise InputError(f"{url}: number {begun.number} is not that of its directory; remove it")
-                found.append(Trial(begun, self.result(begun.number)))
+                found.append(TrialRecord(begun, self.result(begun.number)))
         return sorted(found, key=lambda trial: trial.number)
 
     def remove(self, loose: Collection[str] = ()) -> None:
@@ -134,12 +134,12 @@ class History:
         storage.remove(join(self.url, _SEARCH))
 
 
-def ended(trials: Sequence[Trial]) -> list[Trial]:
+def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Those that have ended."""
     return [trial for trial in trials if trial.result is not None]
 
 
-def best(trials: Sequence[Trial]) -> Trial | None:
+def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The one with the highest value of those that came to their end, of equal ones the first; None if none did."""
     complete = [(t.result.value, t) for t in trials if t.result is not None and t.result.state == "complete"]
     return max(((v, -t.number, t) for v, t in complete if v is not None), default=(0, 0, None))[2]

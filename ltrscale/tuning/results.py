@@ -18,7 +18,7 @@ from optuna.visualization import matplotlib as pictures
 from ltrscale import storage
 from ltrscale.markdown import code, escape
 from ltrscale.storage import join
-from ltrscale.tuning.history import Trial, best, ended
+from ltrscale.tuning.history import TrialRecord, best, ended
 from ltrscale.tuning.space import Dimension, Space, is_in, label, to_optuna
 
 TABLE, REPORT = "trials.csv", "report.md"
@@ -32,9 +32,9 @@ class Outcome:
     """A search that is over, for the reader."""
 
     space: Space
-    trials: Sequence[Trial]
+    trials: Sequence[TrialRecord]
     metric: str
-    used: Callable[[Trial, str], bool]
+    used: Callable[[TrialRecord, str], bool]
     """Whether a trial's config has the value of this key, which depends on the key's `when`."""
 
     @property
@@ -42,7 +42,7 @@ class Outcome:
         """Each key with the shortest ending that tells it from the others."""
         return {key: _ending(key, self.space) for key in self.space}
 
-    def shown(self, trial: Trial, key: str, *, exactly: bool = False) -> str:
+    def shown(self, trial: TrialRecord, key: str, *, exactly: bool = False) -> str:
         """A trial's value of a key, in four digits or exactly; empty where its config has none or it is as given."""
         params = trial.begun.params
         if key not in params or not self.used(trial, key):
@@ -107,7 +107,7 @@ def _report(outcome: Outcome, commands: Sequence[str], drawn: Sequence[str]) -> 
     return "\n".join(lines)
 
 
-def _best(outcome: Outcome, leader: Trial, trials: Sequence[Trial]) -> list[str]:
+def _best(outcome: Outcome, leader: TrialRecord, trials: Sequence[TrialRecord]) -> list[str]:
     assert leader.result is not None
     assert leader.result.value is not None
     value, first = leader.result.value, next((t.result for t in trials if t.number == 0), None)
@@ -121,10 +121,10 @@ def _best(outcome: Outcome, leader: Trial, trials: Sequence[Trial]) -> list[str]
     return [f"Trial {leader.number}: {value:.4f}; {compared}.", "", *settings]
 
 
-def _rows(outcome: Outcome, trials: Sequence[Trial]) -> list[str]:
+def _rows(outcome: Outcome, trials: Sequence[TrialRecord]) -> list[str]:
     """All trials, the best first."""
 
-    def order(trial: Trial) -> tuple[bool, float, int]:
+    def order(trial: TrialRecord) -> tuple[bool, float, int]:
         value = trial.result.value if trial.result else None
         return value is None, -(value or 0.0), trial.number
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ltrscale import storage
+from ltrscale import ray_internals, storage
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log, progress
@@ -90,6 +90,7 @@ def _run(
     stopping: Callable[[], bool],
 ) -> None:
     _set_up_tune()
+    ray_internals.keep_keys_out_of_trials()
     from ray import tune  # here, for the many processes that never search
 
     from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe

@@ -3,22 +3,20 @@
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 from ray import tune
-from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
-from ray.tune.search.optuna import OptunaSearch
-from ray.tune.search.searcher import Searcher
+from ray.tune.schedulers import FIFOScheduler
+from ray.tune.search import Searcher
 
 from ltrscale.draws import mix
 from ltrscale.progress import Advance, Report, log
-from ltrscale.tuning.history import Begun, History, Result, Trial, best, ended
+from ltrscale.tuning.history import Begun, History, Result, TrialRecord, best, ended
 from ltrscale.tuning.space import (
     STEP,
     VALUE,
@@ -32,9 +30,6 @@ from ltrscale.tuning.space import (
     to_optuna,
 )
 
-# Ray Tune would send our keys along with each trial, in a runtime_env, which Ray logs; trials have those of their node
-ENV_VARS_TO_PROPAGATE.difference_update([name for name in ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")])
-
 _REDRAWS = 20
 _MOST_CELLS = 100_000
 _FOREVER = 10**9
@@ -47,37 +42,44 @@ class _Unsaved:
         return {}
 
 
-class Proposals(_Unsaved, OptunaSearch):  # type: ignore[misc]
-    """What to try next: first the trials that have begun and not ended, and before all others the config as given."""
+class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
+    """What to try next: first the trials that have begun and not ended, and before all others the config as given.
+
+    A study of Optuna's, in memory, is asked for parameters and learns what came of them.
+    """
 
     def __init__(
         self,
         config: SearchConfig,
         history: History,
-        past: Sequence[Trial],
+        past: Sequence[TrialRecord],
         *,
         given: Params | None,
         same: Callable[[Params], str],
     ) -> None:
+        super().__init__(metric=VALUE, mode="max")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._config, self._history, self._same = config, history, same
         self._numbers: dict[str, int] = {}
+        self._asked: dict[str, optuna.Trial] = {}
         self._seen = {same(trial.begun.params) for trial in past}
         self._again = [trial.begun for trial in past if trial.result is None]
         if not past:
             self._again.append(Begun(number=0, params=given or {}))
         self._next = max((trial.number for trial in past), default=0) + 1
         self.exhausted = False
-        super().__init__(
-            space={key: dimension.distribution() for key, dimension in config.space.items()},
-            metric=VALUE,
-            mode="max",
-            sampler=RandomSampler(),
-        )
+        self._distributions = {key: dimension.distribution() for key, dimension in config.space.items()}
+        self._study = optuna.create_study(direction="maximize", sampler=RandomSampler())
         for trial in past:
             if trial.result is not None and is_in(config.space, trial.begun.params):
-                value, failed = trial.result.value, trial.result.value is None
-                self.add_evaluated_point(to_optuna(config.space, trial.begun.params), value, error=failed)
+                self._study.add_trial(
+                    create_trial(
+                        state=_state(trial.result.value),
+                        value=trial.result.value,
+                        params=to_optuna(config.space, trial.begun.params),
+                        distributions=self._distributions,
+                    )
+                )
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial, whose beginning is recorded; see `Searcher.suggest`."""
@@ -99,41 +101,41 @@ class Proposals(_Unsaved, OptunaSearch):  # type: ignore[misc]
     def _take_up(self, trial_id: str, params: Params) -> None:
         """Let Optuna know of a trial whose parameters it did not choose, where the space contains them."""
         if is_in(self._config.space, params):
-            self._ot_study.enqueue_trial(to_optuna(self._config.space, params))
-            self._ot_trials[trial_id] = self._ot_study.ask(fixed_distributions=self._space)
+            self._study.enqueue_trial(to_optuna(self._config.space, params))
+            self._asked[trial_id] = self._study.ask(self._distributions)
 
     def _draw(self, trial_id: str) -> Params | None:
         """Parameters that no trial had; None where there are none left."""
         for redraw in range(_REDRAWS):
             seed = mix("proposal", self._config.search.seed, self._next, redraw) % 2**31
-            self._ot_study.sampler = _sampler(self._config.search, seed)
-            asked = self._ot_study.ask(fixed_distributions=self._space)
+            self._study.sampler = _sampler(self._config.search, seed)
+            asked = self._study.ask(self._distributions)
             params = from_optuna(self._config.space, asked.params)
             if self._same(params) not in self._seen:
-                self._ot_trials[trial_id] = asked
+                self._asked[trial_id] = asked
                 return params
-            self._ot_study.tell(asked, state=TrialState.FAIL)
+            self._study.tell(asked, state=TrialState.FAIL)
         for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):
             if self._same(cell) not in self._seen:
                 self._take_up(trial_id, cell)
                 return cell
         return None
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Values along the way are nothing to the sampler."""
-
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell the sampler what came of a trial."""
-        asked = self._ot_trials.pop(trial_id, None)
+        asked = self._asked.pop(trial_id, None)
         if asked is None:
             return
         known = self._history.result(self._numbers[trial_id])
         value = known.value if known is not None else None if error else (result or {}).get(VALUE)
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
-        self._ot_study.tell(asked, value, state=state)
+        self._study.tell(asked, value, state=_state(value))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the history is all that is needed."""
+
+
+def _state(value: float | None) -> TrialState:
+    return TrialState.FAIL if value is None else TrialState.COMPLETE
 
 
 def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
@@ -146,30 +148,44 @@ def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
             return RandomSampler(seed)
 
 
-class Asha(ASHAScheduler):  # type: ignore[misc]
-    """Ray Tune's ASHA, which knows the curves of earlier trials and never stops trial 0, the config as given."""
+class Asha(FIFOScheduler):  # type: ignore[misc]
+    """ASHA as Ray Tune has it, which knows the curves of earlier trials and never stops trial 0, the config as given.
 
-    def __init__(self, config: AshaConfig, past: Sequence[Trial]) -> None:
-        super().__init__(
-            time_attr=STEP,
-            metric=VALUE,
-            mode="max",
-            max_t=_FOREVER,
-            grace_period=config.grace,
-            reduction_factor=config.reduction,
-        )
+    Ray Tune's own hears only of trials that it has run itself.
+    """
+
+    def __init__(self, config: AshaConfig, past: Sequence[TrialRecord]) -> None:
+        super().__init__()
+        self._share = 1 - 1 / config.reduction
+        steps = (config.grace * config.reduction**rung for rung in itertools.count())
+        rungs = list(itertools.takewhile(lambda step: step <= _FOREVER, steps))
+        self._values: dict[float, dict[int, float]] = {step: {} for step in reversed(rungs)}
+        """At each step where it is decided, the last one first, the values of the trials by number."""
         for trial in ended(past):
             assert trial.result is not None
-            stand_in = SimpleNamespace(trial_id=f"past-{trial.number}", config={"number": trial.number})
-            self.on_trial_add(None, stand_in)
             for step, value in trial.result.curve:
-                self.on_trial_result(None, stand_in, {STEP: step, VALUE: value})
-            self.on_trial_remove(None, stand_in)
+                self._is_good(trial.number, step, value)
 
-    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:  # noqa: ARG002
         """Whether a trial goes on."""
-        decision = super().on_trial_result(controller, trial, result)
-        return TrialScheduler.CONTINUE if trial.config["number"] == 0 else str(decision)
+        if VALUE not in result:
+            return str(self.CONTINUE)
+        number = trial.config["number"]
+        good = self._is_good(number, result[STEP], result[VALUE])
+        return str(self.CONTINUE if good or number == 0 else self.STOP)
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """The last result counts like any other."""
+        self.on_trial_result(controller, trial, result)
+
+    def _is_good(self, number: int, step: int, value: float) -> bool:
+        """Record a value at the last of the steps reached that lacks the trial; whether it is among the best there."""
+        for at, values in self._values.items():
+            if at <= step and number not in values:
+                good = not values or value >= np.percentile(list(values.values()), 100 * self._share)
+                values[number] = value
+                return bool(good)
+        return True
 
 
 class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
@@ -194,7 +210,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self,
         history: History,
         config: SearchConfig,
-        past: Sequence[Trial],
+        past: Sequence[TrialRecord],
         *,
         report: Report,
         advance: Advance,
@@ -249,7 +265,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
 
     def _tell(self, trial: Any, result: Result) -> None:
         begun = Begun.model_validate(trial.config)
-        self._trials[begun.number] = Trial(begun, result)
+        self._trials[begun.number] = TrialRecord(begun, result)
         self._report({"trial": begun.number, **result.model_dump(mode="json", exclude={"curve"})})
         leader = best(list(self._trials.values()))
         so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader and leader.result else ""

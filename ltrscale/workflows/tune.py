@@ -21,7 +21,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.workers import stop_on_sigterm
 from ltrscale.progress import log
 from ltrscale.storage import join
-from ltrscale.tuning.history import History, Trial, best
+from ltrscale.tuning.history import History, TrialRecord, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
 from ltrscale.tuning.search import run_search
 from ltrscale.tuning.space import Params, SearchConfig
@@ -159,7 +159,7 @@ def _write(config: TuneJob, history: History) -> None:
             storage.write_bytes(url, configs.dump(settings).encode())
             commands.append(f"python -m jobs.{module} --config {shlex.quote(url)}")
 
-    def used(trial: Trial, key: str) -> bool:
+    def used(trial: TrialRecord, key: str) -> bool:
         try:
             return key in with_params(config.job, config.space, trial.begun.params)[1]
         except InputError:

@@ -4,11 +4,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import Position, Step
+from ltrscale.training.account import checksum
 from ltrscale.training.feed import read_ahead
 
 CPU = torch.device("cpu")
@@ -26,7 +28,7 @@ class Source:
                 self.asked += 1
                 if i == self.fails_at:
                     raise OSError("gone")
-                groups = QueryGroups(torch.full((2, 3), float(i)), torch.tensor([0, 2]))
+                groups = QueryGroups(torch.full((2, 3), float(i)), torch.tensor([0, 2]), ids_Q=torch.tensor([i]))
                 yield Step({0: groups, 1: None}, {0: Position(0, i)})
         finally:
             self.closed = True
@@ -44,6 +46,7 @@ def test_the_same_steps_in_the_same_order(depth: int) -> None:
         assert step.micro_batches[1] is None
         assert step.micro_batches[0] is not None
         assert bool((step.micro_batches[0].features_NF == i).all())
+        assert step.account == (1, 2, checksum(np.array([i])))
     assert not threads()
 
 

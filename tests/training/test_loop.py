@@ -4,12 +4,14 @@ import math
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from trainers import WEEKS, make_trainer, run
 from variations import kind_of
 
@@ -85,6 +87,36 @@ class Fixed:
 
     def epoch(self, *_: object) -> Iterator[Step]:
         return (Step(micro_batches, {}) for micro_batches in self.steps)
+
+
+class Reads(TorchDispatchMode):
+    """Counts the values that are read from tensors, for each of which a GPU would have to finish first."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_reads_no_more_from_many_micro_batches_than_from_one() -> None:
+    groups = QueryGroups(torch.randn(3, 2), torch.tensor([0, 3]), ids_Q=torch.tensor([7]))
+    model = torch.nn.Linear(2, 1)
+    counts = []
+    for streams in (1, 4):
+        trainer = Trainer(
+            model,
+            lambda given, _: (model(given.features_NF).square().sum(), float(given.n_documents)),
+            Fixed([dict.fromkeys(range(streams), groups)]),  # type: ignore[arg-type]
+            OptimizerConfig(),
+            epochs=1,
+            seed=0,
+        )
+        with Reads() as reads:
+            (step,) = trainer.epoch()
+        assert step.groups == streams
+        counts.append(reads.count)
+    assert counts[0] == counts[1] > 0
 
 
 def test_every_micro_batch_has_randomness_of_its_own(synthetic_dataset: str) -> None:

@@ -4,15 +4,23 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
+import optuna
 import pytest
 import tuning_trials
+from hypothesis import strategies as st
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState, create_trial
+from ray.tune.schedulers import ASHAScheduler
 
 from ltrscale import config as configs
+from ltrscale.draws import mix
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.tuning.history import Begun, History, Result, Trial
+from ltrscale.tuning.history import Begun, History, Result, TrialRecord
 from ltrscale.tuning.search import TrialFunction, _Curve, attempt, check_any_complete, run_search
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig
 from ltrscale.tuning.under_tune import Asha, Proposals
@@ -64,6 +72,22 @@ def test_a_search_that_was_cut_off_anywhere_ends_like_one_that_was_not(kind: str
             assert records(cut.url) == expected
             ran = [tuning_trials.attempts(cut.folder(n)) for n in range(8)]
             assert ran == [2 if begun and n == number else 1 for n in range(8)]
+
+
+def test_what_is_proposed_is_what_optuna_says_of_the_history_with_the_seed_of_the_trial(tmp_path: Path) -> None:
+    config = search_of(search={"startup": 3, "seed": 5})
+    history = History(str(tmp_path))
+    by_proposals(config, history, tuning_trials.parabola)
+    distributions = {key: dimension.distribution() for key, dimension in config.space.items()}
+    study = optuna.create_study(direction="maximize")
+    for trial in history.trials():
+        if trial.number > 0:
+            study.sampler = TPESampler(n_startup_trials=3, seed=mix("proposal", 5, trial.number, 0) % 2**31)
+            asked = study.ask(distributions)
+            assert asked.params == trial.begun.params
+            study.tell(asked, state=TrialState.FAIL)  # for the one that is added in its place
+        assert trial.result is not None
+        study.add_trial(create_trial(value=trial.result.value, params=trial.begun.params, distributions=distributions))
 
 
 def test_the_first_trial_is_the_config_as_given_whether_or_not_it_is_in_the_space(tmp_path: Path) -> None:
@@ -136,18 +160,19 @@ def test_the_curve_goes_forward_and_stays_short() -> None:
     assert curve.points == [(step, -abs(step - 500)) for step in steps]
 
 
+def running(number: int) -> Any:
+    """A trial as Ray Tune shows it to its scheduler."""
+    return SimpleNamespace(trial_id=f"running-{number}", config={"number": number})
+
+
 def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given() -> None:
     past = [
-        Trial(Begun(number=n, params={}), Result(state="complete", value=n, curve=((2, n), (4, n)))) for n in range(4)
+        TrialRecord(Begun(number=n, params={}), Result(state="complete", value=n, curve=((2, n), (4, n))))
+        for n in range(4)
     ]
 
-    class Running:
-        def __init__(self, number: int) -> None:
-            self.trial_id, self.config = f"running-{number}", {"number": number}
-
-    def decision(past: list[Trial], number: int, value: float) -> str:
-        asha, trial = Asha(AshaConfig(grace=2, reduction=2), past), Running(number)
-        asha.on_trial_add(None, trial)
+    def decision(past: list[TrialRecord], number: int, value: float) -> str:
+        asha, trial = Asha(AshaConfig(grace=2, reduction=2), past), running(number)
         assert asha.on_trial_result(None, trial, {"step": 1, "value": value}) == "CONTINUE"
         return asha.on_trial_result(None, trial, {"step": 2, "value": value})
 
@@ -155,6 +180,34 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     assert decision(past, 7, 2.0) == "CONTINUE"
     assert decision([], 7, 1.0) == "CONTINUE"
     assert decision(past, 0, 1.0) == "CONTINUE"
+
+
+@hypothesis.given(
+    st.integers(1, 5),
+    st.floats(1.1, 4),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(-3, 3), st.booleans()), max_size=60),
+)
+def test_asha_decides_as_that_of_ray_tune_does(
+    grace: int, reduction: float, results: list[tuple[int, int, int, bool]]
+) -> None:
+    ours = Asha(AshaConfig(grace=grace, reduction=reduction), [])
+    theirs = ASHAScheduler("step", "value", "max", max_t=10**9, grace_period=grace, reduction_factor=reduction)
+    steps, over = dict.fromkeys(range(1, 8), 0), set()
+    for number in steps:
+        theirs.on_trial_add(None, running(number))
+    for place, further, value, completes in results:
+        number = place + 1
+        if number in over:
+            continue
+        steps[number] += further
+        result = {"step": steps[number], "value": float(value)}
+        assert ours.on_trial_result(None, running(number), result) == theirs.on_trial_result(
+            None, running(number), result
+        )
+        if completes:
+            over.add(number)
+            for scheduler in (ours, theirs):
+                scheduler.on_trial_complete(None, running(number), result)
 
 
 def test_where_all_fail_the_most_common_reason_is_told(tmp_path: Path) -> None:
@@ -175,7 +228,7 @@ def cluster() -> Iterator[None]:
         yield
 
 
-Run = Callable[..., list[Trial]]
+Run = Callable[..., list[TrialRecord]]
 
 
 @pytest.fixture
@@ -184,7 +237,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     request.getfixturevalue("cluster")
 
-    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
+    def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[TrialRecord]:
         history = History(str(tmp_path))
         run_search(search_of(**values), trial, history, given=given, same=configs.digest, report=lambda _: None)
         return history.trials()

@@ -94,6 +94,8 @@ def _content(url: str, size: int) -> Iterator[Piece]:
             with storage.named_errors(url):
                 return stream.read(n)
 
+        # not gzip.GzipFile and lzma.LZMAFile: the first cannot say where the data that it refuses begins, since it has
+        # read on, and the second passes over whatever follows the last stream, such as the rest of a damaged one
         magic = read(len(_XZ_MAGIC))
         chunks = chain([magic], iter(read, b""))
         if magic.startswith(_GZIP_MAGIC):

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyarrow import dataset as arrow_dataset
 from pyarrow import fs as arrow_fs
 
-from ltrscale import storage
+from ltrscale import ray_internals, storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.split import RowGroup, Source
@@ -135,7 +135,7 @@ def _fetch(dataset: Any) -> Iterator[pa.Table]:
     """
     import ray
 
-    blocks = (block for bundle in dataset.iter_internal_ref_bundles() for block in bundle.block_refs)
+    blocks = ray_internals.blocks(dataset)
     block = next(blocks, None)
     while block is not None:
         following = next(blocks, None)

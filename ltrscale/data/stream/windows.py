@@ -67,7 +67,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
         torch.from_numpy(np.concatenate(ids)) if ids else None,
         columns_N.get("weights"),
         columns_N.get("positions"),
-    )
+    ).checked()
 
 
 def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Window:

@@ -483,6 +483,7 @@ def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
     packed = lzma.compress(gzip.decompress(good))
     (tmp_path / "cut.csv.xz").write_bytes(packed[:-30])
     (tmp_path / "flipped.csv.xz").write_bytes(packed[:60] + bytes([packed[60] ^ 4]) + packed[61:])
+    (tmp_path / "followed.csv.xz").write_bytes(packed + b"something else")
     (tmp_path / "empty.csv").write_bytes(b"")
     (tmp_path / "binary.csv").write_bytes(bytes(range(256)) * 100)
     (tmp_path / "log.txt").write_bytes(b"q,d,y,f\n")
@@ -494,6 +495,7 @@ def test_unreadable_files_are_one_line(tmp_path: Path) -> None:
         "cut.csv.gz": r"too early, at byte \d+",
         "cut.csv.xz": r"too early, at byte \d+",
         "flipped.csv.xz": r"corrupt xz data at or before byte \d+",
+        "followed.csv.xz": rf"corrupt xz data at or before byte {len(packed) + 14} .*, 40008 bytes of text came before",
         "empty.csv": "the file is empty; a CSV file begins with",
         "binary.csv": "line 1 is no line of column names",
         "log.txt": "the name does not end in .parquet",

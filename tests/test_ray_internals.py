@@ -1,0 +1,63 @@
+"""What is used of Ray's inside: with which version it was tried, where it may be used, and that it is still there."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import ray
+
+from ltrscale import ray_internals
+
+ROOT = Path(__file__).parents[1]
+ADAPTERS = {"ltrscale/ray_internals.py", "ltrscale/launch/rendezvous.py"}
+
+
+def test_the_pinned_version_of_ray_is_the_one_that_its_inside_was_looked_at_with() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "cluster" / "constraints.txt").read_text().split())
+    remedy = (
+        f"ltrscale/ray_internals.py, ltrscale/launch/rendezvous.py and cluster/local.py use the inside of Ray "
+        f"{ray_internals.VERSION}: look at each in the new version, run the tests marked ray, then change VERSION"
+    )
+    assert pins["ray"] == ray_internals.VERSION, remedy
+    assert ray.__version__ == ray_internals.VERSION, remedy
+
+
+def private_names(path: Path) -> list[str]:
+    """What a module uses of Ray under a name that begins with an underscore or says `internal`."""
+    found, of_ray = [], set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            names = [f"{module}.{alias.name}".strip(".") for alias in node.names]
+            found += [name for name in names if name.startswith("ray.") and ("._" in name or ".execution" in name)]
+            of_ray |= (
+                {alias.asname or alias.name.split(".")[0] for alias in node.names} if names[0][:3] == "ray" else set()
+            )
+        elif isinstance(node, ast.Attribute):
+            whole = ast.unparse(node)
+            if "iter_internal" in node.attr or (whole.split(".")[0] in of_ray and node.attr.startswith("_")):
+                found.append(whole)
+    return found
+
+
+def test_only_the_adapters_use_the_inside_of_ray() -> None:
+    users = {
+        str(path.relative_to(ROOT))
+        for folder in ("ltrscale", "jobs")
+        for path in (ROOT / folder).rglob("*.py")
+        if private_names(path)
+    }
+    assert users == ADAPTERS
+
+
+def test_a_name_that_a_new_version_no_longer_has_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'GONE'"), ray_internals._replaced(ray, "GONE", 1):
+        pass
+
+
+def test_no_keys_of_s3_travel_with_the_trials_of_a_search() -> None:
+    from ray.tune.execution import class_cache
+
+    ray_internals.keep_keys_out_of_trials()
+    assert class_cache.ENV_VARS_TO_PROPAGATE
+    assert not [name for name in class_cache.ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")]
