@@ -9,18 +9,17 @@ work         makes the output and commits it
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Splits, check_disjoint
 from ltrscale.errors import InputError
-from ltrscale.launch import under_torchrun
-from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log
-from ltrscale.training import resumption
+from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import held, recorded
 
 Origin = Mapping[str, Any]
@@ -92,36 +91,31 @@ class Stage(Config):
         return True
 
 
-class TrainingStage(Stage):
-    """A stage that goes on from checkpoints where it was cut short."""
+class LabelledStage(Stage):
+    """A stage that learns from the labels of a training split, and chooses by a validation split."""
 
-    workers: Workers = ONE
-    """Data-parallel workers; more than one run under Ray Train."""
-    fresh: bool = False
-    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
 
     @abstractmethod
-    def fit(self, origin: Origin, report: Report) -> None:
-        """Train, or go on with that, and commit the bundle."""
+    def settings(self) -> Config:
+        """What the output depends on, besides periods and inputs."""
 
-    def work(self, origin: Origin, report: Report) -> None:
-        """Train."""
-        if self._starts_anew():
-            resumption.start_anew(self.out)
-        self.fit(origin, report)
+    def made_from(self) -> Iterable[str]:
+        """The bundles that it reads."""
+        return ()
 
-    def is_done(self, origin: Origin) -> bool:
-        """Whether the bundle is committed; not while checkpoints of this origin are there to go on from."""
-        if self._starts_anew() or resumption.is_unfinished(self.out, origin):
-            return False
-        return super().is_done(origin)
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self.settings(), self.splits.train, self.splits.validation)
 
-    def recorded_as(self) -> Self:
-        """Without `fresh`, which is meant once."""
-        return self.replace(fresh=False)
-
-    def _starts_anew(self) -> bool:
-        return self.fresh and not under_torchrun.is_restarted()
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets and the bundles."""
+        return dataset_hashes([self.splits.train, self.splits.validation]) | bundle_hashes(self.made_from())
 
 
 def check_replaceable(out: str, stage: str) -> None:
