@@ -24,7 +24,7 @@ from ltrscale.progress import log, progress
 from ltrscale.storage import join
 from ltrscale.training.account import Account, listed
 from ltrscale.training.checkpoint import Checkpoints
-from ltrscale.training.loop import State, StepResult, Trainer
+from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS
 from ltrscale.training.settings import TrainingConfig
@@ -91,7 +91,9 @@ class Training:
                 if self.best is not None:
                     self.best.begin()
                 if saved is not None:
-                    self._restore(trainer, saved)
+                    restore(trainer, saved)
+                    if self.best is not None:
+                        self.best.restore(saved)
                 loss = self._phase(phase, trainer, checkpoints, steps)
                 steps, saved = steps + trainer.state.step, None
         return loss
@@ -129,15 +131,9 @@ class Training:
             failed=checkpoints.failed,
         )
 
-    def _restore(self, trainer: Trainer, saved: Snapshot) -> None:
-        """Go on from a checkpoint."""
-        restore(trainer, saved)
-        if self.best is not None:
-            self.best.restore(saved)
-
     def _phase(self, phase: Phase, trainer: Trainer, checkpoints: Checkpoints, steps_before: int) -> float:
         """Run the epochs of a phase that remain; returns the mean loss of the last one."""
-        best, log_epoch = self.best, EpochLog(phase, exact=trainer.expected is not None)
+        best, log_epoch = self.best, _EpochLog(phase, exact=trainer.expected is not None)
         left = (phase.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
         with progress(phase.title, left - trainer.state.account.documents) as advance:
             ended = False
@@ -151,11 +147,18 @@ class Training:
                 with closing(trainer.epoch()) as steps:
                     for result in steps:
                         advance(result.documents)
-                        step = steps_before + trainer.state.step
-                        self.context.report({**labels, "step": step, **_of_step(result)})
+                        self.context.report(
+                            {
+                                **labels,
+                                "step": steps_before + trainer.state.step,
+                                "loss": result.loss if result.count else None,
+                                "documents": result.documents,
+                                "wait_s": round(result.wait_s, 4),
+                            }
+                        )
                         checkpoints.after(result, trainer, kept)
                 epoch = trainer.state.epoch
-                record = {**labels, "epoch": epoch, **_of_epoch(trainer.past), **clock.rates(trainer.past)}
+                record = {**labels, **clock.record(trainer.past)}
                 ended = epoch == phase.epochs
                 if best is not None:
                     record[best.metric] = best.update(phase.name, epoch)
@@ -166,28 +169,15 @@ class Training:
         return trainer.past.mean_loss
 
 
-def _of_step(result: StepResult) -> Record:
-    return {
-        "loss": result.loss if result.count else None,
-        "documents": result.documents,
-        "wait_s": round(result.wait_s, 4),
-    }
-
-
-def _of_epoch(done: State) -> Record:
-    """Of the whole epoch, also where it was cut short; rates are since it was begun or resumed."""
-    return {"loss": done.mean_loss if done.count else None, **done.account._asdict()}
-
-
 class _Clock:
-    """Measures an epoch, or what is left of one that is resumed."""
+    """Measures an epoch; its rates are those since it was begun or resumed."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.began, self.waited_s = trainer, time.monotonic(), trainer.waited_s
         self.documents = trainer.state.account.documents
 
-    def rates(self, done: State) -> Record:
-        """Speed, waiting and memory, for all workers together and for each; all workers call it."""
+    def record(self, done: State) -> Record:
+        """Loss and account of the whole epoch; speed, waiting and memory of all workers, all of which call it."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         gpu = self.trainer.device.type == "cuda"
         gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
@@ -202,6 +192,9 @@ class _Clock:
             for rank in range(rank_and_world()[1])
         ]
         return {
+            "epoch": done.epoch + 1,
+            "loss": done.mean_loss if done.count else None,
+            **done.account._asdict(),
             "documents_per_s": round((done.account.documents - self.documents) / seconds),
             "wait_percent": round(100 * sum(waiting) / len(waiting), 2),
             "workers": workers,
@@ -214,7 +207,7 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-class EpochLog:
+class _EpochLog:
     """Writes a line of the log for the first epoch, the last, and others that end at least so many seconds apart.
 
     Args:
