@@ -4,6 +4,7 @@ check        what can be refused before anything is read
 identity     the settings that the output depends on
 inputs       the content hashes of what it reads; together with the identity they are the origin of the output
 is_done      whether the output of this origin is there
+clear        removes what an earlier run has left, where a job can start anew
 work         makes the output and commits it
 """
 
@@ -54,6 +55,9 @@ class Stage(Config):
     def work(self, origin: Origin, report: Report) -> object:
         """Make the output, and commit it with this origin; `report` receives metrics."""
 
+    def clear(self) -> None:
+        """Remove what an earlier run has left in `out`, where this one is to start anew."""
+
     def is_done(self, origin: Origin) -> bool:
         """Whether the output of this origin is committed, all of it; logs that."""
         done = is_current(self.out, origin)
@@ -86,6 +90,7 @@ class Stage(Config):
                 start = time.monotonic()
                 with recorded(self.out, self.recorded_as()) as report:
                     log.info("%s: writing %s", self.stage, self.out)
+                    self.clear()
                     self.work(origin, report)
                     log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
         return True

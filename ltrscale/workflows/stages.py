@@ -1,6 +1,5 @@
 """The stages of data sets, networks, scores and evaluations; each is a job of its own too."""
 
-from abc import abstractmethod
 from typing import ClassVar, Self
 
 from pydantic import Field
@@ -132,15 +131,10 @@ class TrainingStage(Stage):
     fresh: bool = False
     """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
 
-    @abstractmethod
-    def fit(self, origin: Origin, report: Report) -> None:
-        """Train, or go on with that, and commit the bundle."""
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Train."""
+    def clear(self) -> None:
+        """Remove checkpoints, and what else a run needs to go on."""
         if self._starts_anew():
             resumption.start_anew(self.out)
-        self.fit(origin, report)
 
     def is_done(self, origin: Origin) -> bool:
         """Whether the bundle is committed; not while checkpoints of this origin are there to go on from."""
@@ -172,7 +166,7 @@ class PretrainJob(TrainingStage):
         """Of the data sets."""
         return dataset_hashes([self._documents])
 
-    def fit(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report) -> None:
         """Pretrain, and commit the bundle."""
         pretrain(self.pretrain, self._documents, self.out, origin=origin, report=report, workers=self.workers)
 
@@ -198,7 +192,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         """The pretrained bundle."""
         return [self.pretrained] if self.pretrained else []
 
-    def fit(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report) -> None:
         """Finetune, and commit the bundle."""
         finetune(
             self.finetune,
@@ -228,7 +222,7 @@ class CombineJob(LabelledStage, TrainingStage):
         """What is combined."""
         return self.bundles
 
-    def fit(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report) -> None:
         """Combine, which may train, and commit the bundle."""
         combine(
             self.combine,

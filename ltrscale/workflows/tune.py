@@ -88,6 +88,13 @@ class TuneJob(SearchConfig, Stage):
         """Without `fresh`, which is meant once."""
         return self.replace(fresh=False)
 
+    def clear(self) -> None:
+        """Remove the history, and what was written of it."""
+        if self.fresh:
+            History(self.out).remove(RUN_FILES)
+            for name in (*_WRITTEN, *_BEST):
+                storage.remove(join(self.out, name))
+
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Run the trials that are left, all on the data sets as they were when the search began; write what they found.
 
@@ -96,10 +103,6 @@ class TuneJob(SearchConfig, Stage):
             Stopped: the search was asked to stop.
         """
         history = History(self.out)
-        if self.fresh:
-            history.remove(RUN_FILES)
-            for name in (*_WRITTEN, *_BEST):
-                storage.remove(join(self.out, name))
         _open(history, history_of(self))
         with one_view() as view, stop_on_sigterm() as stopping:
             run_search(
