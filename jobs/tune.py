@@ -12,12 +12,12 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.tune import TuneJob, run_tune
+from ltrscale.workflows.tune import TuneJob
 
 COMMAND = Command(
     "tune",
     TuneJob,
-    run_tune,
+    TuneJob.run,
     __doc__,
     keys="""
     out job job.splits job.gbdt job.pretrain job.finetune job.pretrained

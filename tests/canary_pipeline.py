@@ -14,7 +14,7 @@ from ltrscale.config import validate
 from ltrscale.engine import ray_cluster
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stages import ScoreJob
-from ltrscale.workflows.tune import TuneJob, run_tune
+from ltrscale.workflows.tune import TuneJob
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 SMALL = [
@@ -44,7 +44,7 @@ def main(url: str) -> None:
     }
     space = {"gbdt.num_leaves": {"low": 2, "high": 32, "integer": True}}
     values = {"out": f"{url}/search", "job": job, "space": space, "trials": 3, "concurrent": 2}
-    run_tune(validate(TuneJob, values, "test"))
+    validate(TuneJob, values, "test").run()
     score = {"bundle": f"{url}/search/trials/00001/model", "data": data, "ray": True}
     validate(ScoreJob, {"out": f"{url}/scores", **score}, "test").run()
 

@@ -3,11 +3,11 @@
 python own_cluster.py FILE
 """
 
-import functools
 import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -39,30 +39,41 @@ def _dashboard() -> str:
     return str(internal_kv._internal_kv_get(key, namespace=room).decode())
 
 
-def work(driver_pid: int, file: Path, context: Context) -> None:  # noqa: ARG001
+@dataclass(frozen=True)
+class GoesOnForEver:
     """What each worker does."""
+
+    driver_pid: int
+    file: Path
+
+    def __call__(self, context: Context) -> None:  # noqa: ARG002
+        """Write down who listens where, once, and go on until the process is killed."""
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            write_down(self.driver_pid, self.file)
+        while True:
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.1)
+
+
+def write_down(driver_pid: int, file: Path) -> None:
+    """Who listens where, of all processes of the cluster."""
     import psutil  # which Ray brings along
 
-    dist.all_reduce(torch.ones(1))
-    if dist.get_rank() == 0:
-        driver = psutil.Process(driver_pid)
-        processes = [driver, *driver.children(recursive=True)]
-        node = ray._private.worker._global_node
-        found = {
-            "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
-            "listening": listening(driver.pid),
-            "dashboard": _dashboard(),
-            "gcs": node.gcs_address,
-            "session": node.get_session_dir_path(),
-            "token": os.environ["RAY_AUTH_TOKEN_PATH"],
-        }
-        file.with_suffix(".part").write_text(json.dumps(found))
-        file.with_suffix(".part").rename(file)
-    while True:
-        dist.all_reduce(torch.ones(1))
-        time.sleep(0.1)
+    driver = psutil.Process(driver_pid)
+    processes = [driver, *driver.children(recursive=True)]
+    node = ray._private.worker._global_node
+    found = {
+        "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
+        "listening": listening(driver.pid),
+        "dashboard": _dashboard(),
+        "gcs": node.gcs_address,
+        "session": node.get_session_dir_path(),
+        "token": os.environ["RAY_AUTH_TOKEN_PATH"],
+    }
+    file.with_suffix(".part").write_text(json.dumps(found))
+    file.with_suffix(".part").rename(file)
 
 
 if __name__ == "__main__":
-    take_part = functools.partial(work, os.getpid(), Path(sys.argv[1]))
-    launch(take_part, workers=WorkersConfig(number=2), report=lambda _: None)
+    launch(GoesOnForEver(os.getpid(), Path(sys.argv[1])), workers=WorkersConfig(number=2), report=lambda _: None)

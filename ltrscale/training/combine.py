@@ -16,11 +16,12 @@ from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.combine import AnyRanker, ConcatRanker, How, combine_rankers
 from ltrscale.models.ranker import Ranker
 from ltrscale.progress import Report
-from ltrscale.training.phases import Best, LabelledData, Phase, train_ranker
+from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import RankingConfig, RankingObjective
 from ltrscale.training.resumption import begin
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import set_up
+from ltrscale.training.validation import Best, LabelledData
 
 
 class CombineConfig(RankingConfig):
@@ -93,14 +94,14 @@ class Combining:
         parts = [_part(one) for one in opened]
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)
+        best = Best(model, config, data)
         if isinstance(model, ConcatRanker):
             objective = RankingObjective(model, config).to(device)
-            phases = [Phase("concat", config.epochs, tuple(model.parts))]
-            train_ranker(objective, phases, data, self.out, origin=self.origin, context=context)
+            phase = Phase("concat", "finetuning (concat)", config.epochs, tuple(model.parts))
+            Training(objective, config, data.train, self.out, self.origin, context, best).run(phase)
         else:
-            best = Best(model, data.validation, config.validation_metric)
             best.update("mean", 0)
-            best.commit(self.out, config, data.train, origin=self.origin)
+        best.commit(self.out, origin=self.origin)
 
 
 def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:

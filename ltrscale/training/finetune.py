@@ -26,10 +26,11 @@ from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
 from ltrscale.training.network import fitted
-from ltrscale.training.phases import LabelledData, Phase, train_ranker
+from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import TRANSFORM, begin
 from ltrscale.training.settings import set_up
+from ltrscale.training.validation import Best, LabelledData
 
 
 class FinetuneConfig(RankingConfig):
@@ -151,11 +152,13 @@ class Finetuning:
         device = set_up(config)
         ranker = _ranker(config, self.transform, start).to(device)
         objective = RankingObjective(ranker, config, config.list_loss).to(device)
-        phases = [Phase("full", config.epochs)]
-        if start is not None:
-            made_before = (ranker.transform, ranker.encoder, ranker.neck)
-            phases.insert(0, Phase("head", config.head_epochs, made_before))
-        train_ranker(objective, phases, data, self.out, origin=self.origin, context=context)
+        made_before = () if start is None else (ranker.transform, ranker.encoder, ranker.neck)
+        best = Best(ranker, config, data)
+        Training(objective, config, data.train, self.out, self.origin, context, best).run(
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before),
+            Phase("full", "finetuning (full)", config.epochs),
+        )
+        best.commit(self.out, origin=self.origin)
 
 
 def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None) -> Ranker:

@@ -1,6 +1,6 @@
 """Pretraining without labels (HOU24, section 3): every document of every group of a split, labelled or not."""
 
-import math
+import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from ltrscale import bundle
 from ltrscale.config import is_current, overlay
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.draws import mix
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.models.choices import NetworkConfig
@@ -23,18 +22,14 @@ from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.progress import Report, log, progress
+from ltrscale.progress import Report, log
 from ltrscale.storage import join
-from ltrscale.training.account import listed
-from ltrscale.training.checkpoint import Checkpoints
-from ltrscale.training.epochs import EpochLog, run_epoch
-from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fitted, sample_inputs
+from ltrscale.training.phases import Phase, Training
 from ltrscale.training.presets import Preset, preset
-from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, checkpoints_of, finish
+from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, finish
 from ltrscale.training.schedules import OptimizerConfig
 from ltrscale.training.settings import TrainingConfig, set_up
-from ltrscale.training.snapshot import restore
 
 
 class PretrainConfig(TrainingConfig):
@@ -58,6 +53,14 @@ class PretrainConfig(TrainingConfig):
     def identity(self) -> Self:
         """As for any training; what is kept along the way changes nothing in the result either."""
         return super().identity().replace(keep_every=None)
+
+    def order(self, phase: str) -> StreamConfig:
+        """As for any training; some methods regroup the documents."""
+        return super().order(phase).replace(regroup=self.stream.regroup or self.method.regroups)
+
+    def noise_seed(self, phase: str) -> int:  # noqa: ARG002
+        """That of the run, for there is one phase."""
+        return self.seed
 
     @model_validator(mode="before")
     @classmethod
@@ -128,83 +131,32 @@ class Pretraining:
         transform = FeatureTransform.from_state(self.transform, config.network.transform)
         model = Pretrainer(transform, config.network, config.method, config.augment, self.marginals_SF)
         model.to(set_up(config))
-        with checkpoints_of(config, self.out, origin=self.origin, data=selection.hash, context=context) as checkpoints:
-            trainer = _trainer(model, config, selection, checkpoints, context)
-            keep = _Keeper(model, self, context.report)
-            loss = _train(trainer, config, checkpoints, context.report, keep)
+        keep = functools.partial(self._keep, model, context.report)
+        training = Training(model, config, selection, self.out, self.origin, context, keep=keep)
+        loss = training.run(Phase("pretrain", "pretraining", config.epochs))
         if rank_and_world()[0] == 0:
-            keep.save(self.out, loss, self.origin)
+            self._save(model, self.out, loss, self.origin)
             finish(self.out)
             log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, self.out)
 
+    def _keep(self, model: Pretrainer, report: Report, epoch: int, loss: float) -> None:
+        """Commit the encoder where it is to be kept after this epoch, unless a run before has, and report that."""
+        config, every = self.config, self.config.keep_every
+        if every is None or epoch % every or epoch == config.epochs or rank_and_world()[0] != 0:
+            return
+        url, origin = join(self.out, EPOCHS, f"{epoch:05d}"), {**self.origin, "epoch": epoch}
+        if not is_current(url, origin):
+            self._save(model, url, loss, origin)
+        report({"epoch": epoch, "bundle": url})
 
-def _trainer(
-    model: Pretrainer, config: PretrainConfig, selection: Selection, checkpoints: Checkpoints, context: Context
-) -> Trainer:
-    rank, world = rank_and_world()
-    order = config.stream.replace(
-        seed=mix("pretrain", config.seed, config.stream.seed),
-        regroup=config.stream.regroup or config.method.regroups,
-    )
-    return Trainer(
-        model,
-        model,
-        GroupStream(selection, order, rank=rank, world=world, reader=context.reader),
-        config.optimizer,
-        epochs=config.epochs,
-        seed=config.seed,
-        precision=config.precision,
-        expected=None if order.regroup or order.repeat else listed(selection, context.reader),
-        due=checkpoints.due,
-        stopping=context.stopping,
-        failed=checkpoints.failed,
-    )
-
-
-@dataclass(frozen=True)
-class _Keeper:
-    """Commits the encoder as a bundle, at the end of the run and along the way."""
-
-    model: Pretrainer
-    work: Pretraining
-    report: Report
-
-    def save(self, url: str, loss: float, origin: Mapping[str, Any]) -> None:
+    def _save(self, model: Pretrainer, url: str, loss: float, origin: Mapping[str, Any]) -> None:
         """Commit the encoder as it stands."""
         bundle.save_pretrained(
             url,
-            self.model,
-            config=self.work.config.model_dump(mode="json"),
-            features=self.work.selection.features,
-            dataset_hash=self.work.selection.hash,
+            model,
+            config=self.config.model_dump(mode="json"),
+            features=self.selection.features,
+            dataset_hash=self.selection.hash,
             metrics={"loss": loss},
             made_by=origin,
         )
-
-    def after(self, epoch: int, loss: float) -> None:
-        """Commit the encoder where it is to be kept after this epoch, unless a run before has, and say so."""
-        config = self.work.config
-        every = config.keep_every
-        if every is None or epoch % every or epoch == config.epochs or rank_and_world()[0] != 0:
-            return
-        url, origin = join(self.work.out, EPOCHS, f"{epoch:05d}"), {**self.work.origin, "epoch": epoch}
-        if not is_current(url, origin):
-            self.save(url, loss, origin)
-        self.report({"epoch": epoch, "bundle": url})
-
-
-def _train(trainer: Trainer, config: PretrainConfig, checkpoints: Checkpoints, report: Report, keep: _Keeper) -> float:
-    """Run the epochs that remain; returns the last one's mean loss."""
-    if (saved := checkpoints.newest()) is not None:
-        restore(trainer, saved)
-    tell = EpochLog("pretraining", config.epochs, exact=trainer.expected is not None)
-    left = (config.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
-    loss = math.nan
-    with progress(f"pretrain {config.method.kind}", left - trainer.state.account.documents) as advance:
-        while trainer.state.epoch < config.epochs:
-            record = run_epoch(trainer, checkpoints, report=report, advance=advance)
-            report(record)
-            tell(record)
-            loss = trainer.past.mean_loss
-            keep.after(trainer.state.epoch, loss)
-    return loss

@@ -8,28 +8,12 @@ from ltrscale.config import is_made_by
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, contents_of_read, difference, read_by
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import Context
 from ltrscale.progress import Report
 from ltrscale.storage import children, join, read_manifest, withdraw
 from ltrscale.training import checkpoint as checkpoints
-from ltrscale.training.checkpoint import Checkpoints, list_checkpoints
-from ltrscale.training.settings import TrainingConfig
+from ltrscale.training.checkpoint import list_checkpoints
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transform", "epochs"
-
-
-def checkpoints_of(
-    config: TrainingConfig, out: str, *, origin: Mapping[str, Any], data: str, context: Context
-) -> Checkpoints:
-    """The checkpoints of a run into `out`; for the others see `Checkpoints`."""
-    return Checkpoints(
-        join(out, CHECKPOINTS),
-        origin=origin,
-        data=data,
-        every_s=60 * config.checkpoint_minutes,
-        failures=config.checkpoint_failures,
-        progressed=context.progressed,
-    )
 
 
 def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:

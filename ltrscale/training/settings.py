@@ -9,6 +9,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.preflight import PreflightConfig
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.devices import Device, choose_device
+from ltrscale.draws import mix
 from ltrscale.training.schedules import OptimizerConfig
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -41,6 +42,14 @@ class TrainingConfig(Config):
         defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
         prefetch = StreamConfig.model_fields["prefetch"].default
         return self.replace(**defaults, stream=self.stream.replace(prefetch=prefetch).model_dump())
+
+    def order(self, phase: str) -> StreamConfig:
+        """How a phase of the training reads its data; each has an order of its own."""
+        return self.stream.replace(seed=mix(phase, self.seed, self.stream.seed))
+
+    def noise_seed(self, phase: str) -> int:
+        """The seed of augmentation, dropout and sampled losses in a phase."""
+        return mix(phase, self.seed)
 
 
 def set_up(config: TrainingConfig) -> torch.device:

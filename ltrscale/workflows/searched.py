@@ -25,25 +25,24 @@ from ltrscale.tuning.search import ReportValue
 from ltrscale.tuning.space import Params, Space, assign, find, label
 from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import heard_by
+from ltrscale.workflows.stage import Stage
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 
-class GBDTSearch(Config):
-    """Boosted trees; ASHA counts trees."""
+class _SearchedJob(Config):
+    """A job whose settings are searched: the stages that a trial runs, and how it is compared with others."""
 
-    kind: Literal["gbdt"] = "gbdt"
+    kind: str
     splits: Splits
     """Training and validation; the test split is not read."""
-    gbdt: GBDTConfig = LightGBMConfig()
-    """The library that grows the trees, with its settings."""
     workers: Workers = ONE
-    """Workers of each trial; for data beyond one machine."""
+    """Workers of each trial. Those of a network share each step, those of trees share the data."""
 
     @property
     def metric(self) -> str:
-        """What trials are compared by."""
-        return f"validation_ndcg@{self.gbdt.stop_on}"
+        """What trials are compared by: a metric of the bundle that the last stage commits."""
+        raise NotImplementedError
 
     def result(self) -> Config:
         """All that the metric depends on."""
@@ -58,80 +57,91 @@ class GBDTSearch(Config):
         """Content hashes of what is read."""
         return dataset_hashes(self.reads.values())
 
+    def stages(self, out: str) -> tuple[Stage, ...]:
+        """What a trial runs in a directory, in order."""
+        raise NotImplementedError
+
+    def step_of(self, record: Mapping[str, Any]) -> int | None:
+        """Where a record of the stage stands, as ASHA counts; None for a record without the metric."""
+        raise NotImplementedError
+
     def run(self, folder: str, report: ReportValue) -> float:
-        """Train in a directory; returns the metric."""
-        tell = _BestSoFar(report)
+        """Run the stage in a directory, or go on there; returns the metric."""
+        (stage,) = self.stages(join(folder, "model"))
+        best = -math.inf
 
         def hear(record: Mapping[str, Any]) -> None:
-            if "tree" in record:
-                tell(record["tree"], record[self.metric])
+            nonlocal best
+            if (step := self.step_of(record)) is not None:
+                best = max(best, record[self.metric])  # which is what the stage would commit there
+                report(step, best)
 
         with heard_by(hear):
-            self._job(join(folder, "model")).run()
-        return _value(join(folder, "model"), self.metric)
+            stage.run()
+        return _value(stage.out, self.metric)
 
-    def jobs(self, out: str) -> list[tuple[str, str, Config]]:
-        """The same as jobs of their own: the name of a config, of its job, and what is in it."""
-        return [("best.yaml", "train_gbdt", self._job(join(out, "best")))]
-
-    def _job(self, out: str) -> GBDTJob:
-        return GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers)
+    def jobs(self, out: str) -> dict[str, Stage]:
+        """The stages as jobs of their own, by the name of their config."""
+        stages = self.stages(join(out, "best"))
+        return {"best.yaml" if len(stages) == 1 else f"best-{stage.stage}.yaml": stage for stage in stages}
 
 
-class FinetuneSearch(Config):
+class GBDTSearch(_SearchedJob):
+    """Boosted trees; ASHA counts trees."""
+
+    kind: Literal["gbdt"] = "gbdt"
+    gbdt: GBDTConfig = LightGBMConfig()
+    """The library that grows the trees, with its settings."""
+
+    @property
+    def metric(self) -> str:
+        """That by which training stops."""
+        return f"validation_ndcg@{self.gbdt.stop_on}"
+
+    def stages(self, out: str) -> tuple[Stage, ...]:
+        """Training."""
+        return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
+
+    def step_of(self, record: Mapping[str, Any]) -> int | None:
+        """Trees so far."""
+        return record.get("tree")
+
+
+class FinetuneSearch(_SearchedJob):
     """A network trained with labels; ASHA counts epochs, those of the head first."""
 
     kind: Literal["finetune"] = "finetune"
     pretrained: str | None = None
     """Bundle to start from; empty starts from random weights."""
-    splits: Splits
-    """Training and validation; the test split is not read."""
     finetune: FinetuneConfig = FinetuneConfig()
-    workers: Workers = ONE
-    """Data-parallel workers of each trial; more than one run under Ray Train."""
 
     @property
     def metric(self) -> str:
-        """What trials are compared by."""
+        """That which chooses the epoch."""
         return f"validation_{self.finetune.validation_metric}"
 
     def result(self) -> Config:
         """All that the metric depends on."""
         return self.replace(workers=ONE, finetune=self.finetune.identity())
 
-    @property
-    def reads(self) -> dict[str, Split]:
-        """The splits that a trial reads, by name."""
-        return {"train": self.splits.train, "validation": self.splits.validation}
-
     def inputs(self) -> dict[str, str]:
-        """Content hashes of what is read."""
-        made_from = bundle_hashes([self.pretrained]) if self.pretrained else {}
-        return dataset_hashes(self.reads.values()) | made_from
+        """Of the data sets and the pretrained bundle."""
+        return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
 
-    def run(self, folder: str, report: ReportValue) -> float:
-        """Train in a directory, or go on there; returns the metric."""
-        tell, before = _BestSoFar(report), self.finetune.head_epochs if self.pretrained else 0
+    def stages(self, out: str) -> tuple[Stage, ...]:
+        """Finetuning."""
+        shared: dict[str, Any] = {"splits": self.splits, "workers": self.workers}
+        return (FinetuneJob(out=out, pretrained=self.pretrained, finetune=self.finetune, **shared),)
 
-        def hear(record: Mapping[str, Any]) -> None:
-            if self.metric in record and "epoch" in record:
-                tell(record["epoch"] + (0 if record["phase"] == "head" else before), record[self.metric])
-
-        with heard_by(hear):
-            self._job(join(folder, "model")).run()
-        return _value(join(folder, "model"), self.metric)
-
-    def jobs(self, out: str) -> list[tuple[str, str, Config]]:
-        """The same as jobs of their own: the name of a config, of its job, and what is in it."""
-        return [("best.yaml", "finetune", self._job(join(out, "best")))]
-
-    def _job(self, out: str) -> FinetuneJob:
-        return FinetuneJob(
-            out=out, pretrained=self.pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
-        )
+    def step_of(self, record: Mapping[str, Any]) -> int | None:
+        """Epochs so far, of both phases."""
+        if "epoch" not in record or self.metric not in record:
+            return None
+        before = self.finetune.head_epochs if self.pretrained and record["phase"] != "head" else 0
+        return int(record["epoch"] + before)
 
 
-class PretrainSearch(Config):
+class PretrainSearch(_SearchedJob):
     """Pretraining, judged by what finetuning makes of it; ASHA counts epochs of pretraining, see `keep_every`."""
 
     kind: Literal["pretrain"] = "pretrain"
@@ -141,12 +151,10 @@ class PretrainSearch(Config):
     """Training and validation of finetuning; the test split is not read."""
     pretrain: PretrainConfig = PretrainConfig()
     finetune: FinetuneConfig = FinetuneConfig()
-    workers: Workers = ONE
-    """Data-parallel workers of each trial; more than one run under Ray Train."""
 
     @property
     def metric(self) -> str:
-        """What trials are compared by."""
+        """That which chooses the epoch of finetuning."""
         return f"validation_{self.finetune.validation_metric}"
 
     @property
@@ -163,64 +171,51 @@ class PretrainSearch(Config):
     @property
     def reads(self) -> dict[str, Split]:
         """The splits that a trial reads, by name."""
-        return {"documents": self.documents, "train": self.splits.train, "validation": self.splits.validation}
+        return {"documents": self.documents, **super().reads}
 
-    def inputs(self) -> dict[str, str]:
-        """Content hashes of what is read."""
-        return dataset_hashes(self.reads.values())
+    def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
+        """Pretraining, and finetuning from where it ends."""
+        pretrained, finetuned = join(out, "pretrained"), join(out, "finetuned")
+        return (
+            PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
+            FinetuneJob(
+                out=finetuned,
+                pretrained=pretrained,
+                splits=self.splits,
+                finetune=self.finetune,
+                workers=self.workers,
+            ),
+        )
 
     def run(self, folder: str, report: ReportValue) -> float:
         """Pretrain and finetune in a directory, or go on there; returns the metric."""
-        pretrained = join(folder, "pretrained")
+        pretraining, finetuning = self.stages(folder)
 
-        def finetuned(name: str, start: str) -> float:
+        def finetuned(job: FinetuneJob) -> float:
             with heard_by(None), _same_mode():
-                self._finetune(join(folder, name), start).run()
-            return _value(join(folder, name), self.metric)
+                job.run()
+            return _value(job.out, self.metric)
 
         def hear(record: Mapping[str, Any]) -> None:
             if "bundle" in record:
-                epoch = record["epoch"]
-                report(epoch, finetuned(f"finetuned-{epoch:05d}", record["bundle"]))
+                epoch, out = record["epoch"], f"{finetuning.out}-{record['epoch']:05d}"
+                report(epoch, finetuned(finetuning.replace(out=out, pretrained=record["bundle"])))
 
-        for url in storage.children(join(pretrained, EPOCHS)):  # of a run that was cut off
+        for url in storage.children(join(pretraining.out, EPOCHS)):  # of a run that was cut off
             if (manifest := storage.read_manifest(url)) is not None:
                 hear({"epoch": manifest["made_by"]["epoch"], "bundle": url})
         with heard_by(hear):
-            self._pretrain(pretrained, self.pretrain).run()
-        return finetuned("finetuned", pretrained)
+            pretraining.run()
+        return finetuned(finetuning)
 
-    def jobs(self, out: str) -> list[tuple[str, str, Config]]:
-        """The same as jobs of their own: the name of a config, of its job, and what is in it."""
-        pretrained = join(out, "best", "pretrained")
-        return [
-            ("best-pretrain.yaml", "pretrain", self._pretrain(pretrained, self.pretrain.replace(keep_every=None))),
-            ("best-finetune.yaml", "finetune", self._finetune(join(out, "best", "finetuned"), pretrained)),
-        ]
-
-    def _pretrain(self, out: str, settings: PretrainConfig) -> PretrainJob:
-        return PretrainJob(out=out, train=self.documents, pretrain=settings, workers=self.workers)
-
-    def _finetune(self, out: str, pretrained: str) -> FinetuneJob:
-        return FinetuneJob(
-            out=out, pretrained=pretrained, splits=self.splits, finetune=self.finetune, workers=self.workers
-        )
+    def jobs(self, out: str) -> dict[str, Stage]:
+        """The stages as jobs of their own; nothing is kept along the way."""
+        alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
+        return super(PretrainSearch, alone).jobs(out)
 
 
 Searched = GBDTSearch | PretrainSearch | FinetuneSearch
 SearchedT = TypeVar("SearchedT", bound=Searched)
-
-
-class _BestSoFar:
-    """Passes on the best value up to each step, which is what a training that keeps its best would commit there."""
-
-    def __init__(self, report: ReportValue) -> None:
-        self._report, self._best = report, -math.inf
-
-    def __call__(self, step: int, value: float) -> None:
-        """Pass on."""
-        self._best = max(self._best, value)
-        self._report(step, self._best)
 
 
 @contextmanager

@@ -4,23 +4,23 @@ check        what can be refused before anything is read
 identity     the settings that the output depends on
 inputs       the content hashes of what it reads; together with the identity they are the origin of the output
 is_done      whether the output of this origin is there
+clear        removes what an earlier run has left, where a job can start anew
 work         makes the output and commits it
 """
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import Splits, check_disjoint
 from ltrscale.errors import InputError
-from ltrscale.launch import under_torchrun
-from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log
-from ltrscale.training import resumption
+from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import held, recorded
 
 Origin = Mapping[str, Any]
@@ -55,6 +55,9 @@ class Stage(Config):
     def work(self, origin: Origin, report: Report) -> object:
         """Make the output, and commit it with this origin; `report` receives metrics."""
 
+    def clear(self) -> None:
+        """Remove what an earlier run has left in `out`, where this one is to start anew."""
+
     def is_done(self, origin: Origin) -> bool:
         """Whether the output of this origin is committed, all of it; logs that."""
         done = is_current(self.out, origin)
@@ -87,41 +90,37 @@ class Stage(Config):
                 start = time.monotonic()
                 with recorded(self.out, self.recorded_as()) as report:
                     log.info("%s: writing %s", self.stage, self.out)
+                    self.clear()
                     self.work(origin, report)
                     log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
         return True
 
 
-class TrainingStage(Stage):
-    """A stage that goes on from checkpoints where it was cut short."""
+class LabelledStage(Stage):
+    """A stage that learns from the labels of a training split, and chooses by a validation split."""
 
-    workers: Workers = ONE
-    """Data-parallel workers; more than one run under Ray Train."""
-    fresh: bool = False
-    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
+    splits: Splits
+    """Training and validation; the test split is not read."""
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
 
     @abstractmethod
-    def fit(self, origin: Origin, report: Report) -> None:
-        """Train, or go on with that, and commit the bundle."""
+    def settings(self) -> Config:
+        """What the output depends on, besides periods and inputs."""
 
-    def work(self, origin: Origin, report: Report) -> None:
-        """Train."""
-        if self._starts_anew():
-            resumption.start_anew(self.out)
-        self.fit(origin, report)
+    def made_from(self) -> Iterable[str]:
+        """The bundles that it reads."""
+        return ()
 
-    def is_done(self, origin: Origin) -> bool:
-        """Whether the bundle is committed; not while checkpoints of this origin are there to go on from."""
-        if self._starts_anew() or resumption.is_unfinished(self.out, origin):
-            return False
-        return super().is_done(origin)
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self.settings(), self.splits.train, self.splits.validation)
 
-    def recorded_as(self) -> Self:
-        """Without `fresh`, which is meant once."""
-        return self.replace(fresh=False)
-
-    def _starts_anew(self) -> bool:
-        return self.fresh and not under_torchrun.is_restarted()
+    def inputs(self) -> dict[str, str]:
+        """Of the data sets and the bundles."""
+        return dataset_hashes([self.splits.train, self.splits.validation]) | bundle_hashes(self.made_from())
 
 
 def check_replaceable(out: str, stage: str) -> None:

@@ -1,27 +1,30 @@
 """The stages of data sets, networks, scores and evaluations; each is a job of its own too."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, Splits, check_disjoint
+from ltrscale.data.dataset.split import Split, check_disjoint
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
 from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table
+from ltrscale.launch import under_torchrun
+from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
+from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
-from ltrscale.workflows.stage import Origin, Stage, TrainingStage
+from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
 class SyntheticLog(Stage):
@@ -120,6 +123,33 @@ def _place(url: str) -> str:
     return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
+class TrainingStage(Stage):
+    """A stage that goes on from checkpoints where it was cut short."""
+
+    workers: Workers = ONE
+    """Data-parallel workers; more than one run under Ray Train."""
+    fresh: bool = False
+    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
+
+    def clear(self) -> None:
+        """Remove checkpoints, and what else a run needs to go on."""
+        if self._starts_anew():
+            resumption.start_anew(self.out)
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the bundle is committed; not while checkpoints of this origin are there to go on from."""
+        if self._starts_anew() or resumption.is_unfinished(self.out, origin):
+            return False
+        return super().is_done(origin)
+
+    def recorded_as(self) -> Self:
+        """Without `fresh`, which is meant once."""
+        return self.replace(fresh=False)
+
+    def _starts_anew(self) -> bool:
+        return self.fresh and not under_torchrun.is_restarted()
+
+
 class PretrainJob(TrainingStage):
     """Pretrain an encoder without labels."""
 
@@ -136,7 +166,7 @@ class PretrainJob(TrainingStage):
         """Of the data sets."""
         return dataset_hashes([self._documents])
 
-    def fit(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report) -> None:
         """Pretrain, and commit the bundle."""
         pretrain(self.pretrain, self._documents, self.out, origin=origin, report=report, workers=self.workers)
 
@@ -146,22 +176,7 @@ class PretrainJob(TrainingStage):
         return Split(data=self.train.data, periods=self.train.periods)
 
 
-class _LabelledStage(TrainingStage):
-    """A stage that trains on labelled groups, and chooses by others."""
-
-    splits: Splits
-    """Training and validation; the test split is not read."""
-
-    def check(self) -> None:
-        """Refuse splits that overlap."""
-        check_disjoint(self.splits)
-
-    def inputs(self) -> dict[str, str]:
-        """Of the data sets."""
-        return dataset_hashes([self.splits.train, self.splits.validation])
-
-
-class FinetuneJob(_LabelledStage):
+class FinetuneJob(LabelledStage, TrainingStage):
     """Finetune a ranker on labelled groups, from a pretrained bundle or from random weights."""
 
     stage: ClassVar = "finetune"
@@ -169,15 +184,15 @@ class FinetuneJob(_LabelledStage):
     """Bundle to start from; empty starts from random weights."""
     finetune: FinetuneConfig = FinetuneConfig()
 
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self.finetune.identity(), self.splits.train, self.splits.validation)
+    def settings(self) -> FinetuneConfig:
+        """Of finetuning."""
+        return self.finetune.identity()
 
-    def inputs(self) -> dict[str, str]:
-        """Of the data sets and the pretrained bundle."""
-        return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
+    def made_from(self) -> list[str]:
+        """The pretrained bundle."""
+        return [self.pretrained] if self.pretrained else []
 
-    def fit(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report) -> None:
         """Finetune, and commit the bundle."""
         finetune(
             self.finetune,
@@ -191,7 +206,7 @@ class FinetuneJob(_LabelledStage):
         )
 
 
-class CombineJob(_LabelledStage):
+class CombineJob(LabelledStage, TrainingStage):
     """Make one ranker of several finetuned ones."""
 
     stage: ClassVar = "combine"
@@ -199,15 +214,15 @@ class CombineJob(_LabelledStage):
     """Finetuned neural rankers of the same features."""
     combine: CombineConfig = CombineConfig()
 
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self.combine.identity(), self.splits.train, self.splits.validation)
+    def settings(self) -> CombineConfig:
+        """Of combining."""
+        return self.combine.identity()
 
-    def inputs(self) -> dict[str, str]:
-        """Of the data sets and the bundles."""
-        return super().inputs() | bundle_hashes(self.bundles)
+    def made_from(self) -> tuple[str, ...]:
+        """What is combined."""
+        return self.bundles
 
-    def fit(self, origin: Origin, report: Report) -> None:
+    def work(self, origin: Origin, report: Report) -> None:
         """Combine, which may train, and commit the bundle."""
         combine(
             self.combine,

@@ -7,7 +7,7 @@ from pydantic import model_validator
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Split, Splits, Texts, check_disjoint
+from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
@@ -17,31 +17,8 @@ from ltrscale.trees.export import ParityConfig, check_parity, publish
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes
-from ltrscale.workflows.stage import Origin, Stage
-
-
-class _TreeStage(Stage):
-    """A stage that grows trees of a training split, and chooses by a validation split."""
-
-    splits: Splits
-    """Training and validation; the test split is not read."""
-
-    def check(self) -> None:
-        """Refuse splits that overlap."""
-        check_disjoint(self.splits)
-
-    def settings(self) -> Config:
-        """What the trees depend on, besides periods and inputs."""
-        raise NotImplementedError
-
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self.settings(), self.splits.train, self.splits.validation)
-
-    def inputs(self) -> dict[str, str]:
-        """Of the data sets."""
-        return dataset_hashes([self.splits.train, self.splits.validation])
+from ltrscale.workflows.origins import bundle_hashes, check_unseen, dataset_hashes
+from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
 class _Ensemble(Config):
@@ -51,7 +28,7 @@ class _Ensemble(Config):
     ensemble: EnsembleConfig
 
 
-class GBDTJob(_TreeStage):
+class GBDTJob(LabelledStage):
     """Train gradient boosted trees on labelled groups."""
 
     stage: ClassVar = "train_gbdt"
@@ -89,7 +66,7 @@ class GBDTJob(_TreeStage):
         return self.replace(out=out, gbdt=self.gbdt.replace(seed=seed), ensemble=None)
 
 
-class SemiJob(_TreeStage):
+class SemiJob(LabelledStage):
     """Train trees on labelled groups with the help of the training split's other groups."""
 
     stage: ClassVar = "train_semi"
@@ -111,7 +88,7 @@ class _Stacked(Config):
     members: tuple[str, ...]
 
 
-class StackedJob(_TreeStage):
+class StackedJob(LabelledStage):
     """Train trees over the scores of models that are trained already."""
 
     stage: ClassVar = "stack"
@@ -129,10 +106,9 @@ class StackedJob(_TreeStage):
         """Of the stack, and the names of its members."""
         return _Stacked(stack=self.stack, members=tuple(self.members))
 
-    def inputs(self) -> dict[str, str]:
-        """Of the data sets and of all bundles."""
-        urls = [url for member in self.members.values() for url in (member.bundle, *member.folds)]
-        return super().inputs() | bundle_hashes(urls)
+    def made_from(self) -> list[str]:
+        """All members, of all folds."""
+        return [url for member in self.members.values() for url in (member.bundle, *member.folds)]
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle that holds all members."""

@@ -8,24 +8,25 @@ import functools
 import math
 import shlex
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.data.dataset.split import Split, check_disjoint, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import stop_on_sigterm
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, TrialRecord, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
 from ltrscale.tuning.search import run_search
-from ltrscale.tuning.space import Params, SearchConfig
-from ltrscale.workflows.runs import RUN_FILES, recorded
+from ltrscale.tuning.space import Params, SearchConfig, Space
+from ltrscale.workflows.runs import RUN_FILES
 from ltrscale.workflows.searched import (
     FinetuneSearch,
     GBDTSearch,
@@ -35,16 +36,24 @@ from ltrscale.workflows.searched import (
     run_trial,
     with_params,
 )
-from ltrscale.workflows.stage import check_replaceable
+from ltrscale.workflows.stage import Origin, Stage
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
 _STARTER_CPUS = 0.1
 
 
-class TuneJob(SearchConfig):
+class _Searched(Config):
+    """What a search depends on besides its inputs."""
+
+    job: dict[str, Any]
+    space: Space
+
+
+class TuneJob(SearchConfig, Stage):
     """Search over the settings of a job."""
 
+    stage: ClassVar = "tune"
     out: str
     """Directory of the search: its history, what the trials made, table, report and best settings."""
     job: Annotated[GBDTSearch | PretrainSearch | FinetuneSearch, Field(discriminator="kind")]
@@ -58,22 +67,64 @@ class TuneJob(SearchConfig):
             raise ValueError("asha judges pretraining along the way: set job.pretrain.keep_every to some epochs")
         return self
 
+    def check(self) -> None:
+        """Refuse a space that does not fit the job, and splits that overlap."""
+        check_space(self.job, self.space)
+        check_disjoint(self.job.splits)
 
-def run_tune(config: TuneJob) -> None:
-    """Search, or go on with a search that was cut short; then write what it found.
+    def identity(self) -> _Searched:
+        """Settings and space, with all periods named."""
+        return _Searched(job=_named(self.job.result().model_dump(mode="json"), self.job.reads), space=self.space)
 
-    All trials read the data sets as they were when the search began.
+    def inputs(self) -> dict[str, str]:
+        """Those of the job."""
+        return self.job.inputs()
 
-    Raises:
-        InputError: the space does not fit the job, a search of other settings or other data is in `out`, or all trials
-            failed.
-        Stopped: the search was asked to stop.
-    """
-    check_space(config.job, config.space)
-    with one_view() as view:
-        check_disjoint(config.job.splits)
-        check_replaceable(config.out, "tune")
-        _search(config, History(config.out), _identity(config), view)
+    def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
+        """Never: the history says which trials are left, and what they found is written anew."""
+        return False
+
+    def recorded_as(self) -> Self:
+        """Without `fresh`, which is meant once."""
+        return self.replace(fresh=False)
+
+    def clear(self) -> None:
+        """Remove the history, and what was written of it."""
+        if self.fresh:
+            History(self.out).remove(RUN_FILES)
+            for name in (*_WRITTEN, *_BEST):
+                storage.remove(join(self.out, name))
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Run the trials that are left, all on the data sets as they were when the search began; write what they found.
+
+        Raises:
+            InputError: a search of other settings or other data is in `out`, or all trials failed.
+            Stopped: the search was asked to stop.
+        """
+        history = History(self.out)
+        _open(history, history_of(self))
+        with one_view() as view, stop_on_sigterm() as stopping:
+            run_search(
+                _resources(self),
+                functools.partial(run_trial, self.job, self.space, view=view),
+                history,
+                given=given_params(self.job, self.space),
+                same=functools.partial(_same, self),
+                report=report,
+                stopping=stopping,
+                cluster_cpus=_cluster_cpus(self),
+            )
+        write_found(self, history)
+
+
+def history_of(config: TuneJob) -> dict[str, Any]:
+    """What the value of a trial depends on, besides its parameters: what a history is begun with."""
+    return {
+        **config.identity().model_dump(mode="json"),
+        "inputs": config.inputs(),
+        "data": contents_of_read(config.job.reads.values()),
+    }
 
 
 def _open(history: History, identity: Mapping[str, Any]) -> None:
@@ -82,37 +133,6 @@ def _open(history: History, identity: Mapping[str, Any]) -> None:
     if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
         raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
     history.open(identity)
-
-
-def _search(config: TuneJob, history: History, identity: Mapping[str, Any], view: Mapping[str, Dataset]) -> None:
-    """Run the trials that are left, and write what all have found."""
-    with recorded(config.out, config.replace(fresh=False)) as report, stop_on_sigterm() as stopping:
-        if config.fresh:
-            history.remove(RUN_FILES)
-            for name in (*_WRITTEN, *_BEST):
-                storage.remove(join(config.out, name))
-        _open(history, identity)
-        run_search(
-            _resources(config),
-            functools.partial(run_trial, config.job, config.space, view=view),
-            history,
-            given=given_params(config.job, config.space),
-            same=functools.partial(_same, config),
-            report=report,
-            stopping=stopping,
-            cluster_cpus=_cluster_cpus(config),
-        )
-        _write(config, history)
-
-
-def _identity(config: TuneJob) -> dict[str, Any]:
-    """What the value of a trial depends on, besides its parameters."""
-    return {
-        "job": _named(config.job.result().model_dump(mode="json"), config.job.reads),
-        "space": {key: dimension.model_dump(mode="json") for key, dimension in config.space.items()},
-        "inputs": config.job.inputs(),
-        "data": contents_of_read(config.job.reads.values()),
-    }
 
 
 def _named(job: dict[str, Any], reads: Mapping[str, Split]) -> dict[str, Any]:
@@ -147,17 +167,17 @@ def _cluster_cpus(config: TuneJob) -> int:
     return math.ceil(config.concurrent * each)
 
 
-def _write(config: TuneJob, history: History) -> None:
+def write_found(config: TuneJob, history: History) -> None:
     """Write table, report, pictures and the best settings."""
     storage.check_lease(config.out)
     trials = history.trials()
     commands = []
     if (leader := best(trials)) is not None:
         job, _ = with_params(config.job, config.space, leader.begun.params)
-        for name, module, settings in job.jobs(config.out):
+        for name, stage in job.jobs(config.out).items():
             url = join(config.out, name)
-            storage.write_bytes(url, configs.dump(settings).encode())
-            commands.append(f"python -m jobs.{module} --config {shlex.quote(url)}")
+            storage.write_bytes(url, configs.dump(stage).encode())
+            commands.append(f"python -m jobs.{stage.stage} --config {shlex.quote(url)}")
 
     def used(trial: TrialRecord, key: str) -> bool:
         try:

@@ -15,15 +15,16 @@ from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.models.combine import ConcatRanker
+from ltrscale.models.combine import AnyRanker, ConcatRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.metrics import mrr, precision
 from ltrscale.simulate.relabel import RelabelConfig, relabel
-from ltrscale.training import phases
+from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.validation import LabelledData
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 METHODS = [kind_of(cls) for cls in members(MethodConfig)]
@@ -140,13 +141,13 @@ def test_any_metric_chooses_the_epoch(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
 ) -> None:
     states: list[dict[str, torch.Tensor]] = []
-    validate = phases.validate
+    validate = validation.validate
 
-    def listening(model: phases.AnyRanker, *rest: typing.Any) -> float:
+    def listening(model: AnyRanker, *rest: typing.Any) -> float:
         states.append({name: value.clone() for name, value in model.state_dict().items()})
         return validate(model, *rest)
 
-    monkeypatch.setattr(phases, "validate", listening)
+    monkeypatch.setattr(validation, "validate", listening)
     rate = {"learning_rate": 0.1}  # so high that the last epoch is not the best
     records = run(synthetic_dataset, tmp_path / "out", epochs=8, validation_metric=metric, optimizer=rate)
     values = [float(str(r[f"validation_{metric}"])) for r in records]
@@ -189,7 +190,7 @@ def test_validation_data_may_have_its_features_in_another_order(synthetic_datase
     moved = validation.replace(data=reorder(synthetic_dataset, turned(synthetic_dataset)))
     served = []
     for split in (validation, moved):
-        served.append(next(iterate(phases.LabelledData.of(train, split, without=()).validation)).features_NF)
+        served.append(next(iterate(LabelledData.of(train, split, without=()).validation)).features_NF)
     torch.testing.assert_close(*served, rtol=0, atol=0, equal_nan=True)
 
 

@@ -26,7 +26,7 @@ from ltrscale.workflows.runs import heard_by
 from ltrscale.workflows.searched import PretrainSearch, check_space, given_params, run_trial, with_params
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
-from ltrscale.workflows.tune import TuneJob, _identity, _write, run_tune
+from ltrscale.workflows.tune import TuneJob, history_of, write_found
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150
@@ -90,7 +90,7 @@ def test_a_space_that_does_not_fit_is_told_in_one_line(space: dict[str, Any], me
 
 def test_nothing_is_written_before_the_space_is_found_to_fit(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean"):
-        run_tune(search({"gbdt.num_leavs": {"choices": [3]}}, out=str(tmp_path / "out")))
+        search({"gbdt.num_leavs": {"choices": [3]}}, out=str(tmp_path / "out")).run()
     assert not (tmp_path / "out").exists()
 
 
@@ -227,7 +227,7 @@ def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
 
 
 def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: TuneJob) -> None:
-    _write(ended, History(ended.out))
+    write_found(ended, History(ended.out))
     out = Path(ended.out)
     report = (out / "report.md").read_text()
     assert "5 trials: 3 complete, 1 stopped, 1 failed" in report
@@ -249,7 +249,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
 def test_the_history_of_another_job_or_space_is_not_gone_on_with(ended: TuneJob) -> None:
     History(ended.out).open({"other": 1})
     with pytest.raises(InputError, match="the history of another search is there"):
-        run_tune(ended)
+        ended.run()
 
 
 SPACES = {"gbdt": LEAVES, "finetune": {"finetune.noise": {"choices": [0, 1]}}, "pretrain": METHODS}
@@ -260,16 +260,16 @@ def test_a_search_on_other_data_is_not_gone_on_with(synthetic_dataset: str, tmp_
     data, out = renamed(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
     job = {"gbdt": GBDT, "finetune": {"kind": "finetune"}, "pretrain": pretraining()}[kind]
     config = search(SPACES[kind], data=data, out=out, job=job)  # type: ignore[arg-type]
-    History(out).open(_identity(config))
+    History(out).open(history_of(config))
     for period in ("2026-W01b", "2026-W09"):  # the first is in the range of the training split
         add_period(data, period, like="2026-W02")
     told = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
     with pytest.raises(InputError) as error:
-        run_tune(config)
+        config.run()
     assert str(error.value) == f"{told} with it, or remove its history with --fresh"
     job_of = config.job.model_dump(mode="json")
     job_of["splits"]["train"]["periods"] = ["2026-W01", "2026-W02"]
-    History(out).open(_identity(config.replace(job=job_of)))
+    History(out).open(history_of(config.replace(job=job_of)))
 
 
 def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp
 def test_best_settings_of_networks_are_jobs(kind: str, synthetic_dataset: str, tmp_path: Path) -> None:
     values = pretraining(keep_every=2) if kind == "pretrain" else {"kind": "finetune"}
     job = search(LEAVES, data=synthetic_dataset, job=values).job
-    texts = {name: (module, configs.dump(config)) for name, module, config in job.jobs(str(tmp_path))}
+    texts = {name: (stage.stage, configs.dump(stage)) for name, stage in job.jobs(str(tmp_path)).items()}
     classes = {"pretrain": PretrainJob, "finetune": FinetuneJob}
     for name, (module, text) in texts.items():
         (tmp_path / name).write_text(text)
@@ -339,7 +339,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     for name in before:  # the stage of an ended trial ran once
         log = (out / Path(name).parent / "model" / "run" / "log.txt").read_text()
         assert log.count("train_gbdt: writing") == 1
-    run_tune(config)  # nothing is left to do
+    config.run()  # nothing is left to do
     assert records(out) == after
     best = configs.load(GBDTJob, str(out / "best.yaml"))
     best.run()
@@ -368,11 +368,11 @@ def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset
     settings = {"trials": 3, "asha": {"grace": 1, "reduction": 2}, "job": job}
     config = search(space, data=synthetic_dataset, out=str(tmp_path / "nested"), **settings)
     history = History(config.out)
-    history.open(_identity(config))
+    history.open(history_of(config))
     for number, rate in enumerate((1e-3, 1e-7, 3e-3)):
         history.begin(Begun(number=number, params={"finetune.optimizer.learning_rate": rate}))
     history.end(0, Result(state="complete", value=0.38, curve=((1, 0.38),)))
-    run_tune(config)
+    config.run()
     _, slow, nested = (trial.result for trial in history.trials())
     assert slow is not None
     assert (slow.state, [step for step, _ in slow.curve]) == ("stopped", [1])

@@ -1,0 +1,148 @@
+"""The data of a training with labels, and the validation that chooses the weights which are kept."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from ltrscale import bundle
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.launch.workers import rank_and_world
+from ltrscale.models.combine import AnyRanker
+from ltrscale.progress import log
+from ltrscale.ranking.choices import named
+from ltrscale.training.network import state_on_cpu
+from ltrscale.training.ranking import RankingConfig
+from ltrscale.training.reduce import sum_over_workers
+from ltrscale.training.resumption import finish
+from ltrscale.training.snapshot import Progress, Snapshot
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """What a ranker is trained on, and what chooses the epoch whose weights are kept."""
+
+    train: Selection
+    validation: Selection
+
+    @classmethod
+    def of(cls, train: Split, validation: Split, *, without: Collection[str]) -> Self:
+        """The labelled groups of two splits, without the files that are left out; the features are those of the first.
+
+        Raises:
+            InputError: as `select`, or the validation split lacks a feature.
+        """
+        data = cls(*(select(split, labelled=True, without=without) for split in (train, validation)))
+        return data.serving(data.train.features, whose="the training split", where="the validation split")
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features; see `Selection.serving`."""
+        splits = (self.train, self.validation)
+        return type(self)(*(split.serving(features, whose=whose, where=where) for split in splits))
+
+
+class Best:
+    """The weights with the best validation metric so far, and where they were reached.
+
+    Args:
+        model: on its device; all workers have the same weights.
+        config: names the metric, and how long a phase waits for a better value.
+        data: its validation part judges.
+    """
+
+    def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
+        self.model, self.config, self.data = model, config, data
+        self.metric = f"validation_{config.validation_metric}"
+        self.state = state_on_cpu(model)
+        self.value, self.phase, self.epoch = -math.inf, "", 0
+        self._last_better = 0
+        """The epoch of the phase in training in which the value last rose."""
+
+    def begin(self) -> None:
+        """Give the model its best weights, from which each phase begins."""
+        self.model.load_state_dict(self.state)
+        self._last_better = 0
+
+    def update(self, phase: str, epoch: int) -> float:
+        """Validate, and remember the weights if they are the best; returns the metric.
+
+        Raises:
+            InputError: no validation group has a relevant document.
+        """
+        value = validate(self.model, self.data.validation, self.config.validation_metric)
+        if math.isnan(value):
+            raise InputError(
+                f"validation: none of its labelled groups has a relevant document, so {self.config.validation_metric} "
+                "is undefined; choose other validation periods"
+            )
+        if value > self.value:
+            self.value, self.phase, self.epoch, self.state = value, phase, epoch, state_on_cpu(self.model)
+            self._last_better = epoch
+        return value
+
+    def is_stale(self, epoch: int) -> bool:
+        """Whether the phase is to end after this epoch, for too many epochs have brought nothing better."""
+        return epoch - self._last_better >= self.config.patience
+
+    def progress(self, *, phase: str, steps_before: int) -> Progress:
+        """What a checkpoint of the phase in training holds besides the trainer's state."""
+        best = None if self.value == -math.inf else [self.value, self.phase, self.epoch]
+        place = {"phase": phase, "last_better": self._last_better, "best": best}
+        return Progress(steps_before, place, {"best": self.state})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on as a checkpoint says."""
+        self.state = dict(snapshot.tensors["best"])
+        self._last_better = snapshot.progress["last_better"]
+        if (best := snapshot.progress["best"]) is not None:
+            self.value, self.phase, self.epoch = best
+
+    def commit(self, out: str, *, origin: Mapping[str, Any]) -> None:
+        """Give the model its best weights; rank 0 commits it as a bundle."""
+        self.begin()
+        if rank_and_world()[0] != 0:
+            return
+        train = self.data.train
+        bundle.save_ranker(
+            out,
+            self.model,
+            config=self.config.model_dump(mode="json"),
+            features=train.features,
+            dataset_hash=train.hash,
+            metrics={
+                self.metric: self.value,
+                "phase": self.phase,
+                "epoch": self.epoch,
+                "labelled_groups": train.n_groups,
+            },
+            made_by=origin,
+        )
+        log.info(
+            "trained on %d labelled groups, validation %s %.4f: %s",
+            train.n_groups, self.config.validation_metric.upper(), self.value, out,
+        )  # fmt: skip
+        finish(out)
+
+
+def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
+    """Mean of a metric over the groups where it is defined; each worker scores a part."""
+    rank, world = rank_and_world()
+    where = next(model.parameters()).device
+    measure = named(metric)
+    totals = torch.zeros(2, dtype=torch.float64)
+    model.eval()
+    with torch.no_grad():
+        for index, groups in enumerate(iterate(selection, docs_per_batch=16_384)):
+            if index % world == rank:
+                groups = groups.to(where)
+                assert groups.labels_N is not None
+                value_Q = measure.of(model(groups), groups.labels_N, groups.offsets_Q1)
+                defined_Q = value_Q[~value_Q.isnan()]
+                totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
+    total, count = sum_over_workers(totals).tolist()
+    return total / count if count else math.nan
