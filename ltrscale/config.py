@@ -122,7 +122,7 @@ def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> Confi
 
 def dump(config: Config) -> str:
     """The config as YAML, every value stated; `load` reads it back equal, but for credentials in URLs."""
-    return str(yaml.safe_dump(_recordable(config.model_dump(mode="json")), sort_keys=False, width=120))
+    return str(yaml.safe_dump(recordable(config.model_dump(mode="json")), sort_keys=False, width=120))
 
 
 def digest(value: Any) -> str:
@@ -138,13 +138,13 @@ def digest(value: Any) -> str:
 
 def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, Any]:
     """What a committed directory records of its origin: stage, config and the hashes of its inputs."""
-    return _recordable({"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)})
+    return recordable({"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)})
 
 
-def _recordable(values: dict[str, Any]) -> dict[str, Any]:
+def recordable(values: dict[str, Any]) -> dict[str, Any]:
     """Plain values without the credentials of URLs."""
-    recordable: dict[str, Any] = json.loads(without_credentials(json.dumps(values)))
-    return recordable
+    plain: dict[str, Any] = json.loads(without_credentials(json.dumps(values)))
+    return plain
 
 
 def is_current(url: str, origin: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, recordable
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.data.dataset.split import Split, check_disjoint, with_periods_named
@@ -120,11 +120,13 @@ class TuneJob(SearchConfig, Stage):
 
 def history_of(config: TuneJob) -> dict[str, Any]:
     """What the value of a trial depends on, besides its parameters: what a history is begun with."""
-    return {
-        **config.identity().model_dump(mode="json"),
-        "inputs": config.inputs(),
-        "data": contents_of_read(config.job.reads.values()),
-    }
+    return recordable(
+        {
+            **config.identity().model_dump(mode="json"),
+            "inputs": config.inputs(),
+            "data": contents_of_read(config.job.reads.values()),
+        }
+    )
 
 
 def _open(history: History, identity: Mapping[str, Any]) -> None:
