@@ -37,12 +37,12 @@ lint: $(STAMP)
 
 # Under three minutes: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
 check: lint
-	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL)
+	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale tests
 
-# Everything; tests that start a cluster or a server run one at a time.
+# Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn.
 test: lint
-	$(PYTEST) -m "not ray and not s3" $(PARALLEL)
-	$(PYTEST) -m "ray or s3" tests
+	$(PYTEST) -m "not ray and not s3" $(PARALLEL) --doctest-modules ltrscale tests
+	$(PYTEST) -m "ray or s3" $(PARALLEL) tests
 
 bench: $(STAMP)
 	$(BIN)/python -m jobs.bench
