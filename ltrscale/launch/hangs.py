@@ -95,8 +95,10 @@ class Watch:
         self._workers[rank] = _Worker(Counts(), heard=now, moved=now)
 
     def left(self, rank: int) -> None:
-        """A worker is done, or was ended."""
+        """A worker is done, or was ended: the others have as long as ever to notice."""
         self._workers.pop(rank, None)
+        for worker in self._workers.values():
+            worker.heard = worker.moved = time.monotonic()
 
     def clear(self) -> None:
         """All workers have ended."""

@@ -232,8 +232,8 @@ def test_the_launching_process_is_killed(make_job: MakeJob, expected: dict[int, 
     process = job.start()
     process.kill()
     process.wait()
+    job.check_finished(expected[2])
     end = time.monotonic() + 180
     while alive := job.processes():
         assert time.monotonic() < end, f"processes {alive} of the killed run's cluster go on"
         time.sleep(0.1)
-    job.check_finished(expected[2])

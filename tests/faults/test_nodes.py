@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # Ray's
 ]
 NOTICE_S = 30
-NODE = {"num_cpus": 3}
+NODE = {"num_cpus": 3, "include_dashboard": False}
 """Room for one worker of two CPUs, and for reading."""
 
 

@@ -53,8 +53,10 @@ def test_the_worker_with_the_fewest_steps_hangs(clock: Clock) -> None:
     seconds(clock, 1, beat)
     assert watch.hung() == {1: "has not moved for 60 s"}
     watch.left(1)
-    watch.heard(0, Counts(9, 3))
-    assert watch.hung() == {}
+    seconds(clock, 59, lambda: watch.heard(0, Counts(8, 3)))
+    assert watch.hung() == {}  # rank 0 could not have moved before
+    seconds(clock, 1, lambda: watch.heard(0, Counts(8, 3)))
+    assert list(watch.hung()) == [0]
 
 
 def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
