@@ -73,7 +73,7 @@ class Process:
         while not ready():
             if self.pid is None:
                 lines = self.log.read_text().strip().splitlines()[-1:]
-                raise InputError(f"{self.name}: ended at once ({' '.join(lines)}); see {self.log}")
+                raise InputError(f"{self.name}: ended immediately ({' '.join(lines)}); see {self.log}")
             if time.monotonic() > deadline:
                 raise InputError(f"{self.name}: not ready after {seconds:.0f} s; see {self.log}")
             time.sleep(0.2)

@@ -129,7 +129,7 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
 
 
 def main(command: Command[ConfigT]) -> None:
-    """Parse the command line, then run the job, in every process if torchrun has started several.
+    """Parse the command line, then run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
     An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143; Ctrl-C
     ends with 130.
@@ -161,9 +161,9 @@ def main(command: Command[ConfigT]) -> None:
         else:
             job()
     except (InputError, Stopped) as error:
-        if under_torchrun.speaks():
+        if under_torchrun.speaks():  # all processes fail together, one of them reports
             print(f"{'error' if isinstance(error, InputError) else 'stopped'}: {error}", file=sys.stderr)
-        under_torchrun.leave()
+        under_torchrun.leave()  # torchrun's agent kills the others as soon as one has ended
         sys.exit(error.status)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -48,13 +48,13 @@ def _against_padding() -> Row:
 def _memory() -> Row:
     short, long = peak_bytes(_loss_at_length, 8, [32, 512])
     return Row(
-        name="within-group InfoNCE: peak memory a document, L = 512 / L = 32",
+        name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
         ratio=long / short,
         goal=1.2,
         at_least=False,
         ours=f"{long / DOCUMENTS:.0f} B/doc",
         peer=f"{short / DOCUMENTS:.0f} B/doc",
-        note="growth of peak resident memory, a process each",
+        note="growth of peak resident memory, one process each",
     )
 
 
@@ -62,7 +62,7 @@ def _time_by_length() -> Row:
     (short, n), (long, _) = (_loss_work(torch.full((4096 // length,), length), simclr_rank) for length in (128, 512))
     short_seconds, long_seconds = cpu_seconds(short, long)
     return Row(
-        name="within-group InfoNCE: time a document, L = 512 / L = 128",
+        name="within-group InfoNCE: time per document, L = 512 / L = 128",
         ratio=long_seconds / short_seconds,
         goal=3.2,
         at_least=False,

@@ -60,9 +60,9 @@ def _waiting(method: MethodConfig, data: str) -> Row:
         ratio=times.wait / times.wall,
         goal=0.05,
         at_least=False,
-        ours=f"{1e3 * times.wait / _STEPS:.1f} ms a step",
-        peer=f"{times.wall / _STEPS:.2f} s a step",
-        note=f"Ray Data, one worker, {_DOCS_A_WORKER:,} documents a step, default network",
+        ours=f"{1e3 * times.wait / _STEPS:.1f} ms per step",
+        peer=f"{times.wall / _STEPS:.2f} s per step",
+        note=f"Ray Data, one worker, {_DOCS_A_WORKER:,} documents per step, default network",
     )
 
 
@@ -79,7 +79,7 @@ def _scaling(method: MethodConfig, data: str) -> Row:
         at_least=True,
         ours=f"{2 * _STEPS * _DOCS_A_WORKER / slowest.wall / 1e3:.1f} k docs/s",
         peer=f"{_STEPS * _DOCS_A_WORKER / one.wall / 1e3:.1f} k docs/s",
-        note=f"gloo, a core each; processor time {busier:+.0%}, idle {idle:.0%}",
+        note=f"gloo, one core each; processor time {busier:+.0%}, idle {idle:.0%}",
     )
 
 

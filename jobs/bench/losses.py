@@ -105,7 +105,7 @@ def _memory(kind: str, peer: _Peer, groups: int) -> Row:
         at_least=False,
         ours=f"{ours / 1e6:.0f} MB",
         peer=f"{padded / 1e6:.0f} MB",
-        note="growth of peak resident memory, a process each",
+        note="growth of peak resident memory, one process each",
     )
 
 

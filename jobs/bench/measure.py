@@ -37,7 +37,7 @@ class Row:
 
 def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Run a function in a separate process, whose peak memory nothing else has raised, and return its result."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # a fork would inherit this process's memory
         return pool.submit(function, *arguments, **named).result()
 
 

@@ -22,7 +22,7 @@ from ltrscale.trees.with_lightgbm import gain_table, parameters_of
 
 _LARGE = 8800  # lists of training: 1.1 million documents, a float matrix of 600 MB
 _USUAL = 2200
-_FEW = 20
+_FEW = 20  # for warming up
 _TREES, _TREES_SCORED, _TREES_FOR_MEMORY = 300, 500, 5
 _ROUNDS = 3
 _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=None)

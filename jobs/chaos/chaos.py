@@ -129,7 +129,7 @@ def _undisturbed(out: Path, stages: Sequence[Stage], kind: str) -> Outcome:
     arena.remove()
     part = kept.with_suffix(".part")
     part.write_text(json.dumps(asdict(found), indent=1) + "\n")
-    part.replace(kept)
+    part.replace(kept)  # atomic: a killed run leaves no half outcome
     return found
 
 

@@ -17,7 +17,7 @@ MEANINGS: dict[Kind, str] = {
     "resets": "a share of the requests ends with a reset connection",
     "busy": "a share of the requests is answered with 503",
     "full": "the disk of TMPDIR is full",
-    "second": "the same command runs a second time at once; the second may be killed",
+    "second": "the same command runs twice at the same time; the second one may be killed",
 }
 
 _SECONDS: dict[Kind, tuple[float, float]] = {

@@ -52,7 +52,7 @@ class Player:
         self.clock_s = self.diary.clock_s
         self.havoc = Havoc(self.arena, calm_since=time.monotonic())
         self.remains = Remains(self.patience_s / 2)  # Ray's agents outlive a killed job by a minute
-        self._pending = self.faults[len(self.diary.of("fault")) :]
+        self._pending = self.faults[len(self.diary.of("fault")) :]  # a resumed run skips the faults that it has had
         self._number = len(self.diary.of("command"))
         self._kill_second: tuple[float, signal.Signals] | None = None
         self._ticked = self._looked = time.monotonic()
@@ -197,11 +197,11 @@ class Player:
             return None
         second = self._give(number, first.stage, first.words, second=True)
         second.disturbed = first.disturbed = True
-        if fault.share >= 0.5:  # half of the second commands are left alone, a quarter each is killed or asked to stop
-            return f"{first.name} a second time"
+        if fault.share >= 0.5:  # half of the second commands run undisturbed, a quarter each gets SIGKILL or SIGTERM
+            return f"{first.name} started a second time"
         how = signal.SIGKILL if fault.share < 0.25 else signal.SIGTERM
         self._kill_second = time.monotonic() + fault.seconds, how
-        return f"{first.name} a second time, to get {how.name} after {fault.seconds:.0f} s"
+        return f"{first.name} started a second time, {how.name} after {fault.seconds:.0f} s"
 
     def _kill_the_second(self) -> None:
         if self._kill_second is not None and time.monotonic() > self._kill_second[0]:
