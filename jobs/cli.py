@@ -129,7 +129,7 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
 
 
 def main(command: Command[ConfigT]) -> None:
-    """Parse the command line, then run the job; under torchrun rank 0 runs it and the others take part in its trainings.
+    """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
     An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143; Ctrl-C
     ends with 130.
