@@ -1,10 +1,10 @@
 """An S3 server (SeaweedFS) on this machine, to try jobs against s3:// without a cloud account.
 
     eval "$(python cluster/dev_s3.py start)"    start it, make a bucket, and set AWS_ENDPOINT_URL and keys in this shell
-    eval "$(python cluster/dev_s3.py status)"   set them in another shell; says where the server is
-    python cluster/dev_s3.py stop               end it; what was written is there at the next start
+    eval "$(python cluster/dev_s3.py status)"   show the server's address, and set them in another shell
+    python cluster/dev_s3.py stop               stop it; the next start finds its data again
 
-It listens on 127.0.0.1 only and keeps its data, keys and log in runs/dev-s3. The keys are drawn at the first start.
+It listens on 127.0.0.1 only and keeps its data, keys and log in runs/dev-s3. The first start draws the keys at random.
 """
 
 import argparse
@@ -20,17 +20,17 @@ from ltrscale.errors import InputError
 
 _READY_S = 60.0
 _STOP_S = 60.0
-_GRPC = 10_000  # SeaweedFS speaks gRPC on every port plus this
+_GRPC = 10_000  # for each port SeaweedFS also listens on port + 10,000, for gRPC
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Parse the command line and carry out the action."""
     options = argparse.ArgumentParser(
         prog="dev_s3.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("action", choices=["start", "stop", "status"])
     options.add_argument("--folder", type=Path, default=RUNS / "dev-s3", help="data, keys, log (default: runs/dev-s3)")
-    options.add_argument("--port", type=int, default=21_333, help="of S3; the next three are its own (default: 21333)")
+    options.add_argument("--port", type=int, default=21_333, help="of S3; the next three are used too (default: 21333)")
     options.add_argument("--bucket", default="ltrscale", help="the bucket to make (default: ltrscale)")
     given = options.parse_args()
     with one_line_errors():
@@ -45,12 +45,12 @@ def main() -> None:
 
 
 def _start(server: Process, folder: Path, port: int, bucket: str) -> None:
-    """Start the server unless it runs, wait until it takes the bucket, and print how to reach it."""
+    """Start the server unless it runs, wait until the bucket exists, and print its address."""
     if server.pid is None:
         (folder / "data").mkdir(parents=True, exist_ok=True)
         _check_ports(port)
         environment = _environment(folder, port)
-        # SeaweedFS would take keys that it finds in its environment for its own
+        # SeaweedFS would adopt AWS keys from its environment as its own identities
         others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         server.start(_command(folder, port), others)
         try:
@@ -68,7 +68,7 @@ def _check_ports(port: int) -> None:
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
-    """What clients need to know, kept for `status`, and the server's own file of keys."""
+    """The environment for clients; writes it for `status`, and the server's file of keys."""
     path = folder / "environment.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     environment = {
@@ -91,13 +91,13 @@ def _command(folder: Path, port: int) -> list[str]:
         "-s3", f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false",
         "-filer", f"-filer.port={port + 1}",
         f"-master.port={port + 2}", "-master.telemetry=false", "-master.volumeSizeLimitMB=256",
-        "-master.electionTimeout=2s",  # which a restart waits for, though the server is alone
+        "-master.electionTimeout=2s",  # a restart waits for the election, although there is only one server
         f"-volume.port={port + 3}", "-volume.max=100", "-volume.preStopSeconds=0",
     ]  # fmt: skip
 
 
 def _has_bucket(environment: dict[str, str], bucket: str) -> bool:
-    """Whether the server has the bucket, which is made where it is missing."""
+    """Make the bucket if it is missing; returns whether the server has it."""
     files = s3fs.S3FileSystem(
         key=environment["AWS_ACCESS_KEY_ID"],
         secret=environment["AWS_SECRET_ACCESS_KEY"],

@@ -1,13 +1,13 @@
-"""A Ray cluster on this machine, a head and workers as processes of their own, to try `ray job submit`.
+"""A Ray cluster on this machine, with head and workers as separate processes, to try `ray job submit`.
 
-    eval "$(python cluster/local.py start)"     start it; tell `ray` in this shell its address and token
+    eval "$(python cluster/local.py start)"     start it; set its address and token for `ray` in this shell
     ray job submit --working-dir . -- python -m jobs.pretrain --config jobs/configs/distributed-dev.yaml
-    eval "$(python cluster/local.py status)"    tell another shell
-    python cluster/local.py stop                end it
+    eval "$(python cluster/local.py status)"    set them in another shell
+    python cluster/local.py stop                stop it
 
-As on a real cluster the head has no CPU for tasks. Jobs see the environment that the cluster was started in: an S3
-server's address and keys belong there, since everybody who sees the dashboard sees a job's runtime_env. Ray listens on
-127.0.0.1 only and asks for the token in runs/local-ray, and no usage statistics are sent.
+As on a real cluster the head has no CPU for tasks. Jobs see the environment in which the cluster was started. Put an S3
+server's address and keys there, because everybody who sees the dashboard sees a job's runtime_env. Ray listens on
+127.0.0.1 only and requires the token in runs/local-ray; no usage statistics are sent.
 """
 
 import argparse
@@ -36,12 +36,13 @@ from processes import (
 from ltrscale.engine import loopback
 from ltrscale.errors import InputError
 
-_DASHBOARD = 8265  # where Ray's own tools look first
+_DASHBOARD = 8265  # the default of Ray's tools
 _READY_S = 90.0
 _STOP_S = 30.0
 _MB = 1 << 20
-# `ray`, which by itself takes 127.0.0.1 for an address that others can reach, and says that workers of other nodes
-# cannot reach a head on 127.0.0.1; its processes have RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 to leave it as it is
+# The program `ray`, patched for a cluster on 127.0.0.1. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray's child processes
+# keep that address, but it also makes `ray start` refuse worker nodes. So this process sets the constant back, and
+# switches off the replacement of 127.0.0.1 by the machine's address on the network.
 _RAY = """
 from ray._private import ray_constants, services
 ray_constants.ENABLE_RAY_CLUSTER, services.resolve_ip_for_localhost = True, str
@@ -51,17 +52,17 @@ main()
 
 
 def main() -> None:
-    """Parse the command line and do what it says."""
+    """Parse the command line and carry out the action."""
     options = argparse.ArgumentParser(
         prog="local.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("action", choices=["start", "stop", "status"])
     options.add_argument("--folder", type=Path, default=RUNS / "local-ray", help="state (default: runs/local-ray)")
     options.add_argument(
-        "--dashboard-port", type=int, help="where jobs are submitted (default: 8265, or a free one where that is taken)"
+        "--dashboard-port", type=int, help="port for submitting jobs (default: 8265, or a free one if that is taken)"
     )
     options.add_argument("--workers", type=int, default=1, help="worker nodes (default: 1)")
-    options.add_argument("--cpus", type=int, default=4, help="CPUs that each worker node claims to have (default: 4)")
+    options.add_argument("--cpus", type=int, default=4, help="CPUs that each worker node declares (default: 4)")
     options.add_argument(
         "--resources", default='{"reader": 4}', help="resources of each worker node (default: %(default)s)"
     )
@@ -86,27 +87,27 @@ def _worker_options(cpus: int, resources: str) -> list[str]:
         raise InputError(f"--resources: not JSON ({error}); write it as in '{{\"reader\": 4}}'") from error
     if not isinstance(named, dict) or not all(isinstance(amount, int | float) for amount in named.values()):
         raise InputError(
-            f"--resources: {resources} is no mapping of names to numbers; write it as in '{{\"reader\": 4}}'"
+            f"--resources: {resources} is not a mapping of names to numbers; write it as in '{{\"reader\": 4}}'"
         )
     return [f"--num-cpus={cpus}", f"--resources={resources}"]
 
 
 def _nodes(folder: Path) -> list[Process]:
-    """The head, then every worker that was started."""
+    """The head, then every started worker."""
     workers = sorted(path.stem for path in folder.glob("worker-*.pid"))
     return [Process(folder, name) for name in ("head", *workers)]
 
 
 def _start(folder: Path, dashboard_port: int | None, workers: int, worker_options: Iterable[str]) -> None:
-    """Start the head, then the workers, and wait until all of them can be used."""
+    """Start the head, then the workers, and wait until all are alive."""
     if dashboard_port is None:
         dashboard_port = _DASHBOARD if is_free(_DASHBOARD) else free_ports(1)[0]
     elif not is_free(dashboard_port):
         raise InputError(f"port {dashboard_port}: another program listens there; choose another --dashboard-port")
-    _stop(folder)  # what is left of a cluster whose head is gone
+    _stop(folder)  # workers may remain from a cluster whose head has died
     folder.mkdir(parents=True, exist_ok=True)
     write_private(folder / "auth_token", secrets.token_hex(32))
-    scratch = tempfile.mkdtemp(prefix="ltrscale-ray-")  # below the checkout its socket names could be too long
+    scratch = tempfile.mkdtemp(prefix="ltrscale-ray-")  # below the checkout the paths of sockets could be too long
     client = {
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard_port}",
         "RAY_AUTH_MODE": "token",
@@ -139,20 +140,20 @@ def _start(folder: Path, dashboard_port: int | None, workers: int, worker_option
 
 
 def _environment(client: dict[str, str]) -> dict[str, str]:
-    """This shell's environment with this `python`; Ray asks for the token in it, and ends at once when told to."""
+    """This shell's environment, with this `python` first on the PATH and Ray's settings."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     ray = {
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # end on SIGTERM without waiting
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keep 127.0.0.1 as the address, see _RAY
         "GLOO_SOCKET_IFNAME": loopback(),
     }
     return {**inherited, **client, **ray, "PATH": path}
 
 
 def _alive(client: dict[str, str]) -> int:
-    """How many nodes the dashboard says are alive; 0 while it does not answer."""
+    """The number of living nodes according to the dashboard; 0 while it does not answer."""
     token = Path(client["RAY_AUTH_TOKEN_PATH"]).read_text()
     request = Request(
         f"{client['RAY_API_SERVER_ADDRESS']}/nodes?view=summary", headers={"Authorization": f"Bearer {token}"}
@@ -164,7 +165,7 @@ def _alive(client: dict[str, str]) -> int:
 
 
 def _stop(folder: Path) -> bool:
-    """End the workers, then the head, and delete Ray's scratch; returns whether anything ran."""
+    """Stop the workers, then the head, and delete Ray's scratch; returns whether anything ran."""
     ran = [process.stop(_STOP_S) for process in reversed(_nodes(folder))]
     if (folder / "scratch").exists():
         shutil.rmtree((folder / "scratch").read_text(), ignore_errors=True)

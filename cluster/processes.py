@@ -1,4 +1,4 @@
-"""Background processes of the scripts beside this file: each has a pid file and a log, and is ended by its own id."""
+"""Background processes of the scripts in this directory: each has a pid file and a log, and is stopped by its id."""
 
 import contextlib
 import os
@@ -17,12 +17,12 @@ from pathlib import Path
 from ltrscale.errors import InputError
 
 RUNS = Path(__file__).resolve().parents[1] / "runs"
-"""Where the scripts keep their state; git and `ray job submit --working-dir` leave it out."""
-_KILLED_S = 10.0  # what a killed process may take to be gone
+"""Directory for the state of the scripts; git and `ray job submit --working-dir` ignore it."""
+_KILLED_S = 10.0  # how long to wait for the end of a killed process
 
 
 def program(name: str, package: str) -> str:
-    """The path of a program that a Python package brings.
+    """The path of a program that a Python package installs.
 
     Raises:
         InputError: it is not installed.
@@ -42,7 +42,7 @@ class Process:
         self._pid_file = folder / f"{name}.pid"
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the command with exactly this environment, in a session of its own and in the folder of its log."""
+        """Start the command with exactly this environment, in a new session and in the folder of its log."""
         with self.log.open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -57,7 +57,7 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Its id while it runs; a process that was given the same id later is not it."""
+        """The process id while it runs; the start time excludes a later process with the same id."""
         if not self._pid_file.exists():
             return None
         pid, _, started = self._pid_file.read_text().strip().partition("\n")
@@ -73,13 +73,13 @@ class Process:
         while not ready():
             if self.pid is None:
                 lines = self.log.read_text().strip().splitlines()[-1:]
-                raise InputError(f"{self.name}: ended at once ({' '.join(lines)}); see {self.log}")
+                raise InputError(f"{self.name}: ended immediately ({' '.join(lines)}); see {self.log}")
             if time.monotonic() > deadline:
                 raise InputError(f"{self.name}: not ready after {seconds:.0f} s; see {self.log}")
             time.sleep(0.2)
 
     def stop(self, seconds: float) -> bool:
-        """End it politely, after `seconds` by force; returns whether it ran."""
+        """Stop the process with SIGTERM, after `seconds` with SIGKILL; returns whether it ran."""
         pid = self.pid
         if pid is not None and not self._ended_by(signal.SIGTERM, pid, seconds):
             self._ended_by(signal.SIGKILL, pid, _KILLED_S)
@@ -87,7 +87,7 @@ class Process:
         return pid is not None
 
     def _ended_by(self, signal_number: signal.Signals, pid: int, seconds: float) -> bool:
-        """Send a signal, and say whether the process has ended within `seconds`."""
+        """Send a signal; returns whether the process ended within `seconds`."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal_number)
         deadline = time.monotonic() + seconds
@@ -99,10 +99,11 @@ class Process:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, as `ps` prints it; empty where none runs."""
+    """The start time of a process as `ps` prints it; empty if no process runs."""
     command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
     done = subprocess.run(command, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=False)
     state, _, started = done.stdout.strip().partition(" ")
+    # a zombie has ended: only its parent has not read the exit status yet
     return "" if state.startswith("Z") else started.strip()
 
 
@@ -113,7 +114,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports outside those that Ray and the system hand out by themselves."""
+    """Free ports outside the ranges that Ray and the system assign automatically."""
     candidates = (port for port in random.sample(range(20_000, 30_000), 1_000) if is_free(port))
     return [next(candidates) for _ in range(count)]
 
@@ -132,13 +133,13 @@ def print_exports(environment: Mapping[str, str]) -> None:
 
 
 def tell(line: str) -> None:
-    """Say something where `eval` does not read it."""
+    """Print to standard error, because the shell evaluates standard output."""
     print(line, file=sys.stderr)
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn an `InputError` into one line and exit status 2, as the jobs do."""
+    """Report an `InputError` in one line with exit status 2, like the jobs."""
     try:
         yield
     except InputError as error:

@@ -2,6 +2,6 @@
 
 import os
 
-# Threads that wait for each other sleep instead of spinning, which costs many times the time when the cores are shared.
-# It must be set before torch is imported.
+# OpenMP threads that wait for each other should sleep: spinning makes jobs many times slower when cores are shared.
+# torch reads this variable when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -34,16 +34,16 @@ class Command(Generic[ConfigT]):
     """A verb of the command line: `python -m jobs.NAME` reads a config and calls one function with it."""
 
     name: str
-    """Of the job's module."""
+    """The name of the job's module."""
     config: type[ConfigT]
     run: Callable[[ConfigT], object]
     description: str
     """What the job does, with an example: the docstring of its module."""
     keys: str = ""
-    """The keys that people set, which `--help` shows, with white space between them; empty for all."""
+    """The keys that people set, separated by white space, for `--help`; empty for all."""
 
     def help(self, asked: str) -> str:
-        """What `--help` prints: the keys that people set; `all` keys; or one key with what is below it.
+        """The text of `--help`: the keys that people set, `all` keys, or one key and all below it.
 
         Raises:
             InputError: there is no such key.
@@ -51,7 +51,7 @@ class Command(Generic[ConfigT]):
         every = list(keys_of(self.config))
         if asked not in ("", "all"):
             return f"{show(find(every, asked), _width())}\n"
-        by_name = {key.name: key for key in reversed(every)}  # of a name that several kinds have, the first
+        by_name = {key.name: key for key in reversed(every)}  # if several kinds share a name, the first one wins
         usual = every if asked or not self.keys else [by_name[name] for name in self.keys.split()]
         options = _parser(self)
         options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, every))}"
@@ -59,7 +59,7 @@ class Command(Generic[ConfigT]):
 
 
 def _notes(usual: list[Key], every: list[Key]) -> str:
-    """What a reader of the keys is to know besides."""
+    """Notes below the keys: how to see more of them, and where else they are explained."""
     example = next((key.name for key in usual if key.choices), "out")
     some = (
         f"These are the keys that people set, {len(usual)} of {len(every)}. `--help KEY` explains a key and all below "
@@ -67,7 +67,7 @@ def _notes(usual: list[Key], every: list[Key]) -> str:
     )
     text = some if len(usual) < len(every) else ""
     if any({"NAME", "0"} & set(key.name.split(".")) for key in usual):
-        text += "In a key, NAME is a name that you choose, and 0 the first place in a list. "
+        text += "In a key, NAME is a name of your choice, and 0 is the first index of a list. "
     return (
         f"{text}docs/reference.md has the keys of all jobs, docs/guide.md goes through the jobs one by one, and "
         "jobs/configs has complete configs."
@@ -75,12 +75,12 @@ def _notes(usual: list[Key], every: list[Key]) -> str:
 
 
 def _width() -> int:
-    """Columns of a text: those of the terminal, but no more than can be read well."""
+    """Columns of the help text: at most those of the terminal, and few enough to be readable."""
     return min(shutil.get_terminal_size().columns - 2, 98)
 
 
 def _fill(text: str) -> str:
-    """The paragraphs of a text, with lines of the right width; those that are set in stay as they are."""
+    """Wrap the paragraphs of a text; indented ones, such as examples, stay unchanged."""
     parts = text.strip().split("\n\n")
     return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, _width()) for part in parts)
 
@@ -99,14 +99,14 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="KEY",
-        help="show this; with a key of the config, that key and all below it; with `all`, every key",
+        help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
     options.add_argument(
         "--config",
         metavar="YAML",
         action="append",
         default=[],
-        help="the config: a path or a URL (s3://...); given again, laid over the ones before",
+        help="the config: a path or a URL (s3://...); may be repeated, a later one overrides the earlier ones",
     )
     options.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, for example --set out=runs/a"
@@ -116,8 +116,8 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         options.add_argument(
             "--if-running",
             choices=["wait", "end"],
-            help="when another job is writing the same output: wait for it (the default), or end and say who it is; "
-            f"the environment variable {storage.WHEN_BUSY} says the same",
+            help="if another job is writing the same output: wait for it (the default), or end and name it; "
+            f"the environment variable {storage.WHEN_BUSY} has the same effect",
         )
     if "workers" in cls.model_fields:
         options.add_argument("--workers", type=int, metavar="N", help="short for --set workers=N")
@@ -129,20 +129,20 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
 
 
 def main(command: Command[ConfigT]) -> None:
-    """Parse the command line, then run the job, in the processes of torchrun where it has started several.
+    """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
-    An `InputError`, a full disk and a request to stop become one line, and exit statuses 2, 2 and 143; Ctrl-C ends
-    with 130.
+    An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143; Ctrl-C
+    ends with 130.
     """
     options = _parser(command).parse_args()
     if getattr(options, "if_running", None):
-        os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes are to know it too
+        os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
     overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
 
     def job() -> None:
-        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGTERM, _stop)  # a training stage replaces it with one that saves a checkpoint first
         if options.help is not None:
             print(command.help(options.help), end="")
             return
@@ -161,9 +161,9 @@ def main(command: Command[ConfigT]) -> None:
         else:
             job()
     except (InputError, Stopped) as error:
-        if under_torchrun.speaks():
+        if under_torchrun.speaks():  # all processes fail together, one of them reports
             print(f"{'error' if isinstance(error, InputError) else 'stopped'}: {error}", file=sys.stderr)
-        under_torchrun.leave()
+        under_torchrun.leave()  # torchrun's agent kills the others as soon as one has ended
         sys.exit(error.status)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -172,7 +172,7 @@ def main(command: Command[ConfigT]) -> None:
 
 @contextmanager
 def _full_disk_named() -> Iterator[None]:
-    """Turn what a library raises that has written for itself, as Ray Tune does, into one line."""
+    """Report a full disk in one line, also when a library that writes files itself, such as Ray Tune, runs into it."""
     try:
         yield
     except (InputError, Stopped):
@@ -187,8 +187,8 @@ def _full_disk_named() -> Iterator[None]:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:
-    """What SIGTERM does where no checkpoint is to be left first."""
-    raise Stopped("asked to stop; the same command goes on with what is committed")
+    """Handle SIGTERM while there is no checkpoint to write."""
+    raise Stopped("asked to stop; the same command resumes from the committed stages")
 
 
 def _show_defect(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
@@ -197,7 +197,7 @@ def _show_defect(_kind: type[BaseException], error: BaseException, _trace: Trace
 
 
 def _show_log(rank: int) -> None:
-    """Show the log on standard error: of rank 0 all of it and progress bars, of the other processes their warnings."""
+    """Show the log on standard error: rank 0 shows everything and progress bars, other ranks show warnings only."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if rank > 0:
         console.quiet = True

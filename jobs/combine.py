@@ -1,4 +1,4 @@
-r"""Make one ranker of several finetuned ones: the mean of their scores, or a linear layer over their embeddings.
+r"""Combine several finetuned rankers into one: by their mean score, or by a linear layer over their embeddings.
 
 After `make demo`:
 

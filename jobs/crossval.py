@@ -1,6 +1,6 @@
-r"""Compare methods on each fold of a collection: the pipeline fold by fold, then a summary of all folds.
+r"""Compare methods on each fold of a collection: run the pipeline fold by fold, then summarise all folds.
 
-In the pipeline's texts `{fold}` stands for the name of the fold. Stages that are up to date are skipped.
+In the pipeline's config `{fold}` stands for the name of the fold. Stages that are up to date are skipped.
 
   python -m jobs.crossval --config jobs/configs/crossval-letor.yaml \
       --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds

@@ -1,6 +1,6 @@
 r"""Distil a teacher into trees and a pointwise network: score, train students, evaluate, compare, export.
 
-Steps whose output is committed with the same config and inputs are skipped.
+Steps that are up to date are skipped.
 
 After `make demo`:
 

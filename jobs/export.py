@@ -1,4 +1,4 @@
-r"""Export a bundle of LightGBM trees as the library's own text, after a check that it gives equal scores.
+r"""Export a bundle of LightGBM trees in the library's text format, after checking that it gives equal scores.
 
 After `make demo`:
 

@@ -1,4 +1,4 @@
-"""What `--help` says of a config: the keys that people set, one key with all below it, or every key."""
+"""The text of `--help` for a config: the keys that people set, one key and all below it, or every key."""
 
 import math
 import textwrap
@@ -21,24 +21,24 @@ class Key:
     """One key of a config, or one kind that it may have."""
 
     name: str
-    """Dotted; `NAME` stands for a name that the user chooses, `0` for a place in a list, `kind=...` ends a kind."""
+    """Dotted; `NAME` stands for a name of the user's choice, `0` for an index, a last part `kind=...` names a kind."""
     text: str
-    """What it means."""
+    """The meaning."""
     default: str = ""
-    """` = value` or ` (required)`; empty where the keys below have defaults of their own."""
+    """` = value` or ` (required)`; empty if the keys below have the defaults."""
     choices: str = ""
-    """The values, or the kinds, that it may have, in words; empty where it may have any."""
+    """The possible values or kinds, in words; empty if any value is allowed."""
     within: tuple["Key", ...] = ()
-    """The kinds of which it is a key."""
+    """The kinds that contain the key, outermost first."""
 
     def is_below(self, given: Sequence[str]) -> bool:
-        """Whether it is the key whose parts are given, or stands below it."""
+        """Whether it is the key with the given parts, or a key below that one."""
         parts = self.name.split(".")
         own = len(given) <= len(parts) and all(map(_fits, parts, given))
         return own or any(kind.is_below(given) for kind in self.within)
 
     def show(self, width: int) -> str:
-        """The key with its default in one line, and the meaning below it."""
+        """One line with the key and its default, then the wrapped meaning."""
         margin = "  " * (1 + len(self.within))
         lines = [f"{margin}{self.name}{self.default}"]
         for text in filter(None, (self.text, self.choices)):
@@ -63,15 +63,16 @@ def keys_of(
     default: BaseModel | None = None,
     within: tuple[Key, ...] = (),
 ) -> Iterator[Key]:
-    """Every key of a config, those of nested configs in place.
+    """Every key of a config, each followed by those of its nested config.
 
     Args:
         cls: the config.
-        prefix: what stands before its own keys.
-        default: what stands where the config is left out, if that is not what its class says.
-        within: the kinds that it is, or is part of.
+        prefix: the dotted prefix of its keys.
+        default: the value of an omitted config, if it differs from the defaults of its class.
+        within: the kinds that contain the config, and the kind that it is itself.
     """
     for name, field in cls.model_fields.items():
+        # the line of the kind itself already shows this key
         if within and name == "kind" and within[-1].name == f"{prefix}kind={field.default}":
             continue
         models, value = list(models_in(field.annotation)), default_of(field, name, default)
@@ -91,7 +92,7 @@ MISSING = object()
 
 
 def default_of(field: FieldInfo, name: str, default: BaseModel | None) -> Any:
-    """The value of a field that is left out; `MISSING` where it must be given."""
+    """The value of an omitted field; `MISSING` if the field is required."""
     if default is not None:
         return getattr(default, name)
     return MISSING if field.is_required() else field.get_default(call_default_factory=True)
@@ -107,12 +108,13 @@ def _default(field: FieldInfo, value: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value as YAML in one line."""
+    # YAML ends a lone scalar with a line "..."
     text = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, width=math.inf)
     return str(text).removesuffix("...\n").strip()
 
 
 def meaning(field: FieldInfo) -> str:
-    """What a field means, in one line: its own words, or those of its config."""
+    """The meaning of a field in one line: its description, or the summary of its config."""
     models = list(models_in(field.annotation))
     return " ".join((field.description or (summary(models[0]) if len(models) == 1 else "")).split())
 
@@ -123,12 +125,12 @@ def summary(cls: type[BaseModel]) -> str:
 
 
 def kind_of(cls: type[BaseModel]) -> str:
-    """The name of a config among those of its union."""
+    """The `kind` of a config, which identifies it in its union."""
     return str(typing.get_args(cls.model_fields["kind"].annotation)[0])
 
 
 def choices(field: FieldInfo) -> str:
-    """What a field may be, in words."""
+    """The kinds or values that a field may have, in words."""
     models = list(models_in(field.annotation))
     if len(models) > 1:
         return f"Kinds: {', '.join(map(kind_of, models))}."
@@ -137,7 +139,7 @@ def choices(field: FieldInfo) -> str:
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, of its list, or of one that may be left empty; none where others are possible."""
+    """The values of a `Literal`, of a list of it, or of an optional one; empty if other values are possible."""
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)
     parts = [part for part in typing.get_args(annotation) if part not in (type(None), Ellipsis)]
@@ -145,7 +147,7 @@ def _literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def show(keys: Sequence[Key], width: int) -> str:
-    """Keys below each other, each kind before the first of its keys."""
+    """The texts of the keys, one per line, with each kind before the first of its keys."""
     seen: dict[Key, str] = {}
     for key in keys:
         for each in (*key.within, key):
@@ -155,7 +157,7 @@ def show(keys: Sequence[Key], width: int) -> str:
 
 
 def find(keys: Sequence[Key], given: str) -> list[Key]:
-    """The key that is asked for, with all below it.
+    """The requested key and all below it.
 
     Raises:
         InputError: there is no such key; names the nearest.
@@ -163,6 +165,7 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
     if found := [key for key in keys if key.is_below(given.split("."))]:
         return found
     names = [key.name for key in keys]
+    # a key given without its prefix, such as `epochs` for `finetune.epochs`, beats a similar spelling
     within = [name for name in names if f".{given.strip('.')}." in f".{name}."]
     near = within[0] if within else nearest(given, names)
     raise InputError(f"--help {given}: unknown key; did you mean {near!r}?")

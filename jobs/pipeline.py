@@ -1,6 +1,6 @@
 r"""From raw log to evaluated comparison: prepare, train every method with every seed, evaluate.
 
-Stages whose output is committed with the same config and inputs are skipped.
+Stages that are up to date are skipped.
 
   python -m jobs.pipeline --config jobs/configs/demo.yaml --set out=runs/mine \
       --set 'seeds=[0]'

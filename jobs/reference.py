@@ -1,6 +1,6 @@
 """Print the reference of all jobs and all keys: `python -m jobs.reference > docs/reference.md`.
 
-A config that several jobs or keys have in common stands there once, and they refer to it.
+A config that several jobs or keys share appears once, and they link to it.
 """
 
 import importlib
@@ -26,24 +26,24 @@ from ltrscale.ranking.metrics import Metric
 
 _ABOVE = """# Reference
 
-Every job with every key of its config. `python -m jobs.reference > docs/reference.md` writes this page.
+This page lists every job with every key of its config. `python -m jobs.reference > docs/reference.md` generates it.
 
-A key whose value is a config of its own refers to that config, which stands here once. Its keys follow a dot: the
-config of `jobs.finetune` has the key `finetune`, a `FinetuneConfig`, which has the key `epochs`, so
-`--set finetune.epochs=20` sets it. Below a list the number of the place comes first, and below a mapping the name, as
-in `prepare.inputs.0.path` and `methods.trees.gbdt`. Where there are several kinds, the config's `kind` says which. In
-the terminal, `python -m jobs.finetune --help finetune.loss` explains one key with all below it.
+If the value of a key is a nested config, the key links to that config, which appears once on this page. Dots separate
+nested keys: the config of `jobs.finetune` has the key `finetune`, a `FinetuneConfig`, which has the key `epochs`, so
+`--set finetune.epochs=20` sets it. An element of a list is given by its index and an entry of a mapping by its name, as
+in `prepare.inputs.0.path` and `methods.trees.gbdt`. If there are several kinds, the config's `kind` selects one. In the
+terminal, `python -m jobs.finetune --help finetune.loss` explains one key and all below it.
 """
 
 KINDS: dict[str, tuple[str, Any]] = {
-    "Ranking losses": ("`finetune.loss.kind`", LossConfig),
-    "Pretext objectives": ("`pretrain.method.kind`", MethodConfig),
-    "Encoders": ("`network.encoder.kind`", EncoderConfig),
-    "List contexts": ("`finetune.context.kind`", ContextConfig),
-    "Metrics": ("`finetune.validation_metric`, and what `jobs.evaluate` reports", MetricConfig),
-    "Metrics of LETOR's script": ("what `jobs.evaluate` reports too with `policy: letor4`", LetorMetricConfig),
+    "Ranking losses": ("Chosen by `finetune.loss.kind`.", LossConfig),
+    "Pretext objectives": ("Chosen by `pretrain.method.kind`.", MethodConfig),
+    "Encoders": ("Chosen by `network.encoder.kind`.", EncoderConfig),
+    "List contexts": ("Chosen by `finetune.context.kind`.", ContextConfig),
+    "Metrics": ("Chosen by `finetune.validation_metric`; `jobs.evaluate` reports all.", MetricConfig),
+    "Metrics of LETOR's script": ("`jobs.evaluate` also reports them with `policy: letor4`.", LetorMetricConfig),
 }
-"""Unions that have a table of their kinds: its title, where a kind is chosen, and the union."""
+"""Unions with a table of their kinds: the title, how a kind is chosen, and the union."""
 
 
 def commands() -> list[Command[Any]]:
@@ -56,14 +56,14 @@ def commands() -> list[Command[Any]]:
 
 
 def reference() -> str:
-    """The page: every job, the kinds of what is often chosen, then every config below a job."""
+    """The page: every job, the tables of kinds, then every config below a job."""
     every = commands()
     text = [_ABOVE, *(f"- [jobs.{each.name}](#jobs{each.name}): {_first(each.description)}" for each in every), ""]
     for command in every:
         text += [f"## jobs.{command.name}", "", _first(command.description), "", *_table(command.config)]
-    for title, (where, union) in KINDS.items():
-        text += [f"## {title}", "", f"Chosen by {where}. [methods.md](methods.md) explains the columns.", ""]
-        text += ["| kind | what it is | source | proof |", "|---|---|---|---|", *map(_kind, members(union)), ""]
+    for title, (how, union) in KINDS.items():
+        text += [f"## {title}", "", f"{how} [methods.md](methods.md) explains the columns.", ""]
+        text += ["| kind | description | source | proof |", "|---|---|---|---|", *map(_kind, members(union)), ""]
     text += ["## Configs", ""]
     for cls in sorted({part for each in every for part in _parts(each.config)}, key=lambda cls: cls.__name__):
         text += [f"### {cls.__name__}", "", summary(cls), "", *_table(cls)]
@@ -71,7 +71,7 @@ def reference() -> str:
 
 
 def _kind(cls: type[BaseModel]) -> str:
-    """The row of a kind, with the source and the proof that its docstring states."""
+    """The row of a kind, with source and proof from its docstring."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     said = {
         name: " ".join(text.split())
@@ -80,7 +80,7 @@ def _kind(cls: type[BaseModel]) -> str:
     weighted = "; takes document weights" if issubclass(cls, Loss) and cls.weighted else ""
     cells = [summary(cls).removesuffix(".") + weighted, said.get("Source", ""), said.get("Proof", "the laws.")]
     name = _code(kind_of(cls))
-    link = name if issubclass(cls, Metric) else f"[{name}](#{cls.__name__.lower()})"  # metrics are no job's config
+    link = name if issubclass(cls, Metric) else f"[{name}](#{cls.__name__.lower()})"  # no job has a metric's config
     return f"| {link} | {' | '.join(cell.removesuffix('.').replace('|', chr(92) + '|') for cell in cells)} |"
 
 
@@ -115,7 +115,7 @@ def _default(field: FieldInfo, name: str) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """What the key means, with links to the configs that it may have."""
+    """The meaning of a key, with links to the configs that it may have."""
     models = list(models_in(field.annotation))
     links = [f"[{kind_of(each) if len(models) > 1 else each.__name__}](#{each.__name__.lower()})" for each in models]
     more = choices(field) if not models else f"Kinds: {', '.join(links)}." if len(models) > 1 else f"See {links[0]}."

@@ -1,4 +1,4 @@
-r"""Simulate or clean labels: make a data set directory with other labels from one that jobs.prepare made.
+r"""Simulate or clean labels: derive a data set directory with other labels from one that jobs.prepare made.
 
 After `make demo`:
 

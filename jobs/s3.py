@@ -1,4 +1,4 @@
-"""A real S3 server (SeaweedFS) on this machine, for benchmarks, for the faults of `jobs.chaos` and for tests."""
+"""A real S3 server (SeaweedFS) on this machine, for benchmarks, for `jobs.chaos` and for tests."""
 
 import json
 import os
@@ -21,22 +21,22 @@ _BUCKET = "bench"
 _KEYS = ("bench-key", "bench-secret")
 _READY_S = 60
 _PORTS = range(20_000, 22_700)
-"""Beyond those of Ray's workers; with 10,000 more, still below those that the system gives to outgoing connections."""
+"""Above the ports of Ray's workers, and plus 10,000 (for gRPC) below those of outgoing connections."""
 
 
 def seaweedfs() -> str | None:
-    """Path of the server's program: beside this Python, or on the path of the shell; None where it is not installed."""
+    """Path of the server's program: beside this Python, or on the PATH; None if it is not installed."""
     beside = Path(sys.executable).with_name("weed")
     return str(beside) if beside.is_file() else shutil.which("weed")
 
 
 class SeaweedFS:
-    """The server on loopback, which can be killed and started again with what it has stored.
+    """The server on loopback; it can be killed, and started again with its stored data.
 
     Args:
-        program: as `seaweedfs` finds it.
+        program: path of the program, from `seaweedfs`.
         folder: an existing directory for data, keys and log.
-        ports: as `free_ports(4)` gives them; those of before where there are data of before.
+        ports: from `free_ports(4)`; with existing data the same ports as before.
         keys: the id of an access key, and the key.
     """
 
@@ -46,13 +46,13 @@ class SeaweedFS:
 
     @property
     def pid(self) -> int:
-        """Of the server that runs."""
+        """Process id of the running server."""
         assert self._server is not None
         return self._server.pid
 
     @property
     def environment(self) -> dict[str, str]:
-        """What clients find endpoint and keys by."""
+        """Environment variables that give clients the endpoint and the keys."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._ports[3]}",
             "AWS_ACCESS_KEY_ID": self._keys[0],
@@ -61,7 +61,7 @@ class SeaweedFS:
         }
 
     def start(self) -> None:
-        """Start it, and do not wait until it answers."""
+        """Start the server, without waiting until it answers."""
         master, volume, filer, port = self._ports
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         keys = dict(zip(("accessKey", "secretKey"), self._keys, strict=True))
@@ -70,23 +70,23 @@ class SeaweedFS:
         command = [
             self._program, "server", f"-dir={self._folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
             f"-master.port={master}", "-master.telemetry=false", "-master.volumeSizeLimitMB=256",
-            "-master.electionTimeout=2s",  # which a restart waits for, though the server is alone
+            "-master.electionTimeout=2s",  # a restart waits for the election, although there is only one server
             f"-volume.port={volume}", "-volume.max=100", "-volume.preStopSeconds=0", "-filer", f"-filer.port={filer}",
             "-s3", f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0",
             "-s3.autoCreateBucket=false", f"-s3.config={self._folder}/s3.json",
         ]  # fmt: skip
         with (self._folder / "server.log").open("a") as log:
-            # it would take keys that it finds in its environment for its own
+            # the server would adopt AWS keys from its environment as its own identities
             others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
             self._server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=self._folder, env=others)
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket as soon as the server takes one; the environment is to name it."""
+        """Make a bucket as soon as the server is ready; the environment must name the server."""
         assert self._server is not None
         make_bucket(name, self._ports[3], self._server)
 
     def kill(self) -> None:
-        """Kill it: a polite end takes half a minute."""
+        """Kill the server, because a graceful shutdown takes half a minute."""
         if self._server is not None:
             self._server.kill()
             self._server.wait()
@@ -94,9 +94,9 @@ class SeaweedFS:
 
 @contextmanager
 def s3_server(program: str) -> Iterator[tuple[str, int]]:
-    """Start SeaweedFS on loopback with its data in a temporary folder; yields the URL of an empty bucket and its pid.
+    """Start SeaweedFS on loopback with a temporary folder; yields the URL of an empty bucket and the server's pid.
 
-    The environment names endpoint and keys for so long, to Ray workers too where Ray is started inside.
+    Inside the block the environment names endpoint and keys. Workers of a Ray that is started inside inherit them.
     """
     with storage.scratch.directory() as folder:
         server = SeaweedFS(program, folder, free_ports(4))
@@ -110,7 +110,7 @@ def s3_server(program: str) -> Iterator[tuple[str, int]]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports whose number plus 10,000, where SeaweedFS speaks gRPC, is free too."""
+    """Free ports p for which p + 10,000 is free too: SeaweedFS uses it for gRPC."""
 
     def free(port: int) -> bool:
         with socket.socket() as probe:
@@ -121,7 +121,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def make_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
-    """Make a bucket, unless it is there, as soon as the server takes one."""
+    """Make a bucket as soon as the server is ready, unless it exists."""
     deadline = time.monotonic() + _READY_S
     while True:
         assert server.poll() is None, "the S3 server ended"
@@ -138,10 +138,10 @@ def make_bucket(name: str, port: int, server: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Environment variables for as long as the block runs, heeded by S3 clients too, which read them but once."""
+    """Set environment variables while the block runs, for S3 clients too."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
-    PatientS3.clear_instance_cache()
+    PatientS3.clear_instance_cache()  # cached clients read the environment only once
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-r"""Score periods of a data set with a bundle, each committed when it is done.
+r"""Score periods of a data set with a bundle, and commit each period when it is finished.
 
 After `make demo`:
 

@@ -1,4 +1,4 @@
-r"""Train a stack: LightGBM over the scores of several models, which score training groups out of fold.
+r"""Train a stack: LightGBM over the out-of-fold scores of several models.
 
 After `make demo`:
 

@@ -1,4 +1,4 @@
-r"""Train trees on labelled groups with the help of the others: principal components, pseudo-labels, or both.
+r"""Train trees that also learn from unlabelled groups: by principal components, pseudo-labels, or both.
 
 After `make demo`:
 

@@ -1,4 +1,4 @@
-r"""Search over the settings of a job: trees, pretraining, or finetuning; resumes where it was cut short.
+r"""Search over the settings of a job: trees, pretraining, or finetuning. An interrupted search is resumed.
 
 After `make demo`:
 

@@ -1,6 +1,6 @@
-"""Measure speed and memory of the parts against well-known peers, as ratios in one run.
+"""Measure the speed and memory of the parts against well-known peers, as ratios in one run.
 
-Of two parts only:
+Only two parts:
 
   python -m jobs.bench --set 'only=[losses, metrics]'
 """

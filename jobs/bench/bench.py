@@ -42,11 +42,11 @@ class BenchJob(Config):
 
     only: tuple[str, ...] = Field((), description=f"Which of {', '.join(BENCHES)} to run; empty for all.")
     out: str | None = None
-    """Directory for `bench.json`; empty prints only."""
+    """Directory for `bench.json`; if empty, the results are only printed."""
 
 
 def bench(job: BenchJob) -> None:
-    """Run the benchmarks and print one row for each ratio.
+    """Run the benchmarks and print one row per ratio.
 
     Raises:
         InputError: `only` names no benchmark.

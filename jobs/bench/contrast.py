@@ -18,11 +18,11 @@ from ltrscale.pretext.simsiam import SimSiamConfig
 TEMPERATURE = 0.1
 EMBEDDING = 64
 GROUPS = 128
-DOCUMENTS = 1 << 15  # in the measures over lists of one length
+DOCUMENTS = 1 << 15  # of the memory measurements, whose lists all have the same length
 
 
 def bench_contrast() -> list[Row]:
-    """All ratios of the loss and of the pretraining step."""
+    """The ratios of the loss and of the pretraining step."""
     return [_against_padding(), _memory(), _time_by_length(), _step()]
 
 
@@ -48,13 +48,13 @@ def _against_padding() -> Row:
 def _memory() -> Row:
     short, long = peak_bytes(_loss_at_length, 8, [32, 512])
     return Row(
-        name="within-group InfoNCE: peak memory a document, L = 512 / L = 32",
+        name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
         ratio=long / short,
         goal=1.2,
         at_least=False,
         ours=f"{long / DOCUMENTS:.0f} B/doc",
         peer=f"{short / DOCUMENTS:.0f} B/doc",
-        note="growth of peak resident memory, a process each",
+        note="growth of peak resident memory, one process each",
     )
 
 
@@ -62,7 +62,7 @@ def _time_by_length() -> Row:
     (short, n), (long, _) = (_loss_work(torch.full((4096 // length,), length), simclr_rank) for length in (128, 512))
     short_seconds, long_seconds = cpu_seconds(short, long)
     return Row(
-        name="within-group InfoNCE: time a document, L = 512 / L = 128",
+        name="within-group InfoNCE: time per document, L = 512 / L = 128",
         ratio=long_seconds / short_seconds,
         goal=3.2,
         at_least=False,
@@ -74,7 +74,7 @@ def _time_by_length() -> Row:
 def _step() -> Row:
     offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(GROUPS, seed=0)))
     groups = QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=_generator()), offsets_Q1)
-    # the author's networks: both projectors have the depth of the public code, SimSiam a predictor on top
+    # the authors' networks: projectors as deep as in the public code; SimSiam adds a predictor
     simclr = SimCLRRankConfig(temperature=TEMPERATURE, projector=ProjectorConfig(layers=3, output=EMBEDDING))
     simsiam = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True))
     seconds, simsiam_seconds = cpu_seconds(
@@ -93,7 +93,7 @@ def _step() -> Row:
 
 
 def _loss_work(lengths_Q: Tensor, loss: Callable[..., Tensor]) -> tuple[Callable[[], None], int]:
-    """Loss and gradient of random projections of groups of these lengths, and the number of documents."""
+    """A function that computes loss and gradient for random projections of such groups, and the number of documents."""
     offsets_Q1, z0_ND, z1_ND = _projections(lengths_Q)
 
     def work() -> None:
@@ -109,8 +109,8 @@ def _projections(lengths_Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _loss_at_length(length: int) -> None:
-    """Lists of 8 are the warm-up and therefore few."""
-    documents = DOCUMENTS if length > 8 else 1024
+    """Loss and gradient of lists of one length."""
+    documents = DOCUMENTS if length > 8 else 1024  # length 8 is the warm-up, which must stay small
     work, _ = _loss_work(torch.full((documents // length,), length), simclr_rank)
     work()
 

@@ -1,4 +1,4 @@
-"""Training on several workers: waiting for data at a real step, and what a second worker gains."""
+"""Training on several workers: the time that real steps wait for data, and the speedup from a second worker."""
 
 import os
 import statistics
@@ -36,7 +36,7 @@ _WARM_UP = 3
 
 
 class _Times(NamedTuple):
-    """Seconds of a worker's steps: by the clock, of its processor, and spent waiting for data."""
+    """Seconds of a worker's steps: wall clock, processor time, and waiting for data."""
 
     wall: float
     processor: float
@@ -44,7 +44,7 @@ class _Times(NamedTuple):
 
 
 def bench_ddp() -> list[Row]:
-    """The share of the time in which a step waits for Ray Data, and the efficiency of two workers."""
+    """The share of time that a step waits for Ray Data, and the speedup of two workers."""
     with storage.scratch.directory() as folder:
         data = f"{folder}/data"
         write_dataset(data, "zstd", groups=6_000)
@@ -60,14 +60,14 @@ def _waiting(method: MethodConfig, data: str) -> Row:
         ratio=times.wait / times.wall,
         goal=0.05,
         at_least=False,
-        ours=f"{1e3 * times.wait / _STEPS:.1f} ms a step",
-        peer=f"{times.wall / _STEPS:.2f} s a step",
-        note=f"Ray Data, one worker, {_DOCS_A_WORKER:,} documents a step, default network",
+        ours=f"{1e3 * times.wait / _STEPS:.1f} ms per step",
+        peer=f"{times.wall / _STEPS:.2f} s per step",
+        note=f"Ray Data, one worker, {_DOCS_A_WORKER:,} documents per step, default network",
     )
 
 
 def _scaling(method: MethodConfig, data: str) -> Row:
-    """Equal work for each worker, each on a core of its own: the time of one worker over that of two."""
+    """The time of one worker divided by that of two, with equal work per worker and one core each."""
     alone, both = (_spawn(method, data, world) for world in (1, 2))
     (one,), slowest = alone, max(both)
     busier = statistics.mean(times.processor for times in both) / one.processor - 1
@@ -79,7 +79,7 @@ def _scaling(method: MethodConfig, data: str) -> Row:
         at_least=True,
         ours=f"{2 * _STEPS * _DOCS_A_WORKER / slowest.wall / 1e3:.1f} k docs/s",
         peer=f"{_STEPS * _DOCS_A_WORKER / one.wall / 1e3:.1f} k docs/s",
-        note=f"gloo, a core each; processor time {busier:+.0%}, idle {idle:.0%}",
+        note=f"gloo, one core each; processor time {busier:+.0%}, idle {idle:.0%}",
     )
 
 
@@ -93,7 +93,7 @@ def _spawn(method: MethodConfig, data: str, world: int) -> list[_Times]:
 
 def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int) -> _Times:
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # otherwise a single worker could use the second core too
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     times = _run(method, data, rank=rank, world=world, reader=read_direct)
@@ -102,7 +102,7 @@ def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int)
 
 
 def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: Reader) -> _Times:
-    """Train some steps with an equal share for each worker."""
+    """Train some steps, with an equal share for each worker."""
     selection = select(Split(data=(data,)), labelled=False)
     torch.manual_seed(0)
     transform = FeatureTransform(TransformConfig(numeric="none"), ["numeric"] * len(selection.features), [])

@@ -16,7 +16,7 @@ _ROUNDS = 3
 
 
 def bench_letor() -> list[Row]:
-    """Parse one MSLR-like file with our reader and with scikit-learn's, in turn; medians of CPU seconds.
+    """Parse an MSLR-like file with our reader and with scikit-learn's, in turns; medians of CPU seconds.
 
     Raises:
         InputError: scikit-learn is not installed.

@@ -1,6 +1,6 @@
-"""Ranking losses with their gradients: against padding to the longest list, and LambdaRank against LightGBM's own.
+"""Ranking losses with gradients against padding to the longest list, and LambdaRank against LightGBM's.
 
-Every loss that a config may name is here; one without a padded form is measured alone.
+Every loss that a config may name is measured; a loss without a padded form is measured alone.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, L the longest list, K the first ranks.
 """
@@ -31,13 +31,13 @@ LABEL_SHARES = (0.52, 0.32, 0.13, 0.02, 0.01)
 TEMPERATURE = 1.0
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Scores, labels and offsets to one value a group; when padded, the third is the mask."""
+"""Scores, labels and offsets to one value per group; the padded form takes the mask instead of the offsets."""
 
 
 class _Peer(NamedTuple):
-    """A loss as padded torch, and what else its config is given.
+    """The padded torch form of a loss, and the settings for its config.
 
-    The cost of a `linear` one grows with the documents in either form.
+    The cost of a `linear` loss grows with the number of documents in both forms.
     """
 
     padded: Loss
@@ -46,7 +46,7 @@ class _Peer(NamedTuple):
 
 
 SETTINGS = {"temperature": TEMPERATURE, "samples": 2}
-"""Of the losses that have such keys."""
+"""For the losses that have these keys."""
 
 
 def bench_losses() -> list[Row]:
@@ -78,10 +78,10 @@ def _time(kind: str, peer: _Peer | None, groups: int) -> Row:
     lists = _lists(groups)
     ragged, padded, repeats = _work(_ragged(kind), *lists), [], 7
     if peer is not None:
-        if "samples" not in type(_config(kind)).model_fields:  # noise would differ
+        if "samples" not in type(_config(kind)).model_fields:  # the two forms draw different noise
             _assert_same(kind, peer)
         padded = [_work(_padded(kind, peer), *lists)]
-        repeats = 7 if peer.linear else 1  # a padded turn of the others takes seconds
+        repeats = 7 if peer.linear else 1  # one run of a padded form with all pairs takes seconds
     seconds, *padded_seconds = (found / len(lists[0]) for found in cpu_seconds(ragged, *padded, repeats=repeats))
     speed = "speed, ragged / padded to the longest list" if padded_seconds else "time, ragged"
     return Row(
@@ -105,12 +105,12 @@ def _memory(kind: str, peer: _Peer, groups: int) -> Row:
         at_least=False,
         ours=f"{ours / 1e6:.0f} MB",
         peer=f"{padded / 1e6:.0f} MB",
-        note="growth of peak resident memory, a process each",
+        note="growth of peak resident memory, one process each",
     )
 
 
 def _against_lightgbm() -> list[Row]:
-    """LightGBM's objective: a boosting round of LambdaRank less one of squared error, which grow the same stump."""
+    """LightGBM's objective: a boosting round of LambdaRank minus one of squared error, which grow the same stump."""
     scores_N, labels_N, offsets_Q1 = _lists(GROUPS)
     n, rows = len(scores_N), []
     for pairs, truncation in (("pairs with the first 30 ranks, its default", 30), ("all pairs", len(scores_N))):
@@ -136,7 +136,7 @@ def _against_lightgbm() -> list[Row]:
 def _booster(
     objective: str, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, **parameters: int
 ) -> lightgbm.Booster:
-    """A booster that starts at these scores and hardly leaves them, so that every round does the same work."""
+    """A booster whose scores hardly change from these, so every round does the same work."""
     stump = {"num_leaves": 2, "max_bin": 3, "min_data_in_leaf": 1, "learning_rate": 1e-9}
     settings = {"objective": objective, "num_threads": 1, "verbosity": -1, **stump, **parameters}
     feature_N1 = np.random.default_rng(0).normal(size=(len(scores_N), 1))
@@ -146,7 +146,7 @@ def _booster(
 
 
 def _lists(groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random scores, labels as frequent as those of web search, and offsets."""
+    """Random scores, labels with the frequencies of web search, and offsets."""
     generator = _generator()
     offsets_Q1 = to_offsets(torch.from_numpy(mslr_lengths(groups, seed=0)))
     n = int(offsets_Q1[-1])
@@ -178,7 +178,7 @@ def _generator() -> torch.Generator:
 
 
 def _padded(kind: str, peer: _Peer) -> Loss:
-    """The padded loss of a ragged batch; the mean over noisy copies of the scores where the loss has samples."""
+    """The padded loss of a ragged batch; if the loss has `samples`, the mean over noisy copies of the scores."""
     noisy_copies = _config(kind).model_dump().get("samples")
 
     def loss(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def _padded(kind: str, peer: _Peer) -> Loss:
 
 
 def _beats(labels_QL: Tensor, mask_QL: Tensor) -> Tensor:
-    """Which document i has a higher label than document j, shape [Q, L, L]."""
+    """Whether document i has a higher label than document j, shape [Q, L, L]."""
     return (labels_QL[:, :, None] > labels_QL[:, None]) & mask_QL[:, :, None] & mask_QL[:, None]
 
 
@@ -209,7 +209,7 @@ def _margins(scores_QL: Tensor) -> Tensor:
 
 
 def _gains(labels_QL: Tensor, k: int | None = None) -> Tensor:
-    """Gains divided by the ideal DCG@k; in padding labels, and so gains, are 0."""
+    """Gains divided by the ideal DCG@k; padding has label 0 and therefore gain 0."""
     gains_QL = torch.exp2(labels_QL) - 1
     best_QK = gains_QL.sort(descending=True).values[:, :k]
     return gains_QL / (best_QK @ rank_discounts(best_QK.shape[1]).float()).clamp(min=1e-9)[:, None]

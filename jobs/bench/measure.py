@@ -1,4 +1,4 @@
-"""What one benchmark reports, and memory and time measured so that ratios hold on a busy machine."""
+"""The row that a benchmark reports, and measurements of memory and time whose ratios hold on a busy machine."""
 
 import os
 import re
@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Row:
     """One line of the benchmark table: a ratio measured in one run, and its goal.
 
-    `at_least` says on which side of the goal the ratio should be, if there is one; `ours` and `peer` are what was
-    measured, with units. Without a ratio there was nothing to compare with, or nothing was measured, as the note says.
+    `at_least`: the goal is a lower bound of the ratio, otherwise an upper bound. `ours` and `peer` are the measured
+    values with units. If there is no ratio, because there is no peer or no measurement, `note` says why.
     """
 
     name: str
@@ -36,25 +36,24 @@ class Row:
 
 
 def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """What a function returns in a process of its own, whose peak of memory nothing else has raised."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """Run a function in a separate process, whose peak memory nothing else has raised, and return its result."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # a fork would inherit this process's memory
         return pool.submit(function, *arguments, **named).result()
 
 
 def peak_bytes(work: Callable[[int], object], warm_up: int, sizes: Sequence[int]) -> list[int]:
-    """Growth of the peak resident memory through `work(size)`, each size in a process of its own (on Linux).
+    """Growth of the peak resident memory during `work(size)`, each size in a separate process (on Linux).
 
-    The work is done once at size `warm_up`, a small one, before the peak is read for the first time: imports and
-    library buffers do not count.
+    The work first runs with the small size `warm_up`, so that imports and library buffers do not count.
     """
     return [apart(_growth, work, warm_up, size) for size in sizes]
 
 
 def peak_own_bytes(work: Callable[[str], object], warm_up: str, argument: str) -> int:
-    """Growth of the peak of a process's own memory through `work(argument)`, in a process of its own (on Linux).
+    """Growth of the peak anonymous memory during `work(argument)`, in a separate process (on Linux).
 
-    Pages of files that are mapped into memory do not count, for the system takes them back when it needs them; the
-    peak is looked for every few milliseconds. The work is done with `warm_up` before.
+    Pages of memory-mapped files do not count, because the system can reclaim them. The memory is sampled every few
+    milliseconds. The work first runs with `warm_up`.
     """
     return apart(_own_growth, work, warm_up, argument)
 
@@ -87,12 +86,12 @@ def _growth(work: Callable[[int], object], warm_up: int, size: int) -> int:
 
 
 def resident_peak() -> int:
-    """Peak resident bytes of this process; that of `getrusage` begins with the peak of the parent process."""
+    """Peak resident bytes of this process; `getrusage` would include the peak of the parent process."""
     return _status_bytes("VmHWM")
 
 
 def resident_now() -> tuple[int, int]:
-    """Resident bytes of this process now: those of its own, and those of memory that it shares with others."""
+    """Current resident bytes of this process: private ones, and those of memory shared with other processes."""
     return _status_bytes("RssAnon") + _status_bytes("RssFile"), _status_bytes("RssShmem")
 
 
@@ -103,18 +102,18 @@ def _status_bytes(name: str) -> int:
 
 
 def tree_seconds(root: int) -> float:
-    """Processor time so far of a process and of all processes below it (on Linux)."""
+    """Processor time of a process and all its descendants so far (on Linux)."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has just ended
             continue
         pid, parent = int(folder.name), int(fields[1])
-        ticks[pid] = sum(map(int, fields[11:15]))  # its own and that of children waited for, user and system
+        ticks[pid] = sum(map(int, fields[11:15]))  # utime, stime, and those of children that have ended
         children.setdefault(parent, []).append(pid)
     below = [root]
-    for pid in below:
+    for pid in below:  # the list grows during the loop: a breadth-first walk
         below += children.get(pid, [])
     return sum(ticks[pid] for pid in below) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""NDCG against ranx, and every other metric against NDCG, on lists as long as those of web search."""
+"""NDCG against ranx, and every other metric against NDCG, on lists with the lengths of web search."""
 
 import warnings
 
@@ -18,7 +18,7 @@ GROUPS = 2_000
 
 
 def bench_metrics() -> list[Row]:
-    """NDCG@10 in documents a second; ranx evaluates objects built, and code compiled, before the clock starts.
+    """NDCG@10 in documents per second; ranx's objects are built, and its code compiled, before the clock starts.
 
     Raises:
         InputError: ranx is not installed.
@@ -31,10 +31,10 @@ def bench_metrics() -> list[Row]:
     lengths_Q = mslr_lengths(GROUPS, seed=0)
     rng = np.random.default_rng(0)
     n = int(lengths_Q.sum())
-    scores = rng.permutation(n) / n  # without ties, whose order ranx leaves to chance
+    scores = rng.permutation(n) / n  # no ties: ranx orders them arbitrarily
     labels = rng.choice(5, n, p=[0.52, 0.32, 0.13, 0.02, 0.01])
     offsets_Q1 = to_offsets(torch.from_numpy(lengths_Q))
-    labels[offsets_Q1[:-1].numpy()] = 1  # ranx knows no undefined group
+    labels[offsets_Q1[:-1].numpy()] = 1  # one relevant document per group: ranx has no undefined groups
 
     def by_group(values: np.ndarray) -> dict[str, dict[str, float]]:
         lists = np.split(values, offsets_Q1[1:-1].numpy())
@@ -50,7 +50,7 @@ def bench_metrics() -> list[Row]:
         return float(evaluate(qrels, run, "ndcg_burges@10", threads=1, save_results_in_run=False))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what ranx's compilation warns of is not ours to mend
+        warnings.simplefilter("ignore")  # the first call compiles ranx's code, which emits warnings
         assert abs(ours() - peer()) < 1e-6
     seconds, peer_seconds = cpu_seconds(ours, peer)
     return [

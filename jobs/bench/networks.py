@@ -1,4 +1,4 @@
-"""Pretraining steps of every pretext objective and through every encoder: cost against SimSiam on a ResNet."""
+"""Cost of a pretraining step for every pretext objective and every encoder, against SimSiam on a ResNet."""
 
 from collections.abc import Callable
 
@@ -19,12 +19,12 @@ from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.simsiam import SimSiamConfig
 
 WIDTH = 136
-GROUPS = 16  # about 2,000 documents, all of which some objectives contrast with each other
+GROUPS = 16  # about 2,000 documents; some objectives contrast all of them with each other
 RESNET = ResNetConfig(width=WIDTH, blocks=3)
 
 
 def bench_networks() -> list[Row]:
-    """A row for each kind."""
+    """One row per objective and per encoder."""
     objectives = [measure_objective(cls) for cls in members(MethodConfig)]
     return [*objectives, *(measure_encoder(cls) for cls in members(EncoderConfig))]
 
@@ -59,7 +59,7 @@ def _row(name: str, method: Objective, encoder: EncoderSettings, groups: int) ->
 
 
 def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) -> Callable[[], None]:
-    """A pretraining step on these groups, with zeroing where the method has no views of its own."""
+    """A function that runs one pretraining step on these groups, with zeroing if the method does not make its views."""
     transform = fit_transform([groups.features_NF], ["numeric"] * WIDTH, TransformConfig())
     network = NetworkConfig.model_validate({"encoder": encoder.model_dump()})
     marginals_SF = transform(groups.features_NF, groups.offsets_Q1)

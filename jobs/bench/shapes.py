@@ -1,4 +1,4 @@
-"""Lists and text like those of web search, so that every benchmark measures the same shape."""
+"""Lists and text with the shape of web search data, shared by all benchmarks."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ _GROUPS_A_BLOCK = 400
 
 
 def mslr_lengths(n_groups: int, seed: int) -> NDArray[np.int64]:
-    """Lengths of groups distributed like those of MSLR-WEB: a lognormal cut at its longest list.
+    """Group lengths distributed like those of MSLR-WEB: a lognormal cut at its longest list.
 
-    The mean is about 124, the length of the list that the average document is in (E[L^2] / E[L]) about 178.
+    The mean is about 124; the average document is in a list of about 178 (E[L^2] / E[L]).
 
     Example:
         >>> lengths_Q = mslr_lengths(50_000, seed=0)
@@ -34,8 +34,8 @@ def mslr_lengths(n_groups: int, seed: int) -> NDArray[np.int64]:
 def write_letor(path: Path, n_groups: int) -> int:
     """Write LETOR text that looks like MSLR's; returns its number of documents.
 
-    Half of the columns are counts, half have six digits, and above a third of the values is 0. A thousand rows come
-    again and again, so that writing takes no longer than what is measured.
+    Half of the columns are counts, half have six digits, and more than a third of the values are 0. The same thousand
+    rows repeat, so that writing takes no longer than the measurement.
     """
     rng = np.random.default_rng(0)
     shape = (_DIFFERENT_ROWS, N_FEATURES)
@@ -51,9 +51,9 @@ def write_letor(path: Path, n_groups: int) -> int:
 
 
 def write_dataset(url: str, compression: Compression, *, groups: int) -> None:
-    """Write a data set of one period, with lists like those of MSLR-WEB and values that compress about as its do.
+    """Write a data set of one period, whose list lengths and compressibility resemble those of MSLR-WEB.
 
-    A thousand groups have about 68 MB before compression; those of a URL and compression are always the same.
+    A thousand groups have about 68 MB before compression. The content is deterministic.
     """
     rng = np.random.default_rng(0)
     lengths_Q = mslr_lengths(groups, seed=0)

@@ -21,8 +21,8 @@ _ROUNDS = 5
 def bench_stream() -> list[Row]:
     """Documents per CPU-second of a shuffled `GroupStream`, relative to a scan that reads the columns and drops them.
 
-    One thread each, interleaved in one process, the file cache warm, page checksums verified; the median of five
-    ratios. Then the same of Ray Data on S3, by the clock.
+    One thread each, interleaved in one process, with a warm file cache and verified page checksums; the median of five
+    ratios. The rows of Ray Data on S3, by wall clock, follow.
     """
     rows = []
     for compression in ("none", "zstd"):
@@ -48,6 +48,7 @@ def _compare(selection: Selection, compression: str) -> Row:
         batches = scanned.to_batches(columns=columns, use_threads=False, fragment_scan_options=checked)
         return sum(len(batch.column("labels").values) for batch in batches)
 
+    # the first round warms the file cache
     rates = [(_documents_per_second(ours), _documents_per_second(peer)) for _ in range(_ROUNDS + 1)][1:]
     own, scan = (statistics.median(column) for column in zip(*rates, strict=True))
     return Row(
@@ -62,7 +63,7 @@ def _compare(selection: Selection, compression: str) -> Row:
 
 
 def _documents_per_second(work: Callable[[], int]) -> float:
-    """Documents per second of user and system time."""
+    """Documents per second of processor time (user and system)."""
     began = time.process_time()
     documents = work()
     return documents / (time.process_time() - began)

@@ -22,21 +22,21 @@ from ltrscale.trees.with_lightgbm import gain_table, parameters_of
 
 _LARGE = 8800  # lists of training: 1.1 million documents, a float matrix of 600 MB
 _USUAL = 2200
-_FEW = 20
+_FEW = 20  # for warming up
 _TREES, _TREES_SCORED, _TREES_FOR_MEMORY = 300, 500, 5
 _ROUNDS = 3
 _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=None)
 
 
 def bench_trees() -> list[Row]:
-    """Train on web search lists from a data set and from the same matrix in memory, and score with the trees."""
+    """Train on web search lists, from a data set and from the same matrix in memory, and score with the trees."""
     with storage.scratch.directory() as folder:
         large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
         return [_memory(large, few), _time(usual), _scoring(few, usual)]
 
 
 def _write(folder: str, groups: int) -> str:
-    """Write data sets for training, validation and test; returns the folder that they are in."""
+    """Write data sets for training, validation and test; returns their folder."""
     for name, n in (("train", groups), ("validation", groups // 10), ("test", groups // 20)):
         write_dataset(f"{folder}/{name}", "none", groups=n)
     return folder
@@ -62,7 +62,8 @@ _Matrix = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 
 
 def _matrix(selection: Selection) -> _Matrix:
-    """Features, labels and lengths of all groups, the matrix filled in place."""
+    """Features, labels and lengths of all groups."""
+    # filled in place: concatenating batches would double the peak memory of the peer
     features_NF = np.empty((selection.n_documents, len(selection.features)), np.float32)
     labels, lengths, first = [], [], 0
     for groups in iterate(selection):
@@ -100,7 +101,7 @@ def _train_a_little(folder: str) -> object:
 
 
 def _train_a_little_directly(folder: str) -> object:
-    """What a user of LightGBM does who can hold the data in memory."""
+    """Train as a user of LightGBM does whose data fit in memory."""
     matrices = (_matrix(select(split, labelled=True)) for split in _train_and_validation(folder))
     return _boost_directly(matrices, _TREES_FOR_MEMORY)
 

@@ -1,1 +1,1 @@
-"""A run of the whole chain of jobs through random faults, compared with a run that nothing disturbed."""
+"""Run the whole chain of jobs through random faults, and compare it with an undisturbed run."""

@@ -1,16 +1,17 @@
-"""Run the jobs through random faults, and compare what they leave with an undisturbed run, byte by byte.
+"""Run the jobs through random faults, and compare their outputs with those of an undisturbed run, byte by byte.
 
-It plays a user: prepare, pretrain, finetune, tune, score and evaluate are given as commands, one after the other, on an
-S3 server of its own (SeaweedFS behind a proxy, both on loopback), round after round until the minutes are over. Every
-20 seconds something happens: a process of the job is killed or stopped for a while, S3 is down, frozen, overloaded or
-cuts connections, the disk of TMPDIR is full, or the same command is given a second time. A command that a fault has
-ended is given again as it is. At the end of each round the data, weights, search, scores and metrics are compared with
-those of an undisturbed run of the same code, and nothing may be left over. Exit status 0 only where all of that held.
+Chaos acts like a user: it runs the commands prepare, pretrain, finetune, tune, score and evaluate one after the other,
+on a private S3 server (SeaweedFS behind a proxy, both on loopback), round after round until the minutes are over. Every
+20 seconds it injects a fault: it kills a process of the job or stops it for a while; S3 is down, frozen, overloaded or
+resets connections; the disk of TMPDIR is full; or the same command runs a second time. If a fault ends a command, chaos
+repeats the command. After each round it compares the data, weights, search, scores and metrics with those of an
+undisturbed run of the same code, and checks that nothing is left over. The exit status is 0 only if everything held.
 
   python -m jobs.chaos --set out=runs/chaos --set seed=1 --set minutes=10
 
-Killed at any time, the same command ends what it had started and goes on with the minutes that remain. The undisturbed
-run is kept in `out` for all seeds, and made again when the code changes. To fill a disk takes the right to mount one.
+If chaos is killed, the same command ends the processes that it had started and continues with the remaining minutes.
+The undisturbed run is stored in `out` for all seeds, and repeated when the code changes. Filling a disk needs the right
+to mount one.
 """
 
 import sys

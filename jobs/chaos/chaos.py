@@ -26,7 +26,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
-_NO_DISK = "full: left out, for a small disk needs the right to mount one"
+_NO_DISK = "full: left out, because a small disk needs the right to mount one"
 
 
 class ChaosJob(Config):
@@ -35,20 +35,20 @@ class ChaosJob(Config):
     out: str
     """Directory of undisturbed runs and reports, on a local disk."""
     seed: int = 0
-    """Of the faults; below `out`, each seed has its directory `chaos-SEED`."""
+    """Seed of the faults; each seed has a directory `chaos-SEED` below `out`."""
     minutes: float = Field(default=10.0, gt=0)
-    """For which faults come, and on a slow machine up to three times as long, until there was a round of each kind; the
-    one that is under way is then finished in peace."""
+    """Minutes in which faults occur; on a slow machine up to three times as many, until a round of each kind has ended.
+    The current round is then finished without further faults."""
     every: float = Field(default=20.0, gt=0)
-    """Seconds from one fault to the next, on average."""
+    """Mean seconds between two faults."""
     patience: float = Field(default=180.0, gt=0)
-    """Seconds after the last fault until a command that has not ended counts as hanging."""
+    """Seconds after the last fault until a running command counts as hung."""
     kinds: tuple[Kind, ...] = Field(KINDS, min_length=1)
     """Kinds of faults."""
     stages: tuple[str, ...] = tuple(stage.name for stage in STAGES)
-    """The jobs that are given, each of which needs what those before it leave; fewer to look for one's faults."""
+    """The jobs to run; each needs the outputs of the earlier ones. Name fewer to examine the faults of one job."""
     rounds: tuple[Literal["alone", "ray"], ...] = Field(("alone", "ray"), min_length=1)
-    """Where jobs that can use Ray do: in rounds in turn."""
+    """Kinds of rounds, which alternate: without Ray, or with Ray in the jobs that can use it."""
 
     @field_validator("stages")
     @classmethod
@@ -61,10 +61,10 @@ class ChaosJob(Config):
 
 
 def chaos(job: ChaosJob) -> bool:
-    """Run, or go on with a run that was cut short; returns whether everything held.
+    """Run, or resume an interrupted run; returns whether everything held.
 
     Raises:
-        InputError: there is no S3 server, the undisturbed run failed, or another process runs here.
+        InputError: no S3 server is installed, the undisturbed run failed, or another process uses the directory.
     """
     folder = Path(job.out).absolute() / f"chaos-{job.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _run(job: ChaosJob, folder: Path, diary: Diary, undisturbed: dict[bool, Outc
 
 
 def _undisturbed(out: Path, stages: Sequence[Stage], kind: str) -> Outcome:
-    """The outcome of a round without faults, kept for all seeds."""
+    """The outcome of a round without faults, stored for all seeds."""
     name, ray = f"undisturbed-{kind}", kind == "ray"
     kept = out / f"{name}-{fingerprint(stages, ray=ray)}.json"
     if kept.exists():
@@ -129,21 +129,21 @@ def _undisturbed(out: Path, stages: Sequence[Stage], kind: str) -> Outcome:
     arena.remove()
     part = kept.with_suffix(".part")
     part.write_text(json.dumps(asdict(found), indent=1) + "\n")
-    part.replace(kept)
+    part.replace(kept)  # atomic: a killed run leaves no half outcome
     return found
 
 
 def _start_anew_after_a_change(folder: Path, identity: str) -> None:
-    """Remove what a run of other settings or other code has left, where there is one."""
+    """Remove the leftovers of a run with other settings or other code, if any."""
     path = folder / "identity"
     if path.exists() and path.read_text() != identity:
-        log.info("chaos: %s is of other settings or other code; it is made anew", folder)
+        log.info("chaos: %s belongs to other settings or other code; starting anew", folder)
         _new_arena(folder)
     path.write_text(identity)
 
 
 def _new_arena(folder: Path) -> Arena:
-    """A place to run in without what an earlier run there has left, its processes and its disk included."""
+    """An empty arena: ends the processes of an earlier run in this folder, and removes its disk and its files."""
     if folder.exists():
         old = Arena(folder, _mark(folder))
         old.clear()
@@ -154,7 +154,7 @@ def _new_arena(folder: Path) -> Arena:
 
 
 def _mark(folder: Path) -> str:
-    """What the processes of a run are known by, the same after this program was killed."""
+    """The mark of a run's processes; it is stored for the case that chaos is killed."""
     path = folder / "mark"
     if not path.exists():
         path.write_text(secrets.token_hex(6))
@@ -167,7 +167,7 @@ def _alone(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise InputError(f"{out}: another process runs chaos here; wait for its end") from error
+            raise InputError(f"{out}: another process runs chaos here; wait until it ends") from error
         yield
 
 

@@ -1,4 +1,4 @@
-"""Commands that are running, and what those that have ended leave behind."""
+"""Running commands, and the processes that ended commands leave behind."""
 
 import contextlib
 import signal
@@ -17,7 +17,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Command:
-    """A command that was given."""
+    """A started command."""
 
     stage: Stage
     words: list[str]
@@ -27,24 +27,24 @@ class Command:
     output: Path
     began: float
     disturbed: bool
-    """Whether something has gone wrong while it ran."""
+    """Whether a fault was active while it ran."""
     sent: set[signal.Signals] = field(default_factory=set)
     hangs: str = ""
-    """Why it was ended by this program."""
+    """Why chaos has ended it; empty if it did not hang."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to its first process."""
+        """Send a signal to the command's first process."""
         self.sent.add(number)
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in logs and reports."""
         return f"{self.stage.name}{' (second)' if self.second else ''}"
 
     def verdict(self) -> Verdict | None:
-        """How it has ended; None while it runs."""
+        """The judgement of its end; None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
@@ -56,7 +56,7 @@ class Command:
 def give(
     arena: Arena, number: int, stage: Stage, words: list[str], *, second: bool = False, disturbed: bool = False
 ) -> Command:
-    """Start a command in a session of its own; its output goes to a file below the arena's folder."""
+    """Start a command in a new session; its output goes to a file below the arena's folder."""
     mark = f"c{number:04d}-{stage.name}"
     logs = arena.folder / "logs"
     logs.mkdir(exist_ok=True)
@@ -76,16 +76,17 @@ def give(
 
 @dataclass
 class Remains:
-    """Commands that have ended, whose processes are to end too."""
+    """Ended commands, all of whose processes must end soon, too."""
 
     within_s: float
     ended: dict[str, float] = field(default_factory=dict)
 
     def left(self, *, not_before: float) -> list[str]:
-        """Those whose processes are still there so many seconds later; they are forgotten.
+        """The marks of commands with processes that run longer than `within_s`; each is reported once.
 
         Args:
-            not_before: a moment from which the seconds count at the earliest, as when a stopped process could go on.
+            not_before: the earliest moment from which seconds count, such as the last time that a stopped process was
+                resumed.
         """
         late = []
         for mark, ended in list(self.ended.items()):

@@ -1,7 +1,7 @@
-"""What a round has left, as texts that can be compared with those of another round.
+"""The outcome of a round, as texts that can be compared with those of another round.
 
-Names of data files do not count, for they may tell who wrote them; what the manifests list does, in their order. Times,
-logs and the places of inputs are left out.
+The content of the manifests counts, in their order. Names of data files do not, because they may contain a writer's
+token. Times, logs and locations of inputs are left out.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 
 from ltrscale import storage
 
-_RUN = "run/"  # log, metrics over time, environment: of the run and not of the outcome
+_RUN = "run/"  # log, metrics over time, environment: they describe the run, not its outcome
 _MODEL_FILES = re.compile(r"\.(safetensors|txt|json|ubj|cbm)$")
 _OF_THE_DATA = ("features", "summaries", "label_counts", "longest", "accounting")
 _OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
@@ -21,23 +21,23 @@ _OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round that is over."""
+    """The outcome of a finished round."""
 
     facts: dict[str, str]
-    """What is the same in every round, by name: hashes of contents, and values."""
+    """Hashes of contents, and values, by name; they must be the same in every round."""
     unlisted: tuple[str, ...]
-    """Files that no manifest lists, without those of the run directories."""
+    """Files that no manifest lists, except those of the run directories."""
     damage: tuple[str, ...]
-    """Files that a manifest lists and that are missing or have another content."""
+    """Files that a manifest lists but that are missing or have another content."""
 
 
 def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
     """Read everything below the URL of a round.
 
     Args:
-        url: of the round.
-        killed: the process ids of commands that were killed: no command came after the last one on a directory, so
-            the lease that it has left there lapses.
+        url: the URL of the round.
+        killed: process ids of killed commands. The last command of a directory may leave its lease there if it was
+            killed; such a lease does not count, since it lapses.
     """
     names = [name.removeprefix(f"{url}/") for name in _files(url)]
     facts: dict[str, str] = {}
@@ -59,7 +59,7 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
             facts |= {f"{folder}: {k}": _plain(v, url) for k, v in _facts(manifest, contents)}
         elif last in ("trial.json", "result.json"):
             values = json.loads(storage.read_bytes(f"{url}/{name}"))
-            # a trial whose model was committed when its process died has no curve
+            # no curve: a trial that had committed its model when its process died resumes without one
             facts[name] = _plain({k: v for k, v in values.items() if k not in ("seconds", "curve")}, url)
         elif last == "best.yaml":
             facts[name] = _plain(storage.read_bytes(f"{url}/{name}").decode(), url)
@@ -76,14 +76,14 @@ def _lapses(url: str, name: str, killed: Collection[int]) -> bool:
 
 
 def _files(url: str) -> list[str]:
-    """All files, hidden ones too."""
+    """All files, including hidden ones."""
     fs, path = storage.filesystem(url)
     found = fs.find(path)
     return sorted(name if storage.is_local(url) else fs.unstrip_protocol(name) for name in found)
 
 
 def _facts(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[tuple[str, Any]]:
-    """What a committed directory holds, by name."""
+    """The content of a committed directory, by name."""
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
     match manifest.get("format"):
         case "ltrscale-dataset":
@@ -109,13 +109,13 @@ def _facts(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterat
 
 
 def _plain(value: Any, url: str) -> str:
-    """A text for a value, in which the place of the round does not count; long ones as their hash."""
+    """A value as text, without the URL of the round; a hash if the text is long."""
     text = json.dumps(value, sort_keys=True).replace(url, "ROUND")
     return text if len(text) <= 200 else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def differences(mine: Outcome, undisturbed: Outcome) -> list[str]:
-    """What is not as in the undisturbed round, a line each."""
+    """The differences from the undisturbed round, one line each."""
     lines = [f"damaged: {line}" for line in mine.damage]
     for name in sorted(mine.facts.keys() | undisturbed.facts.keys()):
         here, there = mine.facts.get(name, "nothing"), undisturbed.facts.get(name, "nothing")

@@ -1,4 +1,4 @@
-"""What has happened in a run: a line of JSON each, from which a run that was cut short goes on."""
+"""The events of a run, one line of JSON each, from which an interrupted run resumes."""
 
 import json
 import time
@@ -11,19 +11,19 @@ from ltrscale.progress import log
 
 @dataclass
 class Diary:
-    """The events of a run, oldest first; those of before it was cut short too."""
+    """The events of a run, oldest first, including those before an interruption."""
 
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.path.exists():
-            whole = self.path.read_text().rpartition("\n")[0]
+            whole = self.path.read_text().rpartition("\n")[0]  # a kill can leave half a last line
             self.events = [json.loads(line) for line in whole.splitlines()]
             self.path.write_text(f"{whole}\n" if whole else "")
 
     def write(self, what: str, clock_s: float, text: str, **values: Any) -> None:
-        """Add an event, and say it."""
+        """Add an event, and log it."""
         event = {"what": what, "clock_s": round(clock_s, 1), "time": round(time.time(), 1), "text": text, **values}
         self.events.append(event)
         with self.path.open("a") as file:
@@ -36,5 +36,5 @@ class Diary:
 
     @property
     def clock_s(self) -> float:
-        """How far the chaos had come."""
+        """Seconds of chaos so far."""
         return max((float(event["clock_s"]) for event in self.events), default=0.0)

@@ -1,4 +1,4 @@
-"""Which faults come when: a plan that follows from a seed alone."""
+"""The plan of faults, a function of the seed."""
 
 import random
 from collections.abc import Collection
@@ -13,11 +13,11 @@ MEANINGS: dict[Kind, str] = {
     "stop": "SIGSTOP to a process of the job, then SIGCONT",
     "outage": "S3 refuses connections",
     "crash": "the S3 server is killed and started again",
-    "freeze": "the S3 server takes requests and does not answer",
-    "resets": "a share of the requests ends in a reset connection",
-    "busy": "a share of the requests is answered 503",
+    "freeze": "the S3 server accepts requests and does not answer",
+    "resets": "a share of the requests ends with a reset connection",
+    "busy": "a share of the requests is answered with 503",
     "full": "the disk of TMPDIR is full",
-    "second": "the same command is given a second time; may be killed",
+    "second": "the same command runs twice at the same time; the second one may be killed",
 }
 
 _SECONDS: dict[Kind, tuple[float, float]] = {
@@ -31,28 +31,28 @@ _SECONDS: dict[Kind, tuple[float, float]] = {
     "full": (5, 20),
     "second": (1, 25),
 }
-_LONG_STOP_S = 70.0  # longer than what is taken for the end of a writer
+_LONG_STOP_S = 70.0  # long enough for the lease of a stopped writer to lapse
 _LONG_STOPS = 0.2
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong."""
+    """One planned fault."""
 
     number: int
     at_s: float
-    """Of the chaos, which does not count the time in which faults are withheld or this program does not run."""
+    """When it begins, in seconds of chaos; the clock stands while faults are withheld or chaos does not run."""
     kind: Kind
     seconds: float
-    """How long it lasts; of a second command, after which it may be killed."""
+    """How long it lasts; for a second command, when it may be killed."""
     target: float
-    """From 0 to 1: which of the processes that there are."""
+    """From 0 to 1: selects one of the running processes."""
     share: float
-    """From 0 to 1: how bad it is."""
+    """From 0 to 1: the severity."""
 
 
 def plan(seed: int, minutes: float, every_s: float, kinds: Collection[Kind] = KINDS) -> list[Fault]:
-    """Faults at random moments, one in each `every_s` seconds on average, each kind about as often as the others.
+    """Faults at random moments, one per `every_s` seconds on average, all kinds about equally often.
 
     Example:
         >>> [fault.kind for fault in plan(1, 1, 20)] == [fault.kind for fault in plan(1, 1, 20)]
@@ -62,7 +62,7 @@ def plan(seed: int, minutes: float, every_s: float, kinds: Collection[Kind] = KI
     faults: list[Fault] = []
     bag: list[Kind] = []
     for number in range(int(60 * minutes / every_s)):
-        if not bag:
+        if not bag:  # every kind once before any comes again
             bag = sorted(kinds)
             rng.shuffle(bag)
         kind = bag.pop()

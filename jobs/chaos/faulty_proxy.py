@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that fails a share of the requests: refused, their connection reset, or gone."""
+"""A proxy in front of an S3 server that makes requests fail: refused, with a reset connection, or not accepted."""
 
 import contextlib
 import http.client
@@ -17,18 +17,18 @@ from urllib.parse import urlsplit
 from jobs.s3 import free_ports
 
 Match = Callable[[str, str], bool]
-"""Whether a request (method, path with query) is one of those that may fail."""
+"""Whether a request (method, path with query) may fail."""
 
 
 class Refusal(NamedTuple):
-    """An answer of S3 that is an error."""
+    """An error answer of S3."""
 
     status: int
     code: str
     message: str
 
     def content(self) -> bytes:
-        """The XML of the answer; one to a HEAD request goes without."""
+        """The XML of the answer; an answer to HEAD is sent without it."""
         text = f"<Error><Code>{self.code}</Code><Message>{self.message}</Message></Error>"
         return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
 
@@ -37,17 +37,17 @@ SLOW_DOWN = Refusal(503, "SlowDown", "Please reduce your request rate.")
 EXPIRED = Refusal(400, "ExpiredToken", "The provided token has expired.")
 
 Fault = Refusal | Literal["reset", "cut"]
-"""How a request fails: it is refused, its connection is reset, or that is done in the middle of the answer."""
+"""How a request fails: it is refused, or its connection is reset, before the answer or in the middle of it."""
 
 _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
 class FaultyProxy:
-    """Forwards HTTP to `target` on loopback; a context manager, and `url` is its own address.
+    """Forwards HTTP to `target` on loopback; a context manager that listens at `url`.
 
-    A request that fails is not forwarded, or with `after` it is carried out and only its answer is lost. The share,
-    what may fail, and how, can be changed while it runs. Which of the requests fail is drawn from a seed, in order of
-    arrival. Where the server does not answer, the connection is reset.
+    A failing request is not forwarded, unless `after` is set: then it is carried out and only its answer is lost.
+    `share`, `match` and `fault` can change while the proxy runs. The failing requests are drawn from a seed, in order
+    of arrival. If the server does not answer, the connection is reset.
     """
 
     def __init__(self, target: str, share: float, *, seed: int = 0, after: bool = False) -> None:
@@ -57,7 +57,7 @@ class FaultyProxy:
         self.requests = self.failed = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
         self._handler = type("Handler", (_Handler,), {"proxy": self, "target": urlsplit(target).netloc})
-        (self._port,) = free_ports(1)  # one that no connection gets while this proxy is gone
+        (self._port,) = free_ports(1)  # no outgoing connection takes such a port while the proxy is closed
         self._server: _Server | None = _Server(("127.0.0.1", self._port), self._handler)
         self._listening = False
         self.url = f"http://127.0.0.1:{self._port}"
@@ -72,7 +72,7 @@ class FaultyProxy:
         self.close()
 
     def open(self) -> None:
-        """Listen, at the same address as before; nothing happens where it does."""
+        """Listen, at the same address as before; does nothing if the proxy already listens."""
         if self._listening:
             return
         self._server = self._server or _Server(("127.0.0.1", self._port), self._handler)
@@ -81,7 +81,7 @@ class FaultyProxy:
         self._listening = True
 
     def close(self) -> None:
-        """Refuse connections from now on, and cut those that there are."""
+        """Refuse new connections, and cut the open ones."""
         if self._listening and self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -90,7 +90,7 @@ class FaultyProxy:
 
     @contextmanager
     def gone(self) -> Iterator[None]:
-        """While the block runs connections are refused, and those that were open are cut."""
+        """Refuse connections while the block runs, and cut the open ones."""
         self.close()
         try:
             yield
@@ -109,7 +109,7 @@ class FaultyProxy:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # clients keep connections open
+    block_on_close = False  # clients keep connections open, so waiting for their threads would never end
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -121,24 +121,24 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close at once, without saying before that no more is sent: a reset is to be one."""
+        """Close without the usual shutdown, which would end the connection cleanly instead of resetting it."""
         self._connections.discard(request)
         self.close_request(request)
 
     def cut(self) -> None:
-        """End all connections; what a client sends on one is answered with a reset."""
+        """Shut down all connections; a client that sends on one gets a reset."""
         for connection in list(self._connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that is gone is no defect."""
+        """Ignore clients that have closed their connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection of a client, with one connection of its own to the server."""
+    """One connection of a client, with its own connection to the server."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -167,12 +167,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def _reset(self) -> None:
-        """End the connection with a reset, and not as one ends that is done."""
+        """End the connection with a reset instead of a clean end."""
+        # SO_LINGER with a timeout of 0 makes close() send RST
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 
     def _body(self) -> bytes:
-        """The request's body as it came; chunks of the transfer encoding are joined."""
+        """The request's body, with the chunks of the transfer encoding joined."""
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         pieces = []
@@ -184,8 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(pieces)
 
     def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Send what the client signed, its Host included; on a new connection where the old one was closed."""
-        for _ in range(2):
+        """Forward the request with its Host header, which the client has signed."""
+        for _ in range(2):  # the server may have closed the kept connection: then try once on a new one
             self.upstream = self.upstream or http.client.HTTPConnection(self.target, timeout=60)
             try:
                 self.upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -224,4 +225,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.upstream.close()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged."""
+        """Log nothing."""

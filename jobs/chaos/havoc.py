@@ -1,4 +1,4 @@
-"""Faults that are done, and undone when their time is over."""
+"""Injects faults, and undoes them when their time is over."""
 
 import signal
 import time
@@ -19,24 +19,24 @@ _THINGS: dict[Kind, str] = {
     "busy": "requests",
     "full": "disk",
 }
-"""What a fault changes; of two faults on the same thing, one waits for the other's end."""
+"""The thing that a fault changes; a second fault on the same thing waits until the first one is over."""
 _RESTART_S = 15.0  # from the start of the S3 server until it answers
 
 
 @dataclass
 class Havoc:
-    """The faults that last at the moment."""
+    """The active faults."""
 
     arena: Arena
     active: list[tuple[float, str, Callable[[], object]]] = field(default_factory=list)
-    """Until when, what is changed, and how it is undone."""
+    """For each fault its end, the thing that it changes, and the function that undoes it."""
     calm_since: float = 0.0
-    """When the last fault was over; in the future where a server is still starting."""
+    """When the last fault was over; in the future while a server starts."""
     resumed_at: float = 0.0
-    """When the last stopped process was let go on."""
+    """When the last stopped process was resumed."""
 
     def do(self, fault: Fault, commands: Sequence[Command]) -> str | None:
-        """Let something go wrong; returns what it was, in words, or None where it has to wait."""
+        """Inject a fault; returns its description, or None if it has to wait."""
         thing = _THINGS.get(fault.kind, fault.kind)
         if thing in [changed for _, changed, _ in self.active] and fault.kind != "stop":
             return None
@@ -74,7 +74,7 @@ class Havoc:
                 undo, text = proxy.open, f"S3 refuses connections {seconds}"
             case "crash":
                 arena.s3.kill()
-                undo, text = arena.s3.start, f"S3 server killed, to be started again in {fault.seconds:.0f} s"
+                undo, text = arena.s3.start, f"S3 server killed, restart in {fault.seconds:.0f} s"
             case "freeze":
                 arena.freeze_s3()
                 undo, text = arena.thaw_s3, f"S3 server frozen {seconds}"
@@ -95,7 +95,7 @@ class Havoc:
         self.active.append((time.monotonic() + fault.seconds, thing, undo))
 
     def pass_time(self) -> None:
-        """Undo the faults whose time is over, and keep up those that are not."""
+        """Undo the faults whose time is over."""
         for entry in [entry for entry in self.active if entry[0] <= time.monotonic()]:
             _, thing, undo = entry
             self.active.remove(entry)
@@ -104,7 +104,7 @@ class Havoc:
             if thing == "stop":
                 self.resumed_at = time.monotonic()
         if any(thing == "disk" for _, thing, _ in self.active):
-            self.arena.fill_disk()
+            self.arena.fill_disk()  # again, because jobs delete files when a write fails
 
     @property
     def stops(self) -> bool:
@@ -113,5 +113,5 @@ class Havoc:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is wrong any more."""
+        """Whether no fault is active and the server has restarted."""
         return not self.active and time.monotonic() >= self.calm_since

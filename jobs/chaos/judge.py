@@ -1,4 +1,4 @@
-"""What the end of a command means: done, to be given again, or a failure of the promises."""
+"""Judge the end of a command: done, to be repeated, or a broken promise."""
 
 import re
 import signal
@@ -10,12 +10,12 @@ _EXPLAINED = re.compile(
     r"check the network|overloaded|refused every retry"  # S3
     r"|disk full|[Nn]o space left"
     r"|workers died|worker|Ray|raylet|its process died"  # killed processes
-    r"|no longer holds|changed by others"  # a lease that was taken over
+    r"|no longer holds|changed by others"  # a lost lease
     r"|another (writer|process|command|job)|meanwhile|is running|runs? (here|there|on)|held by|lease"  # two writers
 )
 
 _CUT_OFF = "Failed to get the system config from raylet because it is dead"
-"""What Ray's core says before it ends a process whose raylet has died while it connected: nothing of ours runs then."""
+"""Message of Ray's core before it ends a process whose raylet died while it connected; none of our code runs then."""
 
 
 class Verdict(NamedTuple):
@@ -23,17 +23,17 @@ class Verdict(NamedTuple):
 
     what: Literal["done", "again", "failure"]
     line: str
-    """The last line of its output, or what is wrong."""
+    """The last line of its output, or the problem."""
 
 
 def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed: bool) -> Verdict:
-    """Judge how a command has ended.
+    """Judge the end of a command.
 
     Args:
         code: its exit status, negative for a signal.
-        output: what it has printed.
-        sent: signals that this program has sent to the command's first process.
-        disturbed: whether something has gone wrong since it was given, or another command worked on the same output.
+        output: its standard output and error.
+        sent: signals that chaos has sent to the command's first process.
+        disturbed: whether a fault was active since it started, or another command worked on the same output.
     """
     lines = [line for line in output.splitlines() if line.strip()]
     last = lines[-1].strip() if lines else "(no output)"
@@ -51,9 +51,9 @@ def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed
         return Verdict("failure", f"exit status {code}: {last}")
     error = next((line for line in reversed(lines) if line.startswith("error: ")), "")
     if not error:
-        return Verdict("failure", f"exit status 2 without a line that says why: {last}")
+        return Verdict("failure", f"exit status 2 without an error line: {last}")
     if not disturbed:
-        return Verdict("failure", f"nothing was wrong, and yet: {error}")
+        return Verdict("failure", f"an error without any fault: {error}")
     if not _EXPLAINED.search(error):
         return Verdict("failure", f"no fault explains this: {error}")
     return Verdict("again", error)

@@ -1,4 +1,4 @@
-"""The user of a run: gives the commands of each round while faults come, and looks at what they leave."""
+"""The user of a run: starts the commands of each round while faults occur, and checks their outputs."""
 
 import signal
 import time
@@ -21,38 +21,38 @@ _AFTERMATH_S = 5.0
 _ATTEMPTS_IN_PEACE = 3
 _SESSIONS = 2
 MOST_TIMES = 3
-"""So many times as long as asked for faults come at most, where no round of each kind has come to its end before."""
+"""Faults occur for at most this multiple of the requested minutes, if no round of each kind has ended before."""
 
 
-class Abandoned(Exception):  # noqa: N818 - the failures of its commands tell why
-    """A round does not come to its end."""
+class Abandoned(Exception):  # noqa: N818 - not an error itself: the failures of its commands are
+    """A round cannot be finished."""
 
 
 @dataclass
 class Player:
-    """Plays rounds until the chaos is over."""
+    """Plays rounds until the time is over."""
 
     arena: Arena
     diary: Diary
     faults: list[Fault]
     total_s: float
     patience_s: float
-    """After the last fault, until a command counts as hanging and remains as left over."""
+    """Seconds after the last fault until a running command counts as hung, and remaining processes as left over."""
     stages: Sequence[Stage]
     rounds: Sequence[bool]
-    """Whether jobs that can use Ray do, in rounds in turn."""
+    """Whether jobs that can use Ray do; the rounds cycle through these."""
     undisturbed: Mapping[bool, Outcome]
     """The outcome of a round without faults, with Ray or without."""
     running: list[Command] = field(default_factory=list)
     clock_s: float = 0.0
-    """Of the chaos; stands still while faults are withheld."""
+    """Seconds of chaos; the clock stands while faults are withheld."""
     withheld: bool = False
 
     def __post_init__(self) -> None:
         self.clock_s = self.diary.clock_s
         self.havoc = Havoc(self.arena, calm_since=time.monotonic())
         self.remains = Remains(self.patience_s / 2)  # Ray's agents outlive a killed job by a minute
-        self._pending = self.faults[len(self.diary.of("fault")) :]
+        self._pending = self.faults[len(self.diary.of("fault")) :]  # a resumed run skips the faults that it has had
         self._number = len(self.diary.of("command"))
         self._kill_second: tuple[float, signal.Signals] | None = None
         self._ticked = self._looked = time.monotonic()
@@ -60,13 +60,13 @@ class Player:
 
     @property
     def over(self) -> bool:
-        """Whether no fault is to come any more; where the machine is slow, every kind of round goes through some."""
+        """Whether no more faults follow; on a slow machine they continue until every kind of round has ended once."""
         if self.clock_s < self.total_s:
             return False
         return len(self.diary.of("round")) >= len(self.rounds) or self.clock_s >= MOST_TIMES * self.total_s
 
     def play(self) -> None:
-        """Play all rounds, the last of which ends in peace."""
+        """Play all rounds; the last one ends without faults."""
         while not self.over or self._is_under_way():
             number = len(self.diary.of("round"))
             try:
@@ -78,11 +78,11 @@ class Player:
                 self.diary.write("round", self.clock_s, f"{number}: given up", differences=[])
 
     def _is_under_way(self) -> bool:
-        """Whether this program was killed in a round when no fault was to come any more."""
+        """Whether chaos was killed during the current round, so that the round has to be finished."""
         return any(event["round"] == len(self.diary.of("round")) for event in self.diary.of("command"))
 
     def play_round(self, number: int) -> None:
-        """Give the commands of a round, those that are done left out, and compare what it has left."""
+        """Run the commands of a round, except those already done, and compare the outcome."""
         ray, url = self.rounds[number % len(self.rounds)], f"{BUCKET}/round-{number:03d}"
         folder = self.arena.folder / f"round-{number:03d}"
         folder.mkdir(exist_ok=True)
@@ -97,16 +97,16 @@ class Player:
         found = differences(outcome(url, killed=killed), self.undisturbed[ray]) + self._scratch()
         for line in found:
             self._fail(f"round {number}: {line}")
-        how = f"{len(found)} differences" if found else "as the undisturbed one"
+        how = f"{len(found)} differences" if found else "equals the undisturbed one"
         self.diary.write("round", self.clock_s, f"{number}{' with Ray' if ray else ''}: {how}", differences=found)
 
     # --- commands
 
     def _run(self, number: int, stage: Stage, words: list[str]) -> bool:
-        """Give a command, and a second time where a fault says so, and wait for the first; returns whether it is done.
+        """Run a command, twice if a fault demands it, and wait for the first; returns whether it is done.
 
         Raises:
-            Abandoned: it fails again and again though nothing is wrong.
+            Abandoned: it fails repeatedly without any fault.
         """
         first = self._give(number, stage, words)
         while first in self.running:
@@ -115,7 +115,7 @@ class Player:
         in_peace = first.hangs or not first.disturbed
         self._peaceful_failures = self._peaceful_failures + 1 if event["failed"] and in_peace else 0
         if self._peaceful_failures >= _ATTEMPTS_IN_PEACE:
-            raise Abandoned(f"{stage.name} of round {number} failed {_ATTEMPTS_IN_PEACE} times in a row in peace")
+            raise Abandoned(f"{stage.name} of round {number} failed {_ATTEMPTS_IN_PEACE} times in a row without faults")
         return bool(event["done"])
 
     def _give(self, number: int, stage: Stage, words: list[str], *, second: bool = False) -> Command:
@@ -131,7 +131,7 @@ class Player:
         return given
 
     def _look_at(self, command: Command, number: int) -> None:
-        """Take note of a command that has ended."""
+        """Record a command that has ended."""
         verdict = command.verdict()
         if verdict is None:
             return
@@ -159,7 +159,7 @@ class Player:
     # --- time
 
     def tick(self, number: int) -> None:
-        """Let a moment pass, with what it brings."""
+        """Wait for a moment, then handle ended commands, due faults, hangs and remaining processes."""
         time.sleep(_TICK_S)
         now = time.monotonic()
         if not self.withheld and not self.over:
@@ -169,6 +169,7 @@ class Player:
         for running in list(self.running):
             self._look_at(running, number)
         first = next((running for running in self.running if not running.second), None)
+        # a command that has run for so long must get a chance to end
         self.withheld = first is None or now - first.began > _WITHHELD_S
         if (
             first is not None
@@ -191,16 +192,16 @@ class Player:
             self.diary.write("fault", self.clock_s, doing, kind=fault.kind, number=fault.number)
 
     def _second(self, fault: Fault, first: Command, number: int) -> str | None:
-        """Give the command that runs a second time."""
+        """Start the running command a second time."""
         if any(running.second for running in self.running):
             return None
         second = self._give(number, first.stage, first.words, second=True)
         second.disturbed = first.disturbed = True
-        if fault.share >= 0.5:
-            return f"{first.name} a second time"
+        if fault.share >= 0.5:  # half of the second commands run undisturbed, a quarter each gets SIGKILL or SIGTERM
+            return f"{first.name} started a second time"
         how = signal.SIGKILL if fault.share < 0.25 else signal.SIGTERM
         self._kill_second = time.monotonic() + fault.seconds, how
-        return f"{first.name} a second time, to get {how.name} after {fault.seconds:.0f} s"
+        return f"{first.name} started a second time, {how.name} after {fault.seconds:.0f} s"
 
     def _kill_the_second(self) -> None:
         if self._kill_second is not None and time.monotonic() > self._kill_second[0]:
@@ -229,13 +230,13 @@ class Player:
     # --- after a round
 
     def _settle(self) -> None:
-        """Wait until nothing is wrong and nothing runs."""
+        """Wait until no fault is active and nothing runs."""
         while self.running or self.remains.ended or not self.havoc.calm:
             self.tick(len(self.diary.of("round")))  # without a first command no fault comes
         self.arena.s3.make_bucket(BUCKET.removeprefix("s3://"))
 
     def _scratch(self) -> list[str]:
-        """What is left on this machine, which is removed, so that the next round begins without."""
+        """Report the leftovers on this machine, and remove them before the next round."""
         lines = [f"left in TMPDIR: {name}" for name in self.arena.left_on_disk()]
         sessions = self.arena.ray_sessions()
         if len(sessions) > _SESSIONS:

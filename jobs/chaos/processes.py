@@ -1,4 +1,4 @@
-"""The processes of a command, with all that they started, found by a mark in their environment (on Linux)."""
+"""The processes of a command and all their descendants, found by a mark in their environment (on Linux)."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ MARK = "LTRSCALE_CHAOS"
 
 @dataclass(frozen=True, order=True)
 class Process:
-    """A process, told from a later one of the same id by the moment at which it was started."""
+    """A process; its start time distinguishes it from a later process with the same id."""
 
     pid: int
     started: str
@@ -25,7 +25,7 @@ class Process:
 
     @property
     def role(self) -> str:
-        """What it does: it is the command itself, works for it under Ray, or helps, as the parts of Ray do."""
+        """`job` for the command itself, `worker` for its workers under Ray, `helper` for the rest, as Ray's daemons."""
         if " -m jobs." in self.title:
             return "job"
         is_worker = self.title.startswith("ray::") and not self.title.endswith("Agent")
@@ -33,11 +33,11 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Its title, of which the folders of programs, of little interest, are left out."""
+        """Its title, without the folders of programs."""
         return " ".join(re.sub(r"(^|\s)/\S*/", r"\1", self.title).split())[:80]
 
     def signal(self, number: signal.Signals) -> bool:
-        """Send a signal; returns whether the process was there."""
+        """Send a signal; returns whether the process existed."""
         if _started(self.pid) != self.started:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -47,7 +47,7 @@ class Process:
 
 
 def marked(mark: str) -> list[Process]:
-    """The processes whose mark begins with this text; those that are dead and not yet reaped are left out."""
+    """The processes whose mark begins with this text, without zombies."""
     return sorted(_marked(mark))
 
 
@@ -56,7 +56,7 @@ def _marked(mark: str) -> Iterator[Process]:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
             found = next((v for v in (folder / "environ").read_bytes().split(b"\0") if v.startswith(wanted)), None)
             if found is not None and (started := _started(int(folder.name))):
                 title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -64,8 +64,9 @@ def _marked(mark: str) -> Iterator[Process]:
 
 
 def _started(pid: int) -> str:
-    """When it was started, in the system's ticks; empty where no process runs."""
+    """The start time of a process in the system's ticks; empty if no process runs."""
     try:
+        # the name in parentheses may itself contain spaces and parentheses
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
@@ -73,11 +74,11 @@ def _started(pid: int) -> str:
 
 
 def choose(processes: Iterable[Process], draw: float) -> Process | None:
-    """One of the processes: all roles are equally likely, then all processes of the role; None of none.
+    """Choose a process: first among the roles, all equally likely, then among its processes; None if there are none.
 
     Args:
-        processes: to choose from.
-        draw: from 0 to 1.
+        processes: the candidates.
+        draw: a random number from 0 to 1.
     """
     roles: dict[str, list[Process]] = {}
     for process in processes:
@@ -90,8 +91,9 @@ def choose(processes: Iterable[Process], draw: float) -> Process | None:
 
 
 def end(mark: str, within_s: float = 10.0) -> None:
-    """Kill all that has this mark, stopped processes too."""
+    """Kill all processes with this mark, including stopped ones."""
     deadline = time.monotonic() + within_s
+    # repeated, because a process can start another one before it is killed
     while (there := marked(mark)) and time.monotonic() < deadline:
         for process in there:
             process.signal(signal.SIGKILL)
@@ -99,7 +101,7 @@ def end(mark: str, within_s: float = 10.0) -> None:
 
 
 def stacks(mark: str) -> str:
-    """What each process is doing: its stack where py-spy is installed, and else its title."""
+    """The stack of each process if py-spy is installed, otherwise its title."""
     program = Path(sys.executable).with_name("py-spy")
     texts = []
     for process in marked(mark):

@@ -1,4 +1,4 @@
-"""The commands of a round, and what of the outcome depends on the code and the settings alone."""
+"""The commands of a round, and the fingerprint of everything on which its outcome depends."""
 
 import hashlib
 import sys
@@ -16,7 +16,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Stage(NamedTuple):
-    """A job of the chain; under Ray it is given some more options."""
+    """A job of the chain, with its additional options under Ray."""
 
     name: str
     under_ray: tuple[str, ...] = ()
@@ -33,13 +33,13 @@ STAGES = (
 
 
 def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
-    """The command of a stage of a round, whose config is written to a folder.
+    """The command of a stage of a round; writes its config.
 
     Args:
-        stage: which.
-        folder: an existing directory.
-        url: where the round has its outputs.
-        ray: whether a stage that can use Ray does.
+        stage: the stage.
+        folder: an existing directory for the config.
+        url: the directory of the round's outputs.
+        ray: whether stages that can use Ray do.
     """
     path = folder / f"{stage.name}.yaml"
     path.write_text((CONFIGS / path.name).read_text().replace(_HERE, url))
@@ -47,12 +47,12 @@ def command(stage: Stage, folder: Path, url: str, *, ray: bool) -> list[str]:
 
 
 def chosen(names: Collection[str]) -> list[Stage]:
-    """The stages of these names, in the order of the chain."""
+    """The stages with these names, in the order of the chain."""
     return [stage for stage in STAGES if stage.name in names]
 
 
 def fingerprint(stages: Sequence[Stage], *, ray: bool) -> str:
-    """A hash of the code, the configs and the libraries: where it is the same, an undisturbed run is the same too."""
+    """A hash of the code, the configs and the versions of libraries: if it is equal, so are undisturbed runs."""
     digest = hashlib.sha256(f"{ray} {[(name, version(name)) for name in PACKAGES]} {stages}".encode())
     code = Path(ltrscale.__file__).parent.rglob("*.py")
     for path in sorted([*code, *CONFIGS.glob("*.yaml"), CONFIGS.with_name("compare.py")]):
