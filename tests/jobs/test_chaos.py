@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from jobs.chaos import processes
+from jobs.chaos.commands import judge
 from jobs.chaos.compare import differences, outcome
 from jobs.chaos.diary import Diary
 from jobs.chaos.faults import KINDS, plan
-from jobs.chaos.judge import judge
 from jobs.chaos.player import Player
 from jobs.chaos.processes import MARK, Process, choose, end, marked
 from jobs.chaos.report import write_report
