@@ -237,7 +237,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
         known[id(node)] = own + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
     found = known[id(node)]
     if found is None or found[0] > _MOST_UNSHARED or found[1] > _MOST_DEPTH:
-        problem = "an alias inside what it stands for" if found is None else "too large or too deep for a config"
+        problem = "an alias inside its own value" if found is None else "too large or too deep for a config"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     return found
 

@@ -79,7 +79,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"
         if fault:
-            raise InputError(f"{where}: files.{i}: {fault}; use nothing of it, and make the directory again")
+            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
         seen.add(file["path"])
     quarantine = manifest.get("quarantine", [])
     if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
@@ -88,7 +88,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         try:
             listed_path(name)
         except ValueError as error:
-            raise InputError(f"{where}: quarantine: {error}; use nothing of it, and make the directory again") from None
+            raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
 
 
 def _file_fault(file: Any) -> str | None:

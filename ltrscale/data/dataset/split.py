@@ -57,7 +57,7 @@ class Split(Config):
     @model_validator(mode="after")
     def _has_one_kind_of_labels(self) -> Self:
         if self.scores is not None and self.labels != "labels":
-            raise ValueError(f"scores and labels: {self.labels} both say what the labels are; leave one out")
+            raise ValueError(f"scores and labels: {self.labels} both choose the labels; leave one out")
         return self
 
 
@@ -225,7 +225,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
-        raise InputError(f"{there}: no query group there; see in the manifest what prepare kept and rejected")
+        raise InputError(f"{there}: no query group there; the manifest counts the rows that prepare kept and rejected")
     return replace(whole, row_groups=served)
 
 

@@ -208,8 +208,8 @@ def _check_listed(item: _Planned, error: InputError) -> None:
     there = {(storage.join(item.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
     if (item.url, item.sha256) not in there:
         raise InputError(
-            f"{item.dataset}: the data set was replaced since the run began, and {item.url} is not in it any more; put "
-            "it back, or give the command again to read what is there now"
+            f"{item.dataset}: the data set was replaced since the run began, and no longer lists {item.url}; put it "
+            "back, or give the command again to read the data set as it is now"
         ) from error
 
 

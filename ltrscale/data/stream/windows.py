@@ -154,7 +154,7 @@ class Decoder:
             for name in self.columns:
                 if not _is_usable(name, types.get(name)):
                     found = types.get(name, "not there")
-                    raise mismatch(row_group, f"column {name!r} is {found}, which it cannot be", _remedy(name))
+                    raise mismatch(row_group, f"column {name!r} cannot be used: it is {found}", _remedy(name))
             self._types = types
         for name in types.keys() | self._types.keys():
             if types.get(name) != self._types.get(name):
