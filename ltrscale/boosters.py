@@ -156,7 +156,7 @@ def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) ->
 
     def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
         rows = table(renumber(columns_NG, vocabularies))
-        return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)
+        return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)  # -1: all cores
 
     return predict
 

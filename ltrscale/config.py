@@ -176,7 +176,7 @@ def _read_yaml(url: str) -> dict[str, Any]:
     try:
         if storage.size(url) > _MOST_BYTES:
             raise InputError(f"{url}: more than {_MOST_BYTES:,} bytes; a config is smaller, check the path")
-        text = storage.read_bytes(url).decode("utf-8-sig")
+        text = storage.read_bytes(url).decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{url}: not text in UTF-8 ({error}); save it as UTF-8") from error
     values = _parse(text, url)

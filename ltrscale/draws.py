@@ -16,6 +16,7 @@ def mix(*parts: int | str) -> int:
         >>> mix("order", 1, 2) == mix("order", 1, 2), mix("order", 1, 2) == mix("order", 12)
         (True, False)
     """
+    # 63 bits, which fit a signed 64-bit integer
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 

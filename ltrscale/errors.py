@@ -48,7 +48,7 @@ class InputError(Exception):
     status: ClassVar[int] = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(without_credentials(" ".join(message.split())))
+        super().__init__(without_credentials(" ".join(message.split())))  # one line, whatever a library's text has
 
 
 class UnavailableError(InputError):

@@ -153,6 +153,7 @@ class FileScorer:
         for row_group in plan.selection.row_groups:
             self._row_groups[row_group.url].append(row_group)
         bundle = bundles.load(plan.config.bundle)
+        # hashed after loading, so that a bundle replaced before or while it was loaded is noticed
         if bundles.content_hash(bundle.url) != plan.bundle_hash:
             raise InputError(f"{bundle.url}: the bundle was replaced meanwhile; run the same command again")
         there = plan.selection.features
@@ -227,7 +228,7 @@ def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
     workers = plan.config.workers
     if plan.files:
-        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):
+        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
             yield from _results(plan, advance)
 
 
@@ -330,7 +331,7 @@ class _Periods:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        stack = ExitStack()
+        stack = ExitStack()  # which exits all commits even if one of them fails
         for commit, _ in self._open.values():
             stack.push(commit)
         stack.__exit__(*error)
@@ -346,7 +347,7 @@ class _Periods:
         if len(there) < len(files):
             return None
         counts, listed = total_of(of_file.counts for of_file in there.values()), counts_in(files)
-        if counts[:2] != listed[:2]:
+        if counts[:2] != listed[:2]:  # not the third, for labelled groups: all scored groups count as labelled
             found = f"{counts.groups} groups and {counts.documents} documents were scored"
             raise InputError(
                 f"period {period} of {self._plan.dataset.url}: {found}, the manifest lists {listed.groups} and "

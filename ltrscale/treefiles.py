@@ -198,6 +198,7 @@ def _check_xgboost_tree(number: int, tree: Any, n_columns: int) -> None:
         if not isinstance(values, list) or len(values) != n or any(type(value) not in (int, float) for value in values):
             raise ValueError(f"{key} are no {n} numbers")
     conditions = tree["split_conditions"]
+    # a leaf's value is finite; a threshold may be infinite, but not NaN; a categorical split has no threshold
     if not all(
         math.isfinite(conditions[i]) if left[i] < 0 else kinds[i] or conditions[i] == conditions[i] for i in range(n)
     ):

@@ -21,7 +21,7 @@ from ltrscale.storage.urls import join
 DIGEST = "sha256"
 """The user metadata of an object with the hash of its content."""
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
-_MISSING = ("NoSuchKey", "404")
+_MISSING = ("NoSuchKey", "404")  # the answer to If-Match where the object was deleted meanwhile
 _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends the condition with a single request only
 
 
@@ -100,7 +100,7 @@ def _accepted(put: Any) -> bool:
     try:
         put()
     except (OSError, ClientError) as error:
-        of_s3 = error if isinstance(error, ClientError) else error.__cause__
+        of_s3 = error if isinstance(error, ClientError) else error.__cause__  # s3fs chains an OSError to it
         code = of_s3.response["Error"]["Code"] if isinstance(of_s3, ClientError) else ""
         if code in _REFUSED or code in _MISSING:
             return False

@@ -31,7 +31,7 @@ from ltrscale.storage.urls import absolute, is_local, join
 LEASE = ".lease"
 WHEN_BUSY = "LTRSCALE_IF_RUNNING"
 """The environment variable that says what a second job does: `wait` (the default) or `end`."""
-_RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0
+_RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0  # several renewals may fail before another job takes over
 _log = logging.getLogger("ltrscale")
 
 

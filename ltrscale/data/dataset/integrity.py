@@ -153,7 +153,7 @@ def _read_footer(source: pa.NativeFile) -> bytes | Fault:
         return Fault("bad magic", f"begins with {head!r}, not {_MAGIC!r}")
     if tail[-len(_MAGIC) :] != _MAGIC:
         return Fault("bad footer", f"ends with {tail[-len(_MAGIC) :]!r}, not {_MAGIC!r}")
-    length = int.from_bytes(tail[-8:-4], "little") + 8
+    length = int.from_bytes(tail[-8:-4], "little") + 8  # the metadata, its length in 4 bytes, and the magic in 4
     if length > size - len(_MAGIC):
         return Fault("bad footer", f"its length is {length} of {size} bytes")
     return bytes(tail if length <= len(tail) else source.read_at(length, size - length))

@@ -335,6 +335,7 @@ def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
     """The settings, besides the data, that determine the labelled groups served and their labels."""
     sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
     identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
+    # the rest only if it is set, so that the hash of a split without it does not depend on it
     if split.labels != "labels":
         identity["labels"] = split.labels
     if split.scores is not None:

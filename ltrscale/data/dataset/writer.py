@@ -196,7 +196,7 @@ class DatasetWriter:
             schema,
             compression=self._compression,
             use_dictionary=columns,
-            write_statistics=["gid"],
+            write_statistics=["gid"],  # nothing reads the statistics of the other columns
             write_page_checksum=True,
         )
         state.parts += 1
@@ -208,7 +208,7 @@ class DatasetWriter:
             state.writer.close()
             state.stack.close()
         self._open.remove(state)
-        placed = self._commit.files[-1]
+        placed = self._commit.files[-1]  # the end of the file's block has put it there
         self.files.append(DataFile(**vars(placed), period=state.name, row_groups=tuple(state.row_groups)))
         state.writer, state.sink, state.row_groups = None, None, []
 

@@ -222,6 +222,7 @@ class CsvReader:
     def _convert(self, text: pa.Buffer) -> pa.Table:
         return arrow_csv.read_csv(
             text,
+            # one block: pyarrow must not cut the text at another place
             read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=text.size + 1, column_names=[str(i) for i in range(len(self.names))]
             ),

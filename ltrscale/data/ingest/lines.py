@@ -66,7 +66,7 @@ def read_lines(url: str, *, size: int) -> Iterator[Piece]:
         InputError: the file is missing, or its compressed data is cut, corrupt or followed by something else.
     """
     pieces = _whole_lines(_content(url, size))
-    for first in pieces:
+    for first in pieces:  # the body runs once: only the first piece may begin with a byte order mark
         yield first._replace(text=first.text.removeprefix(codecs.BOM_UTF8))
         yield from pieces
 
@@ -129,7 +129,7 @@ def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[byte
                     "bytes of text came before; copy or compress the file again"
                 ) from error
             written += len(text)
-            chunk = decoder.unconsumed_tail or decoder.unused_data
+            chunk = decoder.unconsumed_tail or decoder.unused_data  # the rest of this member, or the next one
             yield text, read - len(chunk)
     if not decoder.eof:
         raise InputError(
@@ -144,7 +144,7 @@ def _unxz(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes,
     read = written = 0
     for chunk in chunks:
         read += len(chunk)
-        while chunk or not (decoder.eof or decoder.needs_input):
+        while chunk or not (decoder.eof or decoder.needs_input):  # the decoder keeps the input beyond `size` bytes
             if decoder.eof:
                 decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
             try:

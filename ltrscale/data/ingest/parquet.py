@@ -96,6 +96,7 @@ def _damage(url: str, where: str) -> Iterator[None]:
     with storage.named_errors(url):
         try:
             yield
+        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
         except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
             if storage.is_fault(error):
                 raise

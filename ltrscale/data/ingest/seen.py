@@ -32,7 +32,7 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     digests = bytearray()
     for text in ids:
         one = base.copy()
-        one.update(text.encode(errors="surrogatepass"))
+        one.update(text.encode(errors="surrogatepass"))  # an id from broken text may have lone surrogates
         digests += one.digest()
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 

@@ -103,6 +103,7 @@ def _to_table(block: RowBlock, *, seq: int, file: int, schema: pa.Schema | None)
 
 def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.RecordBatch]:
     config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": 2}
+    # the query sorts anyway, so keeping the order of insertion would only cost memory; and no downloads
     config |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
     with duckdb.connect(config=config) as connection:
         try:

@@ -316,7 +316,7 @@ def _cast(text: bytes, words: _Words, kind: pa.DataType, absent: Ints | None = N
     offsets = np.empty(2 * n + 1, np.int32)
     offsets[:-1:2], offsets[1::2] = words
     offsets[-1] = len(text)
-    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)
+    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)  # Arrow's validity bits, the lowest first: words only
     if absent is not None and len(absent):
         np.bitwise_and.at(bitmap, absent // 4, ~(np.uint8(1) << (absent % 4 * 2).astype(np.uint8)))
     strings = pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))

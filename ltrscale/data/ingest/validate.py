@@ -251,6 +251,7 @@ def _repeated(doc_ids_N: pa.StringArray, group_N: NDArray[np.int64], ok_N: NDArr
     rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
     coded = doc_ids_N.dictionary_encode()
     codes = coded.indices.fill_null(0).to_numpy().astype(np.int64)[rows]
+    # one number for each pair of group and document id: codes are below the number of rows
     _, first = np.unique(group_N[rows] * len(doc_ids_N) + codes, return_index=True)
     repeated_N = np.zeros(len(doc_ids_N), dtype=bool)
     repeated_N[np.delete(rows, first)] = True

@@ -73,7 +73,8 @@ def test_a_data_set_that_was_replaced_is_told(make_dataset: Make, tmp_path: Path
         storage.write_bytes(f"{data}/manifest.json", before.replace(files=files).model_dump_json().encode())
     with pytest.raises(InputError) as error:
         list(read(selection.row_groups, ["gid"]))
-    assert str(error.value).startswith(f"{data}: the data set was replaced since the run began, and {data}/period=")
+    found = f"{data}: the data set was replaced since the run began, and no longer lists {data}/period="
+    assert str(error.value).startswith(found)
     assert "\n" not in str(error.value)
 
 
