@@ -70,7 +70,7 @@ def places(
     return [found[feature.name][0] for feature in wanted]
 
 
-@cache
+@cache  # so that each line is logged once in a process
 def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
     if names:
         log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
@@ -219,7 +219,7 @@ def open_dataset(url: str) -> Dataset:
     dataset = (view or {}).get(place) or _open(url)
     if view is not None:
         view[place] = dataset
-    return Dataset(url, dataset.manifest)
+    return Dataset(url, dataset.manifest)  # with the URL as it was given, for errors
 
 
 def _open(url: str) -> Dataset:

@@ -36,6 +36,7 @@ def keep_sample(n: int, *, fraction: float, sample: Literal["random", "first"], 
     kept = np.zeros(n, dtype=np.bool_)
     match sample:
         case "random" if keep < n:
+            # the beginning of one permutation, so that a smaller sample is part of a larger one
             kept[permutation(n, "labelled", seed)[:keep]] = True
         case _:
             kept[:keep] = True

@@ -43,7 +43,7 @@ class FeatureStats:
             moments = Moments.of(part_NF)
             self._moments = self._moments.merge(moments)
             self._missing_F += len(part_NF) - moments.count_F
-            self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))
+            self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))  # fmin and fmax ignore NaN
             self._maximum_F = np.fmax(self._maximum_F, np.fmax.reduce(part_NF, axis=0))
 
     @classmethod

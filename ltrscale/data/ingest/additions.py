@@ -30,6 +30,7 @@ _UNIT = re.compile(r"/part-([0-9]+)-")
 def holds(out: str, origin: Mapping[str, Any]) -> bool:
     """Whether the same command with the same inputs has made the data set or added to it, and no file is missing."""
     manifest = storage.read_manifest(out)
+    # through JSON, as the manifest was: tuples become lists
     if manifest is None or json.loads(json.dumps(origin)) not in _commands(manifest.get("made_by", {})):
         return False
     return storage.is_whole(out, manifest)

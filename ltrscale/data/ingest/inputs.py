@@ -121,7 +121,7 @@ def check_period(period: str, file: str) -> str:
     Raises:
         InputError: it cannot.
     """
-    if not _PERIOD.fullmatch(period) or ".." in period:
+    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
         raise InputError(
             f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
         )

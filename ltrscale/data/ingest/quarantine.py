@@ -65,7 +65,7 @@ class Quarantine:
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
         )
         columns[0] = [without_credentials(str(file)) for file in columns[0]]
-        columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]
+        columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]  # text and query_id
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         with named_errors(self._commit.url, "write"):
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))

@@ -145,7 +145,7 @@ def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
         labels_N=rows.labels_N[keep_N],
         periods_N=None if rows.periods_N is None else rows.periods_N.filter(mask),
         doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.filter(mask),
-        starts_N=None,
+        starts_N=None,  # a group may have lost its first row
         columns={name: column.filter(mask) for name, column in rows.columns.items()},
         rejected=[],
     )

@@ -54,6 +54,7 @@ class Scores:
         """Scores of the documents of groups; None if a group is not known or has another number of documents."""
         assert groups.ids_Q is not None
         ids_Q, order_Q = self._sorted
+        # the place of an id above all known ones is past the end; the comparison below finds that it is unknown
         place_M = torch.searchsorted(ids_Q, groups.ids_Q).clamp(max=len(ids_Q) - 1)
         rows_N, offsets_M1 = rows_of(self.offsets_Q1, order_Q[place_M])
         known = torch.equal(ids_Q[place_M], groups.ids_Q)

@@ -173,7 +173,7 @@ class Decoder:
             column = table.column("features")
             array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             buffers.append(_values(row_group, "features", array))
-            bounds.append(array.offsets.to_numpy())
+            bounds.append(array.offsets.to_numpy())  # of a slice they do not begin with 0
             found = int(bounds[-1][-1]) - int(bounds[-1][0])
             if found != row_group.documents * n_features:
                 listed = f"{row_group.documents} documents of {n_features} features"
