@@ -72,9 +72,8 @@ def _begin(root: Path) -> tuple[Path, int]:
         with _locked(opened):  # between its making and its lock nobody may take the directory for an abandoned one
             own = Path(tempfile.mkdtemp(prefix="", dir=root))
             descriptor = os.open(own, _FOLDER)
-            with contextlib.suppress(
-                OSError
-            ):  # without locks in the file system nobody can lock it to remove it, either
+            # a file system without locks is fine: then nobody can lock the directory in order to remove it, either
+            with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         for path in root.iterdir():
             if _NAME.fullmatch(path.name):

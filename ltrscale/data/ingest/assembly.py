@@ -190,7 +190,7 @@ def _feed(
 def _streams(work: Work, unit: Unit, read: Reader, folder: Path, advance: Advance) -> Iterator[Iterator[RowBlock]]:
     """The inputs that have whole groups: each file, or all files sorted.
 
-    A sort reads the rows twice, so each time they count for half of their bytes.
+    A sort handles the rows twice, once to read and once to yield them, so each time they count for half of their bytes.
     """
     if not work.config.sort:
         for file, size in zip(unit.files, unit.sizes, strict=True):

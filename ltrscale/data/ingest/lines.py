@@ -112,7 +112,7 @@ def _content(url: str, size: int) -> Iterator[Piece]:
 def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
     """Decompress one gzip member after the other, at most `size` bytes at a time whatever the compression ratio.
 
-    It yields each text with the position in the file up to which it was read.
+    It yields each text with the number of bytes of the file that it and the texts before it took.
     """
     decoder = zlib.decompressobj(_GZIP_FORMAT)
     read = written = 0

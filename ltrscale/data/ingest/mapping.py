@@ -80,7 +80,7 @@ class ColumnMapping(_Columns):
         return self
 
     def named(self) -> dict[str, str]:
-        """The columns with a single use: use -> column."""
+        """The columns that this config names for one use each, no features: use -> column."""
         single = {"query": self.query, "item": self.item, "label": self.label, "time": self.time}
         single["period_column"] = self.period_column
         return {use: name for use, name in single.items() if name is not None} | self.side()
@@ -134,7 +134,7 @@ class GroupColumns(_Columns):
         return [name for name in _matching(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
-        """The columns with a single use: use -> column."""
+        """The columns that this config names for one use each, no features: use -> column."""
         single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
         single["period_column"] = self.period_column
         lists = {f"list of {name}": column for name, column in self.side().items()}
