@@ -1,4 +1,4 @@
-"""QueryGroups: the one batch type, ragged and without padding, and the ways to cut and pad ragged rows.
+"""QueryGroups: the one batch type, ragged and without padding, and functions that cut and pad ragged rows.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest list, M selected groups.
 The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
@@ -34,7 +34,7 @@ def to_offsets(lengths_Q: Tensor) -> Tensor:
 
 
 def rows_of(offsets_Q1: Tensor, groups_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the documents of these groups, one group after the other, and the offsets that they have there.
+    """The rows of these groups' documents, one group after the other, and the groups' offsets in that order.
 
     Example:
         >>> [part.tolist() for part in rows_of(torch.tensor([0, 2, 3, 6]), torch.tensor([2, 0]))]
@@ -53,10 +53,10 @@ def sum_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 def standardise_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Values less their group's mean, over their group's deviation, shape [N]; 0 in a group of equal values.
+    """Values minus their group's mean, divided by their group's deviation, shape [N]; 0 in a group of equal values.
 
     Args:
-        values_N: float64, so that what is equal but for rounding can be told from what is not.
+        values_N: float64, so that a real difference stands out from rounding errors.
         offsets_Q1: offsets of the groups.
 
     Example:
@@ -67,19 +67,19 @@ def standardise_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     groups_N, lengths_Q = group_index(offsets_Q1), offsets_Q1.diff().clamp(min=1)
     centred_N = values_N - (sum_by_group(values_N, offsets_Q1) / lengths_Q)[groups_N]
     deviation_N = (sum_by_group(centred_N.square(), offsets_Q1) / lengths_Q).sqrt()[groups_N]
-    spread_N = deviation_N > 1e-12 * values_N.abs().clamp(min=1)  # the rest is rounding
+    spread_N = deviation_N > 1e-12 * values_N.abs().clamp(min=1)  # a smaller deviation is a rounding error
     return torch.where(spread_N, centred_N / deviation_N, 0.0)
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32 where they have half precision, else as they are."""
+    """The values, in float32 if they have half precision, else unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Chunk(NamedTuple):
-    """Groups of similar length, and where their documents lie.
+    """Groups of similar length, padded, with the rows of their documents.
 
-    `groups_M` numbers the groups; `rows_ML` gives the document of each slot (0 in padding); `mask_ML` is True where
+    `groups_M` has the groups' numbers; `rows_ML` the document of each slot (0 in padding); `mask_ML` is True where
     a slot holds a document.
     """
 
@@ -91,13 +91,13 @@ class Chunk(NamedTuple):
 def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) -> Iterator[Chunk]:
     """Cut groups, sorted by length, into chunks whose padded size stays within a budget.
 
-    Padding every group to the longest list of the batch costs ten slots a document at the list lengths of web search;
-    here a group is padded to the longest of its chunk, which is little longer than itself.
+    Padding every group to the longest list of the batch costs ten slots per document at the list lengths of web
+    search; here a group is padded to the longest list of its chunk, which is hardly longer.
 
     Args:
         offsets_Q1: offsets of the groups; empty groups appear in no chunk.
-        budget: entries a chunk may have: M * L * L (`quadratic`, for pairwise work) or M * L. A group that exceeds
-            it alone is a chunk of its own.
+        budget: entries that a chunk may have: M * L * L (`quadratic`, for pairwise work) or M * L. A group that
+            exceeds the budget by itself becomes a chunk alone.
         quadratic: how entries are counted.
 
     Example:
@@ -122,9 +122,9 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
 
 @dataclass(frozen=True, slots=True)
 class QueryGroups:
-    """Query groups in ragged form: documents one after the other, groups told apart by offsets.
+    """Query groups in ragged form: documents one after the other, separated into groups by offsets.
 
-    Nothing is checked here: call `checked` on what comes from files or users.
+    The constructor checks nothing: call `checked` on arrays from files or users.
 
     Args:
         features_NF: float features; NaN is a missing value.
@@ -168,10 +168,10 @@ class QueryGroups:
         return self.offsets_Q1.diff()
 
     def checked(self) -> "QueryGroups":
-        """These groups, once it is certain that shapes, types and offsets fit together.
+        """These groups, after a check that shapes, types and offsets fit together.
 
-        To be called where arrays come from files or users. A constructor that checked would make a GPU wait for every
-        copy of a batch.
+        Call it where arrays come from files or users. A check in the constructor would make a GPU wait at every copy
+        of a batch.
 
         Raises:
             ValueError: they do not fit together.
@@ -195,11 +195,11 @@ class QueryGroups:
         return self
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryGroups":
-        """The same groups with a function of every tensor in its place."""
+        """The same groups with every tensor replaced by the function's result for it."""
         return QueryGroups(*(None if v is None else function(v) for v in self._fields()))  # type: ignore[arg-type]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that there is."""
+        """All tensors of the fields that are not None."""
         return [values for values in self._fields() if values is not None]
 
     def _fields(self) -> tuple[Tensor | None, ...]:
@@ -210,7 +210,7 @@ class QueryGroups:
         return self.map(lambda values: values.to(device, non_blocking=non_blocking))
 
     def select(self, groups_M: Tensor) -> "QueryGroups":
-        """The groups of these numbers, in this order; a number may repeat."""
+        """The groups with these numbers, in this order; a number may repeat."""
         rows, offsets_M1 = rows_of(self.offsets_Q1, groups_M)
 
         def take(values: Tensor | None, index: Tensor) -> Tensor | None:

@@ -23,16 +23,16 @@ from ltrscale.views import View
 T = TypeVar("T")
 Library = Literal["lightgbm", "xgboost", "catboost"]
 ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
-"""Of the files that hold a model in the library's own format."""
+"""Endings of the files that hold a model in the library's own format."""
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """Scores [N] of columns [N, G] with the data's own codes."""
 
 
 def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Replace the codes of categorical columns by their numbers in the columns' rising vocabularies.
+    """Replace the codes of categorical columns by their places in the columns' rising vocabularies.
 
-    LightGBM stores a set of codes as one bit for every integer up to the largest, megabytes a split with hashed codes.
-    Codes that the vocabulary does not have become missing values.
+    LightGBM stores a set of codes as one bit for every integer up to the largest: megabytes per split for hashed
+    codes. A code that the vocabulary lacks becomes a missing value.
 
     Example:
         >>> renumber(np.float32([[7, 0.5], [9, 0.5], [8, 0.5]]), {0: np.float32([7, 9])}).tolist()
@@ -43,6 +43,7 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     renumbered_NF = features_NF.copy()
     for column, codes in vocabularies.items():
         number_N = np.searchsorted(codes, features_NF[:, column])
+        # NaN, which equals nothing, for a code above all others, whose place is past the end
         known_N = np.append(codes, np.float32("nan"))[number_N] == features_NF[:, column]
         renumbered_NF[:, column] = np.where(known_N, number_N, np.float32("nan"))
     return renumbered_NF
@@ -54,13 +55,13 @@ def scorer(
     """The function that scores a batch with trees, float64: the mean over the models.
 
     Args:
-        library: whose format the models have.
-        models: content of the model files, by what errors call them.
-        view: what the models see of documents.
+        library: the library that made the models.
+        models: content of the model files, by the names that errors use.
+        view: the columns that the models see.
         threads: 0 takes all cores.
 
     Raises:
-        InputError: a model is damaged or made for other columns; or it is CatBoost's, which is not installed.
+        InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
     """
     predicts = []
     for where, model in models.items():
@@ -78,19 +79,20 @@ def scorer(
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Turn what is found wrong with a model into one line."""
+    """Turn any error about a model into one line."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # LightGBM's and CatBoost's own are of no other class
+    except Exception as error:  # the classes of LightGBM's and CatBoost's errors have no common base below it
         raise InputError(f"{where}: no model of these features ({error}); train the bundle again") from error
 
 
 def interruptibly(call: Callable[[], T]) -> T:
-    """What a call into a library returns: it is made by a thread of its own while this one waits.
+    """The result of a call into a library, made by a separate thread while this one waits.
 
-    Python handles signals in the main thread between two of its own instructions, so after the call, however long.
+    Python handles signals in the main thread between two Python instructions: a long call in the main thread would
+    delay them until its end.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
@@ -118,11 +120,11 @@ def _predict(library: Library, model: bytes, view: View, threads: int) -> Predic
 
 
 def _predict_lightgbm(model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
-    import lightgbm  # here, so that scoring with a network does not load it
+    import lightgbm  # imported late: scoring with a network does not need it
 
     check_lightgbm(model, n_columns)
     booster = lightgbm.Booster(model_str=model.decode())
-    vocabularies = _vocabularies(categorical, booster.pandas_categorical or [])  # LightGBM's own place for them
+    vocabularies = _vocabularies(categorical, booster.pandas_categorical or [])  # where LightGBM stores them itself
 
     def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
         scores_N = booster.predict(renumber(columns_NG, vocabularies), num_threads=threads, raw_score=True)
@@ -154,18 +156,19 @@ def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) ->
 
     def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
         rows = table(renumber(columns_NG, vocabularies))
-        return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)
+        return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)  # -1: all cores
 
     return predict
 
 
 def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
-    """The codes of categorical columns, which are kept as JSON where a library has a place for texts.
+    """The codes of categorical columns by column, from the text that a library stores with its model.
 
     Raises:
-        ValueError: they are not the rising codes of so many columns.
+        ValueError: the codes do not rise, or are those of another number of columns.
     """
     for of_column in codes:
+        # float32 holds integers exactly below 2^24 only
         if not all(type(code) is int and abs(code) < 1 << 24 for code in of_column) or of_column != sorted(of_column):
             raise ValueError("the codes of a categorical column are no rising integers below 2^24")
     return dict(zip(categorical, (np.array(of_column, np.float32) for of_column in codes), strict=True))
@@ -185,10 +188,10 @@ def import_catboost() -> Any:
 
 
 class CatBoostTable:
-    """Turns what `renumber` gives into what CatBoost takes: data frames where columns are categorical.
+    """Turns the result of `renumber` into the input of CatBoost: a data frame if some columns are categorical.
 
     Args:
-        vocabularies: of the categorical columns; a missing value is a category of its own.
+        vocabularies: those of the categorical columns; missing values are one more category.
     """
 
     def __init__(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> None:

@@ -1,7 +1,7 @@
 """Configs: frozen pydantic models, read from YAML at any URL, with overrides from the command line.
 
-Every config derives from `Config` and lives beside the function that reads it. Fields are explained by the string
-under them, which `--help` shows. An unknown key is an error that names the nearest right one.
+Every config derives from `Config` and lives beside the function that reads it. The string under a field explains it,
+and `--help` shows this string. An unknown key is an error that names the nearest known key.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Keys by the names that they had in earlier versions, for errors."""
+    """The current key for each key of earlier versions, for error messages."""
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """What is left out of a nested config comes from the default that its field has here, not from its class."""
+        """Fill the missing keys of a nested config from the default of its field here, not from its class."""
         if not isinstance(values, Mapping):
             return values
         return {
@@ -53,7 +53,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 def _over(default: Any, given: Any) -> Any:
-    """The given keys over a default config; a config of another kind shares nothing with the default."""
+    """The given keys over a default config; a config of another kind takes nothing from the default."""
     if not isinstance(default, Config) or not isinstance(given, Mapping):
         return given
     values: dict[str, Any] = {name: getattr(default, name) for name in type(default).model_fields}
@@ -63,7 +63,7 @@ def _over(default: Any, given: Any) -> Any:
 
 
 def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings over others, key by key; a part of another kind takes nothing from the one below.
+    """The settings `given` over `settings`, key by key; a part of another kind replaces the one below it whole.
 
     Example:
         >>> overlay({"a": {"kind": "x", "b": 1}, "c": 2}, {"a": {"b": 3}})
@@ -85,10 +85,10 @@ def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence[str] = ()) -> ConfigT:
     """Read a config from YAML and apply `a.b=c` overrides, whose values are YAML too.
 
-    Of several files each is laid over those before it.
+    Each of several files is laid over the files before it.
 
     Raises:
-        InputError: the file is missing or not YAML, a key is unknown, a value does not fit; all in one line.
+        InputError: a file is missing or not YAML, a key is unknown, or a value does not fit; in one line.
 
     Example:
         >>> class Model(Config):
@@ -112,7 +112,7 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
 
 
 def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:
-    """Build a config; whatever is wrong comes as one `InputError` that begins with `where`."""
+    """Build a config; one `InputError`, which begins with `where`, names all that is wrong."""
     try:
         return cls.model_validate(values)
     except ValidationError as error:
@@ -137,7 +137,7 @@ def digest(value: Any) -> str:
 
 
 def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, Any]:
-    """What a committed directory records of its origin: stage, config and the hashes of its inputs."""
+    """The origin that a committed directory records: stage, config and the hashes of its inputs."""
     return recordable({"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)})
 
 
@@ -155,6 +155,7 @@ def is_current(url: str, origin: Mapping[str, Any]) -> bool:
 
 def is_made_by(manifest: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
     """Whether a manifest records this origin."""
+    # through JSON, as the manifest was: tuples become lists
     return bool(manifest.get("made_by") == json.loads(json.dumps(origin)))
 
 
@@ -171,11 +172,11 @@ def members(union: Any) -> tuple[type[Any], ...]:
 
 
 def _read_yaml(url: str) -> dict[str, Any]:
-    storage.check_scheme(url)  # a web server's answer may be another each time, and anybody's
+    storage.check_scheme(url)  # no web server: its answer may change, and come from anybody
     try:
         if storage.size(url) > _MOST_BYTES:
             raise InputError(f"{url}: more than {_MOST_BYTES:,} bytes; a config is smaller, check the path")
-        text = storage.read_bytes(url).decode("utf-8-sig")
+        text = storage.read_bytes(url).decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{url}: not text in UTF-8 ({error}); save it as UTF-8") from error
     values = _parse(text, url)
@@ -188,14 +189,14 @@ def _read_yaml(url: str) -> dict[str, Any]:
 
 _MOST_BYTES, _MOST_DEPTH = 1 << 19, 50
 _MOST_UNSHARED = 1 << 22
-"""Characters of all scalars, and `_OF_A_NODE` more for each node, with every alias written out."""
+"""Characters of all scalars plus `_OF_A_NODE` per node, with every alias written out: nested aliases grow fast."""
 _OF_A_NODE = 32
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of bounded size with all aliases written out, in which no key stands twice in a mapping.
+    """YAML whose size with all aliases written out is bounded, and whose mappings have each key once.
 
-    Of two such keys PyYAML would take the last one's value.
+    PyYAML alone would silently keep the last of two equal keys.
     """
 
     def get_single_node(self) -> yaml.Node | None:
@@ -207,7 +208,8 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError, TypeError) as error:  # a number of thousands of digits, ...
+        # PyYAML lets Python's own errors through, such as that for a number with thousands of digits
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
             kind = node.tag.rpartition(":")[2]
             raise yaml.MarkedYAMLError(problem=f"no {kind} ({error})", problem_mark=node.start_mark) from error
 
@@ -222,20 +224,20 @@ class _Loader(yaml.SafeLoader):
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Size and depth of a node with every alias in it written out; `known` has those of nodes seen before.
+    """Size and depth of a node with every alias in it written out; `known` caches them by the node's id.
 
     Raises:
-        MarkedYAMLError: it is too large or too deep, or has itself inside.
+        MarkedYAMLError: the node is too large or too deep, or contains itself.
     """
     if id(node) not in known:
-        known[id(node)] = None  # until it is known
+        known[id(node)] = None  # while its parts are measured: to meet this again means that the node contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         below = [_measure(n, known) for part in parts for n in (part if isinstance(part, tuple) else (part,))]
         own = _OF_A_NODE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         known[id(node)] = own + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
     found = known[id(node)]
     if found is None or found[0] > _MOST_UNSHARED or found[1] > _MOST_DEPTH:
-        problem = "an alias inside what it stands for" if found is None else "too large or too deep for a config"
+        problem = "an alias inside its own value" if found is None else "too large or too deep for a config"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     return found
 
@@ -253,7 +255,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which every YAML alias (`*name`) stands for itself, so that an override changes one place only."""
+    """A copy in which every YAML alias (`*name`) has its own value, so that an override changes one place only."""
     if isinstance(value, dict):
         return {key: _unshared(inner) for key, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value
@@ -287,7 +289,7 @@ def _slot(here: Any, part: str, override: str) -> Any:
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The configs that a field's annotation mentions, through unions, lists and Annotated."""
+    """The configs that a field's annotation mentions, also inside unions, lists and Annotated."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -295,7 +297,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
-    """One validation problem as `key: what is wrong`, with the nearest right key where the key is unknown."""
+    """One validation problem as `key: problem`, with the nearest known key where the key is unknown."""
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         given = problem["input"]
@@ -305,7 +307,7 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
             message = "missing, and has no default; set it (--help all explains every key)"
         return f"{where}: {message}{shown}" if where else message
     level = {cls}
-    for part in problem["loc"][:-1]:  # indices and union tags are not fields and are passed over
+    for part in problem["loc"][:-1]:  # indices and union tags are no fields and are skipped
         below = {
             m for model in level if part in model.model_fields for m in models_in(model.model_fields[part].annotation)
         }

@@ -1,4 +1,4 @@
-"""Which device a process computes on, and how long a computation takes."""
+"""Choosing the device on which a process computes, and timing a computation."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ def choose_device(name: str) -> torch.device:
     """The device that a config names.
 
     Raises:
-        InputError: a GPU is asked for and there is none.
+        InputError: the config asks for a GPU that torch does not see.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,7 +32,8 @@ def choose_device(name: str) -> torch.device:
 def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[float]:
     """Median processor time (user and system) of each work on one torch thread.
 
-    Works take turns, so that a change in the machine's speed meets all of them, after a turn that is not counted.
+    The works take turns, so that a change in the machine's speed affects all of them. The first turn warms up and is
+    not counted.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of what they are for: the same on every machine, whatever else is drawn."""
+"""Random numbers as pure functions of their purpose: the same on every machine, however many others are drawn."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,11 +16,12 @@ def mix(*parts: int | str) -> int:
         >>> mix("order", 1, 2) == mix("order", 1, 2), mix("order", 1, 2) == mix("order", 12)
         (True, False)
     """
+    # 63 bits, which fit a signed 64-bit integer
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
-    """A permutation of 0 .. n - 1 that `parts` determine, shape [n].
+    """The permutation of 0 .. n - 1 that `parts` determine, shape [n].
 
     It sorts the raw output of PCG64, which numpy promises not to change; `Generator.permutation` has no such promise.
     """
@@ -28,9 +29,9 @@ def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
 
 
 def splitmix64(state: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Output `number`, from 0, of the SplitMix64 generator in this state (Steele, Lea and Flood 2014).
+    """Output `number`, counted from 0, of the SplitMix64 generator in this state (Steele, Lea and Flood 2014).
 
-    In one state no two numbers have the same output.
+    Different numbers give different outputs in the same state.
 
     Example:
         >>> hex(splitmix64(np.zeros(1, np.uint64), np.zeros(1, np.uint64))[0])
@@ -43,14 +44,15 @@ def splitmix64(state: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray
 
 
 def random_bits(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Sixty-four random bits for each tuple of counters, which have one shape; a function of it and of `of` alone.
+    """Sixty-four random bits for each tuple of counters; they depend on the tuple and on `of` alone.
 
-    The last counter numbers the outputs of a SplitMix64 generator whose state the counters before it determine in the
-    same way, in integer arithmetic that is the same everywhere. With one counter, different values give different bits.
+    The last counter numbers the outputs of a SplitMix64 generator, and the counters before it determine the
+    generator's state in the same way, in integer arithmetic that is exact everywhere. With one counter, different
+    values give different bits.
 
     Args:
-        of: what determines the draw: a seed, a name; draws of different ones are unrelated.
-        counters: such as the key of a group and the place of a document.
+        of: a seed and a name, for example; the draws for different ones are unrelated.
+        counters: arrays of one shape, such as the key of a group and the place of a document.
 
     Example:
         >>> seven, eight, again = random_bits((1, "click"), np.array([7, 8, 7])).tolist()
@@ -64,7 +66,7 @@ def random_bits(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArra
 
 
 def uniforms(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in [0, 1), the upper 53 of the bits that `random_bits` gives.
+    """Numbers in [0, 1), from the upper 53 bits of `random_bits`.
 
     Example:
         >>> uniforms(("example",), np.array([3, 8])).round(3).tolist()
@@ -74,5 +76,5 @@ def uniforms(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[n
 
 
 def open_uniforms(of: Sequence[int | str], *counters: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Numbers in (0, 1): those of `uniforms` and half of their distance, so that a logarithm can be taken."""
-    return np.minimum(uniforms(of, *counters) + 2.0**-54, 1 - 2.0**-53)  # the last half would round up to 1
+    """Numbers in (0, 1), whose logarithm is finite: those of `uniforms` plus half the distance between two of them."""
+    return np.minimum(uniforms(of, *counters) + 2.0**-54, 1 - 2.0**-53)  # the largest sum would round up to 1

@@ -1,8 +1,8 @@
-"""Starting or joining Ray: which cluster the work of this process runs on, and how errors come back from there.
+"""Starting or joining Ray: the cluster that runs the work of this process, and the way errors come back from it.
 
-A cluster of our own is for this machine and this user: it listens on 127.0.0.1, asks for a token, and keeps its logs
-and sockets in scratch. Its processes inherit our environment, and with it the keys of the object storage; nothing
-hands keys to Ray, which would write them into its logs.
+A cluster of our own serves this machine and this user only: it listens on 127.0.0.1, asks for a token, and keeps its
+logs and sockets in scratch. Its processes inherit our environment, which includes the keys of the object storage;
+nothing hands keys to Ray itself, because Ray would write them into its logs.
 """
 
 import os
@@ -18,31 +18,31 @@ from ltrscale import ray_internals, storage
 from ltrscale.errors import InputError, Stopped
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # a relative path means the same in a worker as here
-os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # of a notice of seconds, five are not to be lost
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # so that a relative path means the same in a worker as here
+os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # the default of 5 s would waste a short notice
 
 _ANSWER_S = 10.0
 _LOOK_S = 1.0
 _END_S = 15.0
 _SOCKET_PATH = 107
-"""Bytes of the path of a Unix socket."""
+"""Bytes that the path of a Unix socket may have."""
 _SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest path that Ray makes one at, below the scratch directory of a cluster."""
+"""The longest path of a socket that Ray makes below the scratch directory of a cluster."""
 
 
 @contextmanager
 def ray_cluster(cpus: int) -> Iterator[None]:
-    """Ray while the block runs: the cluster this process is connected to, the one of RAY_ADDRESS, or one of our own.
+    """Provide Ray while the block runs: the connected cluster, that of RAY_ADDRESS, or one of our own.
 
-    A cluster of our own ends with this process, however that ends.
+    A cluster of our own ends with this process, however this ends.
 
     Args:
-        cpus: logical CPUs of a cluster of our own, at least; they may be more than the machine has.
+        cpus: the least number of logical CPUs for a cluster of our own; more than the machine has is allowed.
 
     Raises:
         InputError: no cluster answers at RAY_ADDRESS.
     """
-    import ray  # here, for the many processes that never use Ray
+    import ray  # imported late: many processes never use Ray
 
     if ray.is_initialized():
         yield
@@ -61,23 +61,23 @@ def ray_cluster(cpus: int) -> Iterator[None]:
 
 @contextmanager
 def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
-    """While the block gets results of Ray tasks and actors, their errors for the user are raised as themselves.
+    """Unwrap the errors for the user that Ray tasks and actors raise while the block gets their results.
 
     Args:
-        whose: the process whose end is an error for the user too, such as "log-7: the process that handled it".
-        remedy: what to change if that process ran out of memory.
+        whose: the process whose death is an error for the user too, such as "log-7: the process that handled it".
+        remedy: the change to suggest in case that process ran out of memory.
 
     Raises:
-        InputError: a task raised it, or that process died as often as Ray starts it again.
+        InputError: a task raised it, or that process died more often than Ray starts it again.
     """
-    from ray.exceptions import RayError, RayTaskError  # here, for the many processes that never use Ray
+    from ray.exceptions import RayError, RayTaskError  # imported late: many processes never use Ray
 
     try:
         yield
     except RayTaskError as error:
         if not isinstance(error.cause, InputError):
             raise
-        message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray Data adds advice on its own retries
+        message, _, _ = str(error.cause).partition(" Failed to apply UDF")  # Ray Data appends advice on its retries
         raise type(error.cause)(message) from None
     except RayError as error:
         if not whose:
@@ -91,7 +91,7 @@ def plain_errors(whose: str = "", remedy: str = "") -> Iterator[None]:
 
 @contextmanager
 def _own_cluster(cpus: int) -> Iterator[None]:
-    """A cluster that only this machine can reach, and on it only processes that can read its token."""
+    """A cluster that only processes of this machine that can read its token can use."""
     import ray
 
     with storage.scratch.directory(longest=_SOCKET_PATH - len(_SOCKET)) as folder:
@@ -102,7 +102,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
-            TMPDIR=str(folder),  # Ray's processes leave sockets there when they are killed
+            TMPDIR=str(folder),  # killed processes of Ray leave sockets there, and the scratch directory goes away
             GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
         )
         with environment, ray_internals.only_this_machine(folder / "ray") as private:
@@ -118,17 +118,17 @@ _DIED = "Ray's processes on this machine have died; give the same command again"
 
 
 class _NodeDied(BaseException):
-    """Ends what the main thread does; no `except Exception` on the way is to keep it."""
+    """Interrupts the main thread; a BaseException, so that no `except Exception` on the way swallows it."""
 
 
 @contextmanager
 def _ending_with_the_node() -> Iterator[None]:
-    """End the block when the only node of our cluster dies: all that it was to run would wait forever for another.
+    """End the block when the only node of our cluster dies: its work would wait forever for another node.
 
     Raises:
-        InputError: the node has died, whatever the block made of that.
+        InputError: the node has died, whichever error the block raised for it.
     """
-    if threading.current_thread() is not threading.main_thread():  # it could not be ended
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can be interrupted by a signal
         yield
         return
     raylet = ray_internals.raylet()
@@ -139,9 +139,10 @@ def _ending_with_the_node() -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
-            if raylet.poll() is not None and not over.is_set():  # in this order: it ends after the block, too
+            # in this order: after the block the node ends too, and that is no failure
+            if raylet.poll() is not None and not over.is_set():
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
-                over.wait(_END_S)  # if somebody kept it after all, it comes again
+                over.wait(_END_S)  # the signal comes again in case some code swallowed the exception after all
 
     before = signal.signal(signal.SIGUSR1, end)
     threading.Thread(target=watch, name="node", daemon=True).start()
@@ -155,13 +156,13 @@ def _ending_with_the_node() -> Iterator[None]:
         raise InputError(_DIED) from error
     finally:
         over.set()
-        # a signal may be on its way still, and would end a process that does not expect it
+        # a signal may still be on its way: SIGUSR1 without a handler would kill the process
         signal.signal(signal.SIGUSR1, before if raylet.poll() is None else signal.SIG_IGN)
 
 
 @contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
-    """While the block runs, the environment has these values, and Ray goes by what it says of the token."""
+    """Give the environment these values while the block runs, and let Ray read its token settings again."""
 
     def change(to: Mapping[str, str | None]) -> None:
         for name, value in to.items():
@@ -184,9 +185,9 @@ def loopback() -> str:
 
 
 def _check_answers(address: str) -> None:
-    """Check that something answers at host:port; Ray itself would try for minutes."""
+    """Check that a process answers at host:port, since Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdecimal():  # `auto`, `ray://...`
+    if "/" in host or not port.isdecimal():  # `auto` or `ray://...`: left to Ray
         return
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
@@ -197,7 +198,7 @@ def _check_answers(address: str) -> None:
 
 
 def _connect(**options: Any) -> None:
-    """Connect to Ray, which leaves our output alone."""
+    """Connect to Ray, without its lines in our output."""
     import ray
 
     with _sigterm_held():
@@ -205,27 +206,27 @@ def _connect(**options: Any) -> None:
             ray.init(log_to_driver=False, logging_level="warning", **options)
         except InputError:
             raise
-        except Exception as error:  # Ray raises plain ones where a process of its own does not come up
+        except Exception as error:  # Ray raises a bare Exception where one of its processes does not start
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"Ray has not started ({first}); give the same command again") from error
 
 
 @contextmanager
 def _sigterm_held() -> Iterator[None]:
-    """Hold a SIGTERM back until the block is over, whatever Ray would do about it.
+    """Delay a SIGTERM until the block is over, and keep Ray from handling it.
 
-    Ray forks. A signal that comes meanwhile is handled in the hooks of the fork, where Python drops what the handler
-    raises, and the release of the lock that the hook was about: of logging's, for which the process then waits forever.
+    Ray forks. Python may run the handler of a signal inside a hook of the fork: there it drops the handler's exception
+    and skips the rest of the hook, which releases the lock of logging. The process would then wait for it forever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    come: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: come.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with ray_internals.sigterm_left_alone():
             yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        if come:
+        if received:
             signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What ends a job without being a defect: an error that a user is meant to read, and a request to stop."""
+"""The two ends of a job that are no defects: an error for the user to read, and a request to stop."""
 
 import difflib
 import re
@@ -12,11 +12,11 @@ _SETTING = re.compile(rf"([\w.-]*{_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s&\"',}
 
 
 def without_credentials(text: str, *, settings: bool = False) -> str:
-    """A text for files, logs and messages: URLs in it lose user, password, and what signs or opens them.
+    """A text for files, logs and messages, with the user, password, signatures and keys of URLs removed.
 
     Args:
-        text: any.
-        settings: `password=...`, `token: ...` and the like lose their values outside URLs as well.
+        text: any text.
+        settings: also remove the values of `password=...`, `token: ...` and the like outside URLs.
 
     Example:
         >>> without_credentials("https://me:pass@host/log?id=7&X-Amz-Signature=ab12: forbidden")
@@ -29,7 +29,7 @@ def without_credentials(text: str, *, settings: bool = False) -> str:
 
 
 def nearest(name: str, known: Collection[str], *, alike: float = 0.0) -> str | None:
-    """The known name that a wrong one is most like; None where none is `alike` enough, from 0 (anything) to 1 (equal).
+    """The known name most similar to a wrong one; None if none reaches `alike`, from 0 (any name) to 1 (equal).
 
     Example:
         >>> nearest("widht", ["depth", "width"]), nearest("price", ["width"], alike=0.5)
@@ -39,29 +39,29 @@ def nearest(name: str, known: Collection[str], *, alike: float = 0.0) -> str | N
 
 
 class InputError(Exception):
-    """Something that the user gave cannot be used; the message names file, row or key, and the remedy.
+    """An input of the user cannot be used; the message names file, row or key, and the remedy.
 
     Jobs print it as one line without a traceback and exit with status 2. Every other exception is a defect of
-    ours and keeps its traceback.
+    this package and keeps its traceback.
     """
 
     status: ClassVar[int] = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(without_credentials(" ".join(message.split())))
+        super().__init__(without_credentials(" ".join(message.split())))  # one line, whatever a library's text has
 
 
 class UnavailableError(InputError):
-    """Storage could not be reached, or was overloaded, for as long as is waited for it.
+    """Storage could not be reached, or was overloaded, until the process lost patience (`storage.patience`).
 
-    The same may succeed later, so workers that fail with it are started again, as after any other failure.
+    The same request may succeed later, so workers that fail with it are started again, as after any other failure.
     """
 
 
-class Stopped(Exception):  # noqa: N818 - it is none
-    """The work was asked to stop, and the same command goes on from its newest checkpoint.
+class Stopped(Exception):  # noqa: N818 - a stop is no error
+    """The work was asked to stop; the same command resumes it from its newest checkpoint.
 
-    Jobs print it as one line and exit as a process does that SIGTERM has ended.
+    Jobs print it as one line and exit with the status of a process that SIGTERM ended.
     """
 
     status: ClassVar[int] = 128 + 15

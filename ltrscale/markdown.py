@@ -1,4 +1,4 @@
-"""Texts of others in Markdown: a name, a URL or an error stays a text, whatever is in it."""
+"""Foreign texts in Markdown: a name, a URL or an error stays plain text, whatever characters it has."""
 
 import re
 
@@ -6,7 +6,7 @@ _MARKUP = re.compile(r"[\\`|]|<(?=[A-Za-z/!?])|](?=[(\[:])")
 
 
 def escape(text: str) -> str:
-    r"""The text in one line, where it can make no markup: no code, column, tag or link, and no control characters.
+    r"""The text in one line, escaped so that it makes no code, column, tag or link, without control characters.
 
     Example:
         >>> escape("[a](javascript:b) | <script> < 5 [0.1, 0.2]")

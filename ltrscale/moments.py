@@ -1,4 +1,4 @@
-"""Means and deviations of features, gathered in parts: one pass, float64.
+"""Means and deviations of features, computed in parts that merge: one pass, float64.
 
 Shapes: N documents, F features, X features with missing values.
 """
@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_VALUES = 1 << 17  # of a block, so that its arithmetic stays in the cache of a processor core
+_VALUES = 1 << 17  # in a block, so that its arithmetic stays in the cache of a processor core
 
 
 class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations of what is not missing, in float64; parts merge.
+    """Count, mean and sum of squared deviations of the values that are not missing, in float64; parts merge.
 
     Merging is Chan, Golub and LeVeque's (1979): `M2 = M2_a + M2_b + d^2 n_a n_b / n`, where d is the difference of the
     means and M2 a sum of squared deviations.
@@ -35,7 +35,7 @@ class Moments(NamedTuple):
 
     @staticmethod
     def of(features_NF: NDArray[np.float32], *, log1p: bool = False) -> "Moments":
-        """Moments of some documents, or with `log1p` of `sign(x) log(1 + |x|)` of their values."""
+        """Moments of some documents' values x, or of `sign(x) log(1 + |x|)` with `log1p`."""
         n_features = features_NF.shape[1]
         moments, step = Moments.none(n_features), max(1, _VALUES // max(1, n_features))
         for first in range(0, len(features_NF), step):
@@ -56,7 +56,7 @@ class Moments(NamedTuple):
         return np.asarray(np.sqrt(self.squares_F / np.maximum(self.count_F, 1)))
 
     def scale_F(self) -> NDArray[np.float64]:
-        """Standard deviations; 1 where float32 cannot tell the values apart, since dividing would amplify rounding."""
+        """Standard deviations; 1 where they are below float32's resolution, since dividing would amplify rounding."""
         std_F = self.std_F()
         floor_F = np.maximum(1e-7 * np.abs(self.mean_F), np.finfo(np.float32).tiny)
         return np.where(std_F > floor_F, std_F, 1.0)
@@ -66,11 +66,11 @@ def _of_block(x_NF: NDArray[np.float32]) -> Moments:
     y_NF = x_NF.astype(np.float64)
     sum_F = y_NF.sum(0)
     count_F = np.full(len(sum_F), len(y_NF))
-    missing = np.flatnonzero(np.isnan(sum_F))  # mostly few features: only they are looked at again
+    missing = np.flatnonzero(np.isnan(sum_F))  # mostly few features: a second pass for these alone is cheaper
     absent_NX = np.isnan(y_NF[:, missing])
     count_F[missing] -= absent_NX.sum(0)
     there_NX = np.where(absent_NX, 0, y_NF[:, missing])
-    # in the order in which numpy adds a whole block of this layout, for another order rounds otherwise
+    # added in the order in which numpy adds a whole block of this layout, since another order rounds differently
     sum_F[missing] = there_NX.sum(0) if y_NF.flags.f_contiguous else there_NX.cumsum(0)[-1]
     mean_F = sum_F / np.maximum(count_F, 1)
     y_NF -= mean_F

@@ -1,6 +1,6 @@
 """Progress of long work, and the one type by which stages report their numbers.
 
-On a terminal a bar with documents per second and the time left; elsewhere a plain log line now and then.
+A terminal shows a bar with documents per second and the time left; elsewhere a plain log line appears now and then.
 """
 
 import logging
@@ -21,7 +21,7 @@ Report = Callable[[Mapping[str, object]], None]
 
 
 def _without_credentials(record: logging.LogRecord) -> bool:
-    """Take the credentials out of a record, whoever is to handle it."""
+    """Remove the credentials from a record before any handler sees it."""
     record.msg, record.args = without_credentials(record.getMessage()), None
     if record.exc_info:
         record.exc_text = without_credentials(logging.Formatter().formatException(record.exc_info))
@@ -35,10 +35,10 @@ _EVERY_S = 15.0
 
 
 class Advance(Protocol):
-    """Tells of work just done: so many units, and so much of the total where that has another measure."""
+    """Reports work just done: in units, and in the total's own measure where that differs."""
 
     def __call__(self, units: float, of_total: float | None = None) -> None:
-        """`of_total` is by default the same as `units`."""
+        """`of_total` equals `units` by default."""
         ...
 
 
@@ -64,10 +64,10 @@ def _count(value: float) -> str:
 
 @contextmanager
 def progress(label: str, total: float | None = None, unit: str = "docs") -> Iterator[Advance]:
-    """Show progress while the block runs; call what it yields with the number of units just done.
+    """Show progress while the block runs; call the yielded function with the number of units just done.
 
-    The total may have a measure of its own, as where rows are counted and only bytes are known beforehand: then each
-    call says as well how much of the total was done.
+    The total may have another measure than the units, for example bytes where rows are counted but their number is
+    not known beforehand: then each call also reports how much of the total was done.
     """
     shown = _bar if console.is_terminal else _lines
     with shown(label, total, unit) as advance:

@@ -1,8 +1,7 @@
-"""What the package uses of Ray's inside, for which Ray has no public way; the rest of the package knows none of it.
+"""All uses of Ray's internals, for which Ray has no public way, except those of Ray Train in `launch.rendezvous`.
 
-Every version of Ray may change it without notice. A test compares `VERSION` with the pinned version; after a change of
-that one, look at each function here, run the tests that start Ray, and change `VERSION`. `launch.rendezvous` goes into
-Ray Train, likewise.
+Every version of Ray may change them without notice. A test compares `VERSION` with the pinned version: when the pin
+changes, check each function here, run the tests that start Ray, and change `VERSION`.
 """
 
 from collections.abc import Iterator
@@ -13,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 VERSION = "2.60.0"
-"""Of Ray: the one that all of this was tried with."""
+"""The version of Ray with which this module was tested."""
 
 
 @contextmanager
 def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """While the block runs, a name of a module means something else; an error where the module has no such name."""
+    """Give a name of a module another value while the block runs; an error where the module has no such name."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -29,19 +28,19 @@ def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def only_this_machine(folder: Path) -> Iterator[dict[str, Any]]:
-    """Options of `ray.init`, to be given in the block, for a cluster on 127.0.0.1 with its files below a folder.
+    """Options of `ray.init`, for use inside the block, for a cluster on 127.0.0.1 with its files below a folder.
 
-    There is no public option for either: Ray replaces 127.0.0.1 by an address that others can reach, listens on all
-    interfaces, and writes below /tmp/ray. It opens the folder to everybody, so the one above must be closed.
+    Ray has no public option for either: it replaces 127.0.0.1 by an address that others can reach, listens on all
+    interfaces, and writes below /tmp/ray. It makes the folder readable for everybody, so its parent must not be.
     """
-    from ray._private import ray_constants  # here, as below, for the many processes that never use Ray
+    from ray._private import ray_constants  # imported late, as below: many processes never use Ray
 
     with _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False):
         yield {"_node_ip_address": "127.0.0.1", "_temp_dir": str(folder)}
 
 
 def read_environment_again() -> None:
-    """Let Ray go by what the environment says of the token now; by itself it reads that once in a process."""
+    """Make Ray read the token's settings from the environment again; by itself it reads them once per process."""
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     Config.initialize("")
@@ -50,7 +49,7 @@ def read_environment_again() -> None:
 
 @contextmanager
 def sigterm_left_alone() -> Iterator[None]:
-    """While the block runs, `ray.init` sets no handler of SIGTERM; it has no option for that."""
+    """Keep `ray.init` from setting a handler of SIGTERM while the block runs; it has no option for that."""
     from ray._private import utils
 
     with _replaced(utils, "set_sigterm_handler", lambda _: None):
@@ -58,7 +57,7 @@ def sigterm_left_alone() -> Iterator[None]:
 
 
 def raylet() -> Popen[bytes]:
-    """The process of the only node of a cluster that this process has started, without which nothing runs there."""
+    """The process of the only node of a cluster that this process has started; without it nothing runs there."""
     from ray._private import worker
 
     (info,) = worker._global_node.all_processes["raylet"]
@@ -67,18 +66,18 @@ def raylet() -> Popen[bytes]:
 
 
 def blocks(dataset: Any) -> Iterator[Any]:
-    """References to the blocks of a Ray data set, as they are ready.
+    """References to the blocks of a Ray data set, each as soon as it is ready.
 
-    The public `iter_batches` hands out copies from three threads, of which one outlives an iterator that is closed
-    early; `to_arrow_refs` waits until all blocks are there.
+    The public `iter_batches` yields copies from three threads, one of which outlives an iterator that is closed
+    early; `to_arrow_refs` waits for all blocks.
     """
     return (block for bundle in dataset.iter_internal_ref_bundles() for block in bundle.block_refs)
 
 
 def keep_keys_out_of_trials() -> None:
-    """Let Ray Tune leave the keys of S3 in our environment where they are; trials have those of their node.
+    """Keep Ray Tune from copying the keys of S3 in our environment into trials, which use the keys of their node.
 
-    By itself it sends them with each trial in a runtime_env, which Ray writes into its logs, and there is no option.
+    By default it sends them with each trial in a runtime_env, which Ray writes into its logs; no option turns it off.
     """
     from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 

@@ -1,8 +1,8 @@
-"""Scores: a bundle scores periods of a data set; each period is committed when its files are there.
+"""Scores: a bundle scores periods of a data set; each period is committed when its files are complete.
 
-One process scores file after file. Under Ray, actors that hold the bundle do so, each a file at a time. Who scores a
-file also puts it in place; the caller takes the files over and commits their period. What is committed stays, whatever
-happens to the rest, and is not scored again unless the bundle or the data have changed.
+One process scores file after file. Under Ray, actors that hold the bundle share the files, each one file at a time. The
+process that scores a file also puts it in place; the caller takes over the files and commits their period. A committed
+period stays, whatever happens to the rest, and is not scored again unless the bundle or the data have changed.
 
 Shapes: N documents, Q groups.
 """
@@ -38,10 +38,10 @@ _RETRIES = 3
 
 
 class ScoreWorkersConfig(Config):
-    """The processes that score under Ray, and what each of them takes."""
+    """The processes that score under Ray, and the resources of each."""
 
     number: int = Field(2, ge=1)
-    """How many; fewer where the cluster has less room."""
+    """Number of workers; fewer run where the cluster has less room."""
     cpus: float = Field(1, gt=0)
     """Logical CPUs of each, and threads of a tree model."""
     gpus: float = Field(0, ge=0)
@@ -49,7 +49,7 @@ class ScoreWorkersConfig(Config):
 
 
 class ScoreConfig(Config):
-    """Which bundle scores which periods, and how."""
+    """The bundle that scores, the periods to score, and the way to do it."""
 
     renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
     bundle: str
@@ -59,7 +59,7 @@ class ScoreConfig(Config):
     periods: Texts = ()
     """Periods `P` or ranges `A..B`, both ends included; empty for all."""
     docs_per_batch: int = Field(65_536, ge=1)
-    """Documents scored at once, and held in memory beside a row group."""
+    """Documents that are scored at once, and held in memory together with a row group."""
     device: Device = "auto"
     """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
     ray: bool = False
@@ -70,7 +70,7 @@ class ScoreConfig(Config):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is to be scored: the periods of a data set that are not up to date, with their files in order."""
+    """The work to do: the periods of a data set whose scores are not up to date, with their files in order."""
 
     config: ScoreConfig
     out: str
@@ -80,9 +80,9 @@ class Plan:
     dataset: Dataset
     selection: Selection
     files: Mapping[str, Sequence[DataFile]]
-    """Of each period that is to be scored."""
+    """The files of each period that must be scored."""
     n_current: int
-    """Periods that are up to date."""
+    """Number of periods that are up to date."""
 
     @property
     def all_files(self) -> list[DataFile]:
@@ -90,17 +90,18 @@ class Plan:
         return [file for files in self.files.values() for file in files]
 
     def origin_of(self, period: str) -> dict[str, Any]:
-        """What is recorded of the origin of a period's scores."""
+        """The origin to record with a period's scores."""
         inputs = {self.config.data: self.dataset.manifest.hash_of([period]), self.config.bundle: self.bundle_hash}
         return made_by("score", self.config, inputs)
 
 
 @one_view()
 def make_plan(config: ScoreConfig, out: str) -> Plan:
-    """Find out what is to be scored below a directory.
+    """Find the periods whose scores below a directory are missing or out of date.
 
     Raises:
-        InputError: bundle, data set or a period are missing, or something else is committed where scores are to be.
+        InputError: the bundle, the data set or a period is missing, or the place of a period's scores holds
+            something else that is committed.
     """
     split = Split(data=(config.data,), periods=config.periods)
     ((dataset, files),) = chosen_files(split)
@@ -118,7 +119,7 @@ def make_plan(config: ScoreConfig, out: str) -> Plan:
 
 
 def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFile]) -> bool:
-    """Whether the scores of these files by this bundle are committed, and there whole."""
+    """Whether the scores of these files by this bundle are committed and complete."""
     there = read_period(out, period)
     if there is None or there.bundle_hash != bundle_hash or not there.is_of(files):
         return False
@@ -126,7 +127,7 @@ def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFil
 
 
 def counts_in(files: Sequence[DataFile]) -> Counts:
-    """What some data files hold together, by their manifest."""
+    """The counts of some data files together, from their manifest."""
     return total_of(counts for file in files for counts in file.row_groups)
 
 
@@ -152,13 +153,14 @@ class FileScorer:
         for row_group in plan.selection.row_groups:
             self._row_groups[row_group.url].append(row_group)
         bundle = bundles.load(plan.config.bundle)
+        # hashed after loading, so that a bundle replaced before or while it was loaded is noticed
         if bundles.content_hash(bundle.url) != plan.bundle_hash:
             raise InputError(f"{bundle.url}: the bundle was replaced meanwhile; run the same command again")
         there = plan.selection.features
         self._scorer = bundle.scorer(features=there, device=choose_device(device), threads=threads)
 
     def score(self, file: DataFile, advance: Advance) -> Done:
-        """Score one file; its scores are in place, for the commit of the period to take over."""
+        """Score one file and put its scores in place, for the period's commit to take over."""
         url = storage.listed_file(self._plan.dataset.url, file.path)
         with storage.Commit(period_url(self._plan.out, file.period), part=True) as commit:
             with commit.file(file_name(file)) as path:
@@ -196,9 +198,9 @@ def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
 
 
 class _Actor:
-    """What scores under Ray. It loads the bundle with the first file, so that all its errors are a file's.
+    """A Ray actor that scores files. It loads the bundle with the first file, so that every error belongs to a file.
 
-    An error of the user's is returned: from an actor Ray Data raises one of its own, which does not hold it.
+    It returns errors for the user as text: for an exception in an actor Ray Data raises another, without the original.
     """
 
     def __init__(self, plan: Plan, leases: tuple[storage.Lease, ...]) -> None:
@@ -211,7 +213,7 @@ class _Actor:
         return FileScorer(self._plan, device=config.device, threads=math.ceil(config.workers.cpus))
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Score the file with this number; returns what came of it as JSON, or the error."""
+        """Score the file with this number; returns the result as JSON, or the error."""
         (number,) = batch["item"].tolist()
         done = error = ""
         try:
@@ -222,18 +224,18 @@ class _Actor:
 
 
 def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
-    """Score the files of a plan in actors of Ray Data; they come as they are ready."""
-    FileScorer(plan, device="cpu", threads=1)  # what is wrong with the bundle is told before Ray starts
+    """Score the files of a plan in actors of Ray Data; results come in the order of completion."""
+    FileScorer(plan, device="cpu", threads=1)  # reports a fault of the bundle before Ray starts
     workers = plan.config.workers
     if plan.files:
-        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):
+        with ray_cluster(math.ceil(workers.number * workers.cpus) + 1):  # one more for Ray Data's own tasks
             yield from _results(plan, advance)
 
 
 def _results(plan: Plan, advance: Advance) -> Generator[Done]:
-    import ray  # here, for the many processes that never use Ray
+    import ray  # imported late: many processes never use Ray
 
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of errors is raised too
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
     whose = f"{plan.config.bundle}: the process that scored a file with it"
     with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
         for block in ray_internals.blocks(_dataset(plan)):
@@ -246,13 +248,13 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
 
 
 def _dataset(plan: Plan) -> Any:
-    """The numbers of the files as a Ray data set, and what actors make of them."""
+    """A Ray data set of the actors' results for the numbers of the files."""
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
     workers, n = plan.config.workers, len(plan.all_files)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RayDeprecationWarning)  # of the only way to say max_task_retries
+        warnings.simplefilter("ignore", RayDeprecationWarning)  # for the only way to set max_task_retries
         dataset = ray.data.from_items(list(range(n)), override_num_blocks=n).map_batches(
             _Actor,
             fn_constructor_args=(plan, storage.held()),
@@ -260,7 +262,7 @@ def _dataset(plan: Plan) -> Any:
             compute=ray.data.ActorPoolStrategy(size=min(workers.number, n)),
             num_cpus=workers.cpus,
             num_gpus=workers.gpus or None,
-            max_task_retries=_RETRIES,  # by default a file that always kills its process is tried for ever
+            max_task_retries=_RETRIES,  # by default a file that always kills its process is tried forever
         )
     dataset.context.enable_progress_bars = False
     return dataset
@@ -272,14 +274,14 @@ def score(config: ScoreConfig, out: str, *, report: Report) -> Counts:
     Args:
         config: see `ScoreConfig`.
         out: URL of the directory.
-        report: receives the counts of each period when it is committed, and of all at the end.
+        report: receives the counts of each period when it is committed, and their totals at the end.
 
     Returns:
-        Groups and documents that were scored now; all groups count as labelled.
+        Groups and documents that this call scored; all groups count as labelled.
 
     Raises:
-        InputError: bundle or data are missing, do not fit each other, or are not what their manifests list; the bundle
-            cannot score, or gives a score that is no finite float32.
+        InputError: the bundle or the data are missing, do not fit each other, or differ from their manifests; the
+            bundle cannot score, or gives a score that is no finite float32.
     """
     start = time.monotonic()
     plan = make_plan(config, out)
@@ -304,7 +306,7 @@ def score(config: ScoreConfig, out: str, *, report: Report) -> Counts:
 
 
 def is_scored(config: ScoreConfig, out: str) -> bool:
-    """Whether every period is scored already by this bundle, from the data as they are; says so.
+    """Whether the scores of every period are up to date with the bundle and the data; logs it if so.
 
     Raises:
         InputError: as `score`, before the bundle is opened.
@@ -316,9 +318,9 @@ def is_scored(config: ScoreConfig, out: str) -> bool:
 
 
 class _Periods:
-    """Takes over files of scores as they come, and commits a period with its last one.
+    """Takes over files of scores as they arrive, and commits a period with its last file.
 
-    A context manager: files of periods that are not committed at its end are taken back.
+    A context manager: files of periods that are not committed at its end are deleted.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -329,13 +331,13 @@ class _Periods:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        stack = ExitStack()
+        stack = ExitStack()  # which exits all commits even if one of them fails
         for commit, _ in self._open.values():
             stack.push(commit)
         stack.__exit__(*error)
 
     def take(self, done: Done) -> Counts | None:
-        """Take a file over; returns the counts of its period where that is committed now."""
+        """Take over a file; returns the counts of its period if this file completed it, else None."""
         period, files = done.period, self._plan.files[done.period]
         if period not in self._open:
             self._open[period] = storage.Commit(period_url(self._plan.out, period)), {}
@@ -345,7 +347,7 @@ class _Periods:
         if len(there) < len(files):
             return None
         counts, listed = total_of(of_file.counts for of_file in there.values()), counts_in(files)
-        if counts[:2] != listed[:2]:
+        if counts[:2] != listed[:2]:  # not the third, for labelled groups: all scored groups count as labelled
             found = f"{counts.groups} groups and {counts.documents} documents were scored"
             raise InputError(
                 f"period {period} of {self._plan.dataset.url}: {found}, the manifest lists {listed.groups} and "

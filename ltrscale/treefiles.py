@@ -1,7 +1,7 @@
-"""Model files of trees, checked before a library reads them: a cycle hangs it, a wrong child or count ends the process.
+"""Checks of trees' model files before a library reads them: a cycle hangs it, a wrong child or count kills the process.
 
-Every tree of LightGBM's text and of XGBoost's JSON is to be one tree on columns that there are, of finite numbers, all
-reached from its root once. What the libraries check by themselves, the names of objectives for one, is left to them.
+Every tree in LightGBM's text and XGBoost's JSON must split on existing columns, have finite numbers, and reach each
+node once from its root. Details that the libraries check themselves, such as the names of objectives, are left to them.
 """
 
 import json
@@ -18,12 +18,12 @@ _REST = re.compile(
     r"\nparameters:\n(?:\[[a-z_0-9]+: [^\n\[\]]*\]\n)+\nend of parameters\n"
     r"\npandas_categorical:[^\n]*\n?"
 )
-"""What comes after the trees in LightGBM's text."""
+"""The part of LightGBM's text after the trees."""
 _DEEPEST = 10_000
-"""Nodes from root to leaf: libraries walk down some trees by functions that call themselves."""
+"""Nodes from root to leaf: libraries walk down some trees by recursion, which a deeper tree would overflow."""
 _INT32, _INT64 = 1 << 31, 1 << 63
 _CODES = 1 << 24
-"""Categories are below it."""
+"""All categories are smaller."""
 _TREE_LINES = {
     "num_leaves", "num_cat", "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
     "cat_boundaries", "cat_threshold", "leaf_value", "leaf_weight", "leaf_count", "internal_value", "internal_weight",
@@ -36,10 +36,10 @@ def check_lightgbm(model: bytes, n_columns: int) -> None:
 
     Args:
         model: the text.
-        n_columns: of what it is to score.
+        n_columns: number of columns that it must score.
 
     Raises:
-        ValueError: it is no model that scores such columns; says why.
+        ValueError: it is no model for such columns; names the fault.
     """
     text = model.decode("ascii")
     if "\0" in text or "\r" in text:
@@ -70,7 +70,7 @@ def _check_lightgbm_tree(in_place: bool, text: str, n_columns: int) -> None:
     _ints(lines, "is_linear", 1, 0, 1)
     _floats(lines, "shrinkage", 1)
     _floats(lines, "leaf_value", leaves)
-    if not nodes:  # LightGBM reads no more
+    if not nodes:  # LightGBM reads no further lines of a tree that is a single leaf
         return
     for key, n in {
         "split_gain": nodes,
@@ -82,7 +82,7 @@ def _check_lightgbm_tree(in_place: bool, text: str, n_columns: int) -> None:
     for key, n in {"internal_count": nodes, "leaf_count": leaves}.items():
         _ints(lines, key, n, 0, _INT64)
     _ints(lines, "split_feature", nodes, 0, n_columns)
-    # leaf i is written ~i; here leaves are numbered after the nodes
+    # LightGBM writes leaf i as ~i; here leaves are numbered after the nodes
     left, right = (
         [child if child >= 0 else nodes + ~child for child in _ints(lines, key, nodes, -leaves, nodes)]
         for key in ("left_child", "right_child")
@@ -131,7 +131,7 @@ def _ints(lines: Mapping[str, str], key: str, n: int, low: int, high: int) -> li
 
 
 def _floats(lines: Mapping[str, str], key: str, n: int, *, limit: float = sys.float_info.max) -> list[float]:
-    """The n numbers of a line, between these limits; a threshold is infinite where missing values alone go right."""
+    """The n numbers of a line, within the limit; a threshold may be infinite: then only missing values go right."""
     values = [float(value) for value in _numbers(lines, key, n)]
     if not all(-limit <= value <= limit for value in values):
         raise ValueError(f"{key} are not finite")
@@ -143,10 +143,10 @@ def check_xgboost(model: bytes, n_columns: int) -> None:
 
     Args:
         model: the JSON.
-        n_columns: of what it is to score.
+        n_columns: number of columns that it must score.
 
     Raises:
-        ValueError: it is no model that scores such columns; says why.
+        ValueError: it is no model for such columns; names the fault.
     """
     try:
         learner = _at(json.loads(model.decode(), object_pairs_hook=_once), "learner")
@@ -198,6 +198,7 @@ def _check_xgboost_tree(number: int, tree: Any, n_columns: int) -> None:
         if not isinstance(values, list) or len(values) != n or any(type(value) not in (int, float) for value in values):
             raise ValueError(f"{key} are no {n} numbers")
     conditions = tree["split_conditions"]
+    # a leaf's value is finite; a threshold may be infinite, but not NaN; a categorical split has no threshold
     if not all(
         math.isfinite(conditions[i]) if left[i] < 0 else kinds[i] or conditions[i] == conditions[i] for i in range(n)
     ):
@@ -222,7 +223,7 @@ def _at(value: Any, key: str) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON in which no key stands twice: of two, libraries may take another one."""
+    """A JSON object without repeated keys: of two equal ones, a library might read another than this check."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands there twice")
@@ -230,7 +231,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: int) -> list[int]:
-    """An array of n integers, or of any number, from `low` to below `high`."""
+    """An array of n integers (None: any number of them) from `low` to below `high`."""
     found = values.get(key)
     if not isinstance(found, list) or n not in (None, len(found)):
         raise ValueError(f"{key} are not {n}")
@@ -240,14 +241,14 @@ def _array(values: Mapping[str, Any], key: str, n: int | None, low: int, high: i
 
 
 def _reached(left: Sequence[int], right: Sequence[int]) -> int:
-    """The number of nodes that are reached from node 0.
+    """The number of nodes that can be reached from node 0.
 
     Args:
         left: the left child of each node, -1 for a leaf.
         right: the same on the right.
 
     Raises:
-        ValueError: a node is reached twice, one has a single child, or the tree is too deep.
+        ValueError: a node is reached twice or has a single child, or the tree is too deep.
     """
     seen = bytearray(len(left))
     level, depth = [0], 0

@@ -1,4 +1,4 @@
-"""What trees see of documents: raw features, principal components of these, scores of other models.
+"""The columns that trees see of documents: raw features, principal components of these, scores of other models.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F raw features, G columns of a view, C numeric features of a
 projection, K components, M models.
@@ -23,19 +23,19 @@ Columns = Callable[[QueryGroups], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class View:
-    """Names and kinds of the columns that trees see, and the function that makes them."""
+    """Names and kinds of the columns that trees see, and the function that makes the columns."""
 
     features: tuple[Feature, ...]
     columns: Columns
 
 
 def raw(features: Sequence[Feature]) -> View:
-    """The raw features as they are."""
+    """The raw features, unchanged."""
     return View(tuple(features), lambda groups: groups.features_NF.cpu().numpy())
 
 
 def chosen(features: Sequence[Feature], names: Sequence[str]) -> View:
-    """Some of the raw features, in the order of their names."""
+    """The raw features with these names, in the order of `names`."""
     places = {feature.name: place for place, feature in enumerate(features)}
     columns = [places[name] for name in names]
     return View(tuple(features[c] for c in columns), lambda groups: groups.features_NF.cpu().numpy()[:, columns])
@@ -70,10 +70,10 @@ class Projection:
 
     @classmethod
     def from_bytes(cls, data: bytes, n_features: int) -> Self:
-        """What `to_bytes` gave, for raw features of this number.
+        """The projection that `to_bytes` wrote, for this number of raw features.
 
         Raises:
-            ValueError: it is none for them.
+            ValueError: the data hold no projection for them.
         """
         arrays = safetensors.numpy.load(data)
         found = cls(**{field.name: arrays[field.name] for field in dataclasses.fields(cls)})
@@ -99,8 +99,8 @@ def scored(view: View, scorers: Mapping[str, Callable[[QueryGroups], Tensor]], *
     """A view with the scores of some models, in float32, after its columns.
 
     Args:
-        view: the columns before.
-        scorers: by the model's name; each gives scores [N] of a batch.
+        view: the columns before the scores.
+        scorers: by the model's name; each returns the scores [N] of a batch.
         standardise: whether scores are standardised within each group.
     """
 

@@ -261,8 +261,8 @@ def test_a_small_text_that_aliases_make_huge_is_refused(tmp_path: Path, form: st
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("tags: &a [*a]", "an alias inside what it stands for"),
-        ("tags: &a {k: {k: *a}}", "an alias inside what it stands for"),
+        ("tags: &a [*a]", "an alias inside its own value"),
+        ("tags: &a {k: {k: *a}}", "an alias inside its own value"),
         ("tags: " + "[" * 60 + "]" * 60, "too large or too deep"),
         ("tags: " + "[" * 100_000, "maximum recursion depth"),
         ("tags: &a " + "x" * 100_000 + "\nsteps: [" + "*a, " * 50 + "]", "too large or too deep"),

@@ -349,7 +349,7 @@ def test_data_that_change_while_they_are_scored(bundles: dict[str, str], tmp_pat
             write_data(data, {**SIZES, "p4": (9, 5)})
             assert not (Path(data) / lost.path).exists()
 
-    message = rf"^{data}: the data set was replaced since the run began, and {data}/{lost.path} is not in it any more;"
+    message = rf"^{data}: the data set was replaced since the run began, and no longer lists {data}/{lost.path};"
     with pytest.raises(InputError, match=message):
         score(settings, str(out), report=report)
     assert done == ["p1", "p2"]

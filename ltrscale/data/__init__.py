@@ -1,1 +1,1 @@
-"""Data sets of query groups in three rooms: `ingest` makes them, `dataset` is what they are, `stream` serves them."""
+"""Data sets of query groups in three rooms: `ingest` makes them, `dataset` describes them, `stream` serves them."""

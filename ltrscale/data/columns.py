@@ -1,4 +1,4 @@
-"""Arrow columns of raw logs as the columns of a RowBlock, with the rows whose values cannot be used.
+"""Converting Arrow columns of raw logs to the types of a data set, with the rows whose values cannot be used.
 
 Shapes: N rows.
 """
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 Period = Literal["week", "day", "hour"]
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_EPOCH_SECONDS = 10**11
+_EPOCH_SECONDS = 10**11  # the year 5138: a larger number must have a finer unit
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether a column of this type can be read as numbers; one without any value can."""
+    """Whether a column of this type can be read as numbers; a column of nulls can."""
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
     return any(test(kind) for test in tests)
 
@@ -47,7 +47,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column's values, dictionary-encoded or not."""
+    """The type of a column's values, whether dictionary-encoded or not."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -70,8 +70,8 @@ def numbers(column: pa.Array) -> NDArray[np.float32]:
 def texts(column: pa.Array) -> tuple[pa.StringArray, NDArray[np.bool_]]:
     """A column as text, null where it has no value, and the rows whose bytes are not UTF-8 (null there too).
 
-    Whole numbers are written without a decimal point, whatever their type: integers become floats in a log whenever
-    a column has a null.
+    Whole numbers are written without a decimal point, even floats: many tools turn a column of integers into floats
+    as soon as it has a null.
     """
     column = plain(column)
     good_N = np.zeros(len(column), dtype=bool)
@@ -81,10 +81,10 @@ def texts(column: pa.Array) -> tuple[pa.StringArray, NDArray[np.bool_]]:
         return column.cast(pa.string()), good_N
     if pa.types.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
-    raw = column.cast(pa.large_binary() if column.nbytes > 1 << 30 else pa.binary())
+    raw = column.cast(pa.large_binary() if column.nbytes > 1 << 30 else pa.binary())  # 32-bit offsets end at 2 GiB
     try:
         return raw.cast(pa.string()), good_N
-    except pa.ArrowInvalid:
+    except pa.ArrowInvalid:  # the cast does not name the row, so decode one by one
         values = [_decoded(value) for value in raw.to_pylist()]
         text = pa.array(values, pa.string())
         bad_N = text.is_null().to_numpy(zero_copy_only=False) & raw.is_valid().to_numpy(zero_copy_only=False)
@@ -105,7 +105,7 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def spread(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
-    """The values of the lists of all groups, null for each document of a group that has no list.
+    """The values of all groups' lists, with null for each document of a group without a list.
 
     Example:
         >>> spread(pa.array([[1, 2], None]), np.array([2, 1])).to_pylist()
@@ -119,11 +119,11 @@ def spread(column: pa.Array, lengths_Q: NDArray[np.int64]) -> pa.Array:
 
 
 def periods(column: pa.Array, period: Period) -> tuple[pa.StringArray, NDArray[np.bool_]]:
-    """The period of each instant in UTC, and the rows that have none or whose time stamp cannot be read.
+    """The period of each instant in UTC, and the rows without a time stamp or with one that cannot be read.
 
-    Time stamps and text without a zone are taken as UTC. Numbers are time since 1970: in seconds below 10**11, and
-    beyond that in milli-, micro- or nanoseconds, the first in which they are below 10**11 seconds; so milliseconds
-    are told from seconds from March 1973 on.
+    Time stamps and text without a zone count as UTC. Numbers are time since 1970: seconds below 10**11, otherwise
+    milli-, micro- or nanoseconds, the first unit in which they are below 10**11 seconds; so milliseconds are
+    distinguished from seconds from March 1973 on.
 
     Example:
         >>> names, bad = periods(pa.array(["2026-02-14T09:30:00+01:00", "1771057800", "soon"]), "hour")
@@ -153,7 +153,7 @@ def _period_name(hour: int, period: Period) -> str | None:
 
 
 def _instants(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Seconds since 1970, and the rows without; 0 there."""
+    """Seconds since 1970, 0 for rows without a time, and which rows these are."""
     missing_N = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("s"), safe=False)
@@ -163,6 +163,7 @@ def _instants(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     if not is_text(column.type):
         return _epochs(column)
     text, _ = texts(column)
+    # the casts are fast, and fail where one value has another form: with a zone, without one, a number
     for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
         try:
             return _instants(text.cast(target))
@@ -172,7 +173,7 @@ def _instants(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 
 
 def _epochs(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Numbers as seconds since 1970; float64 is exact enough, for a period is an hour at least."""
+    """Numbers as seconds since 1970; float64 is exact enough, since a period lasts an hour at least."""
     values_N = column.cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy(zero_copy_only=False)
     for _ in ("ms", "us", "ns"):
         values_N = np.where(np.abs(values_N) >= _EPOCH_SECONDS, values_N / 1000, values_N)
@@ -181,7 +182,7 @@ def _epochs(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
 
 
 def _epoch(text: str | None) -> float | None:
-    """One time stamp of a column in which they are not all of one form."""
+    """Seconds since 1970 of one time stamp in a column of mixed forms; None where it cannot be read."""
     text = (text or "").strip()
     try:
         return float(text)

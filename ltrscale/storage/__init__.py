@@ -1,14 +1,15 @@
 """Files and directories, on a local disk or at the URLs of `urls.SCHEMES`; no other module opens URLs.
 
-Stages hand each other directories. A directory is what its `manifest.json` lists: data files are put in place first and
-the manifest last, so a reader sees all of a stage's output or none of it. A manifest is put on the condition that
-nobody has put another since the writer began: of two writers one wins and the other is told (`commit`). A job holds its
-output directory by a lease, so that the same work is not done twice at once (`lease`). The same rules hold on a local
-disk and on S3. What is committed on a local disk is flushed to it first, so that it survives a crash of the machine.
+Stages hand each other directories. A directory consists of the files that its `manifest.json` lists: a writer puts the
+data files in place first and the manifest last, so a reader sees all of a stage's output or none of it. A manifest is
+put on the condition that nobody has put another since the writer began: of two writers one wins and the other fails
+with an error (`commit`). A job holds its output directory by a lease, so that two jobs never do the same work at once
+(`lease`). The same rules hold on a local disk and on S3. A commit to a local disk is flushed to the disk first, so that
+it survives a crash of the machine.
 
-An S3 endpoint other than Amazon's is named by the environment variable `AWS_ENDPOINT_URL`, as in Amazon's own tools.
-Where S3 cannot be reached or is overloaded, requests are repeated for three minutes, or the seconds that
-`LTRSCALE_STORAGE_PATIENCE_S` says; a refusal that will not pass is told at once.
+The environment variable `AWS_ENDPOINT_URL` names an S3 endpoint other than Amazon's, as in Amazon's own tools. While
+S3 cannot be reached or is overloaded, requests are repeated for three minutes, or for `LTRSCALE_STORAGE_PATIENCE_S`
+seconds; a refusal that a retry cannot cure is reported at once.
 """
 
 from ltrscale.storage import scratch

@@ -1,4 +1,4 @@
-"""Writing directories that are there whole or not at all: a manifest, put in place last, lists what belongs to one."""
+"""Writing directories that appear whole or not at all: a manifest, put in place last, lists a directory's files."""
 
 import contextlib
 import json
@@ -45,19 +45,19 @@ class Commit:
     """Writes the files of one directory and, last, its manifest.
 
     A context manager: `file` gives a local path to write to and puts the file in place at the end of its block;
-    `finish` commits. Leaving without `finish`, by an error or not, takes back what was put in place. A directory
-    that is committed already is replaced: the new manifest takes the place of the old one, then files that only the
+    `finish` commits. Leaving without `finish`, by an error or not, deletes the files that were put in place. A
+    directory that is committed already is replaced: the new manifest replaces the old one, then files that only the
     old one lists are deleted.
 
     A name with `{hash}` gets the first eight digits of the content's hash and the writer's token: it belongs to this
-    writer alone, and is in place at the end of the block. Every other name is one that several writers may use: its
-    file waits until `finish`, which withdraws the old manifest first if one lists that name. Whatever fails before, a
-    full disk for one, leaves the old commit whole. The manifest is put when all files have been seen in their places,
+    writer alone, and its file is in place at the end of the block. Several writers may use any other name: its file
+    waits until `finish`, which withdraws the old manifest first if that lists the name. A failure before this point,
+    such as a full disk, leaves the old commit whole. The manifest is put after all files were seen in their places,
     and on the condition that no other writer has put one since this commit began (see `swap`); a writer whose lease
-    another job has taken over (see `lease`) does not get that far.
+    another job has taken over (see `lease`) fails before that.
 
-    Other processes can put files in place for it: each through a commit with `part`, which it ends by `leave`; the
-    whole commit takes them over by `adopt`. A part uses names with `{hash}` only.
+    Other processes can put files in place for this commit: each through a commit with `part`, which it ends by
+    `leave`; the whole commit takes them over by `adopt`. A part uses names with `{hash}` only.
 
     Example:
         >>> import tempfile
@@ -82,12 +82,13 @@ class Commit:
         self._replaced, self._stale = listed_in(previous), set(names_in(previous))
         if not part:
             delete_kept(url)
-        for name in self._stale:  # some of which are deleted at the end
+        for name in self._stale:  # refuse a name that leads out of the directory now: `finish` deletes some of these
             names.listed_file(url, name)
         with named_errors(url, "write"):
             if is_local(url):
                 root = local_path(url)
                 self._new_folders = [folder for folder in (root, *root.parents) if not folder.exists()]
+                # beside the final places, so that a rename puts a file in place; the token lets `sweep` find leftovers
                 self._staging = root / f"{STAGING}{self._token}-{secrets.token_hex(4)}"
                 self._staging.mkdir(parents=True)
             else:
@@ -101,11 +102,11 @@ class Commit:
         """A local path to write; at the end of the block, or of the commit, the file is in place under `name`.
 
         Args:
-            name: in the directory; with `{hash}` it is this writer's own, see above.
-            size: about the bytes that the file will have: a full disk is told before it is written to.
+            name: in the directory; with `{hash}` it belongs to this writer alone, see above.
+            size: about the bytes that the file will have: a full disk is reported before the block writes.
 
         Raises:
-            InputError: the disk is full, here or, later, where the block writes.
+            InputError: the disk is full, now or later while the block writes.
         """
         local = self._staging / secrets.token_hex(8)
         with self._room(join(self.url, name), local, size):
@@ -130,12 +131,12 @@ class Commit:
         return tuple(self.files)
 
     def adopt(self, placed: Iterable[Placed]) -> None:
-        """Take over the files of a part; without `finish` they are taken back with the others."""
+        """Take over the files of a part; without `finish` they are deleted with the others."""
         self.files += placed
 
     @contextmanager
     def _room(self, url: str, local: Path, size: int) -> Iterator[None]:
-        """Turn what is raised where the disk is full into one line, and give the room back that was used in vain."""
+        """Turn an error for a full disk into one line, and delete the unfinished file to free its room."""
         if shutil.disk_usage(self._staging).free < size:
             raise disk_full(url, size, self._staging)
         try:
@@ -147,11 +148,11 @@ class Commit:
             raise
 
     def finish(self, manifest: Mapping[str, Any]) -> None:
-        """Commit: write the manifest, whose `files` are those put in place unless it brings its own list.
+        """Commit: write the manifest; its `files` are the files put in place, unless it brings its own list.
 
         Raises:
-            InputError: another writer has committed the directory since this commit began, or has taken its lease
-                over; or a file that was put in place is not there any more.
+            InputError: another writer has committed the directory since this commit began, or has taken over its
+                lease; or a file that was put in place is gone.
         """
         document = {"files": [vars(f) for f in self.files], **manifest}
         data = (json.dumps(document, indent=1) + "\n").encode()
@@ -163,10 +164,11 @@ class Commit:
             if there not in (self._before, data):
                 raise self._lost()
             before = self._place_waiting(data)
-            if there != data and not files.swap(join(self.url, MANIFEST), before, data):  # it is another writer's, too
+            # the manifest is there already where another writer committed the same content
+            if there != data and not files.swap(join(self.url, MANIFEST), before, data):
                 raise self._lost()
             if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
-                # this process was stopped in this very moment for so long that another has taken the directory over
+                # this process was suspended here for so long that another has taken over the directory
                 files.swap(join(self.url, MANIFEST), data, None)
                 raise self._lost()
             self.finished = True
@@ -187,14 +189,15 @@ class Commit:
         return InputError(f"{self.url}: another writer has committed it meanwhile; run one writer at a time")
 
     def _place_waiting(self, manifest: bytes) -> bytes | None:
-        """Put the files with shared names in place; returns the manifest that is to be replaced now, None for none.
+        """Put the files with shared names in place; returns the manifest to replace, None where there is none now.
 
-        An old manifest that lists one of them is withdrawn first, once there is room for all of the new commit.
+        An old manifest that lists one of them is withdrawn first, once the new commit is sure to fit on the disk.
         """
         url, before = join(self.url, MANIFEST), self._before
         if not self._waiting:
             return before
         stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
+        # reserves the manifest's bytes on the disk, so that writing it last finds room
         reserve = self._staging / MANIFEST
         with named_errors(url, "write", need=len(manifest)):
             reserve.write_bytes(manifest)
@@ -211,7 +214,7 @@ class Commit:
         return before
 
     def _replaces(self, placed: Placed) -> bool:
-        """Whether a file takes the place of other content that is committed."""
+        """Whether a file replaces committed content that differs."""
         return self._replaced.get(placed.path) not in (None, placed.sha256)
 
     def _is_there(self, placed: Placed) -> bool:
@@ -230,7 +233,7 @@ class Commit:
     def _flush(self) -> None:
         """Wait until the files, and the names of the directories down to them, would survive a crash of the machine.
 
-        All at once and only here: a file system's journal is written for each time that is waited for.
+        All files at once and only here: each separate wait makes the file system write its journal again.
         """
         if is_local(self.url):
             root = local_path(self.url)
@@ -258,10 +261,10 @@ class Commit:
             self._staging.rmdir()
         if self.finished:
             return
-        # where storage has failed, what cannot be taken back either is left, and the first error is the one to tell
+        # where storage has failed, deleting may fail too: the first error is the one to report
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
             own = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
-            committed = names_in(read_manifest(self.url))  # it may be ours: S3 may have taken it and lost the answer
+            committed = names_in(read_manifest(self.url))  # perhaps ours: S3 may have stored it and lost the answer
             for name in own.keys() - self._kept - set(committed):
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := [own[name] for name in sorted(own.keys() & self._kept)]:

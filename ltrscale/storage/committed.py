@@ -1,8 +1,8 @@
-"""Committed directories: what is read of them, whether they are whole, and how they are deleted.
+"""Committed directories: reading their manifests and files, checking that they are whole, deleting them.
 
-A directory is what its `manifest.json` lists. Whatever is deleted loses its manifest first, and only files that a
-manifest lists, or that bear the token of a writer whose lease is over, are ever deleted; never a directory with what
-happens to be in it.
+A directory consists of the files that its `manifest.json` lists. A deletion removes the manifest first. Only files that
+a manifest lists, or that bear the token of a writer whose lease is over, are ever deleted; never a directory with
+whatever it contains.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 KEPT = ".kept.json"
-"""Lists what a commit that failed has left on purpose; the next one deletes it."""
+"""Lists the files that a failed commit has left on purpose; the next commit deletes them."""
 _REQUESTS = 16  # at a time
 _STAGED = re.compile(r"(^|/)\.[^/]+\.[0-9a-f]{8}$")
-"""What a small file is called until it takes its place."""
+"""The temporary name of a small file until it is renamed (`files.write_bytes`)."""
 _log = logging.getLogger("ltrscale")
 
 
@@ -39,7 +39,7 @@ def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
     """The content of a manifest that was read from `path`."""
     try:
         manifest = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # json raises RecursionError for deep nesting
         raise InputError(f"{path}: not JSON ({error}); delete the directory and make it again") from error
     if not isinstance(manifest, dict):
         raise InputError(f"{path}: not a manifest; delete the directory and make it again")
@@ -69,7 +69,7 @@ def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
-    """Whether all files that a manifest lists are there in their sizes; says which one is not."""
+    """Whether all files that a manifest lists are there with their sizes; logs the first that is not."""
 
     def missing(file: Mapping[str, Any]) -> bool:
         path = join(url, str(file["path"]))
@@ -85,7 +85,7 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
 
 
 def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """What a function that waits for storage returns for each item."""
+    """The function's result for each item, in order; the calls run at once, since they mostly wait for storage."""
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(function, items))
 
@@ -97,8 +97,8 @@ def withdraw(url: str, own: re.Pattern[str] | None = None) -> None:
 
     Args:
         url: the directory.
-        own: names of files that none but the caller's writers put directly there: they are deleted too, and where
-            the manifest is missing or damaged they are all there is.
+        own: names of files that only the caller's writers put directly there: they are deleted too, and they alone
+            where the manifest is missing or damaged.
     """
     try:
         manifest = read_manifest(url)
@@ -136,7 +136,7 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
 
 
 def delete_kept(url: str) -> None:
-    """Delete what a commit that failed has left on purpose in a directory."""
+    """Delete the files that a failed commit has left on purpose in a directory."""
     data = files.read_if_there(join(url, KEPT))
     if data is not None:
         for name in listed_in(parse_manifest(data, join(url, KEPT))):
@@ -145,7 +145,7 @@ def delete_kept(url: str) -> None:
 
 
 def check_lease(url: str) -> None:
-    """Check that the lease that this process holds at or above a directory, if any, is still its own.
+    """Check that this process still holds its lease at or above a directory, if it has one.
 
     Raises:
         LeaseLost: another job has taken over.
@@ -155,10 +155,11 @@ def check_lease(url: str) -> None:
 
 
 def sweep(url: str, tokens: Collection[str]) -> None:
-    """Delete what writers with these tokens have left below a directory: what they staged, and what no manifest lists.
+    """Delete the files that writers with these tokens have left below a directory: staged ones and unlisted ones.
 
-    To be called when their lease is over.
+    Call it only when their lease is over.
     """
+    # tokens come from a file that others may have written; `(?!)` matches nothing
     bear = re.compile("|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)")
     found = [name for name in files.below(url) if bear.search(name) or _STAGED.search(name)]
     folders = {folder for name in found for folder in _folders(name)}
@@ -167,11 +168,11 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     for name in orphans:
         files.remove_with_folders(names.listed_file(url, name), url)
     if orphans:
-        _log.info("%s: removed %d files that a writer before had left", url, len(orphans))
+        _log.info("%s: removed %d files that an earlier writer had left", url, len(orphans))
 
 
 def _folders(name: str) -> list[str]:
-    """The folders of a file's name with a slash at their ends, from the directory itself, "", down to its own."""
+    """The folders above a file, each with a slash at its end, from the directory itself ("") down to the file's own."""
     parts = name.split("/")[:-1]
     return ["".join(f"{part}/" for part in parts[:i]) for i in range(len(parts) + 1)]
 

@@ -1,8 +1,8 @@
-"""Conditional puts on S3: what tells two writers apart where there is no lock.
+"""Conditional puts on S3, which keep two writers apart where there is no lock.
 
-S3 puts an object only where none is (If-None-Match) or where it has a given ETag (If-Match), and answers 412 otherwise.
-A store that accepts any put in spite of a condition is found out by a probe, once a process and bucket, and a warning
-says so. Stores other than S3 have no conditions here, and a warning says that, too.
+S3 puts an object only where none exists (If-None-Match) or where it has a given ETag (If-Match), and answers 412
+otherwise. A probe, once per process and bucket, detects a store that ignores the condition, and a warning says so.
+Stores other than S3 get no conditions here, and a warning says that, too.
 """
 
 import functools
@@ -21,8 +21,8 @@ from ltrscale.storage.urls import join
 DIGEST = "sha256"
 """The user metadata of an object with the hash of its content."""
 _REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
-_MISSING = ("NoSuchKey", "404")
-_LARGEST_PUT = 5 * 2**30
+_MISSING = ("NoSuchKey", "404")  # the answer to If-Match where the object was deleted meanwhile
+_LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends the condition with a single request only
 
 
 def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
@@ -62,7 +62,7 @@ def stamp(url: str) -> str | None:
 
 
 def describes(url: str, bytes_: int, digest: str) -> bool:
-    """Whether an object has this size and, on S3, says that it has this hash."""
+    """Whether an object has this size and, on S3, this hash in its metadata."""
     if not url.startswith("s3://"):
         fs, path = filesystem(url)
         with named_errors(url):
@@ -72,7 +72,7 @@ def describes(url: str, bytes_: int, digest: str) -> bool:
 
 
 def warn(store: str, what: str) -> None:
-    """Say once of each store that writers cannot be told apart there."""
+    """Warn once per store that nothing keeps two writers apart there."""
     _warn(store, what)
 
 
@@ -96,11 +96,11 @@ def _condition(seen: str | None) -> dict[str, str]:
 
 
 def _accepted(put: Any) -> bool:
-    """Whether S3 did what was asked of it, or has refused because of the condition."""
+    """True where S3 accepted the request, False where it refused because of the condition."""
     try:
         put()
     except (OSError, ClientError) as error:
-        of_s3 = error if isinstance(error, ClientError) else error.__cause__
+        of_s3 = error if isinstance(error, ClientError) else error.__cause__  # s3fs chains an OSError to it
         code = of_s3.response["Error"]["Code"] if isinstance(of_s3, ClientError) else ""
         if code in _REFUSED or code in _MISSING:
             return False
@@ -109,7 +109,7 @@ def _accepted(put: Any) -> bool:
 
 
 def _honoured(url: str) -> bool:
-    """Whether the store heeds conditions."""
+    """Whether the store respects conditions."""
     if not url.startswith("s3://"):
         scheme = url.partition("://")[0]
         warn(scheme, f"{scheme}:// has no conditional put that is used here")
@@ -127,7 +127,7 @@ def _probe(url: str, bucket: str, endpoint: str) -> bool:
         with named_errors(url, "write"):
             fs.pipe_file(path, b"1")
             heeds = not _accepted(lambda: fs.pipe_file(path, b"2", IfNoneMatch="*"))
-            heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))
+            heeds &= not _accepted(lambda: fs.pipe_file(path, b"3", IfMatch='"0"'))  # no object has this ETag
             fs.rm_file(path)
         if not heeds:
             warn(endpoint, f"s3://{bucket} at {endpoint}: this store puts without heeding the condition")

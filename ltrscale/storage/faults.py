@@ -1,4 +1,4 @@
-"""What storage fails with, as one line that names the URL and the remedy; and what may pass by itself."""
+"""Errors of storage as one line that names the URL and the remedy, and which of them a retry may cure."""
 
 import errno
 import re
@@ -17,16 +17,16 @@ from ltrscale.storage.urls import is_local, local_path
 
 
 class _Refusal(NamedTuple):
-    """What a store has answered: the code of S3 and the status of HTTP, each empty or 0 where it is not told."""
+    """A store's answer: the code of S3 and the status of HTTP, empty and 0 where the answer lacks them."""
 
     code: str
     status: int
 
 
-# pyarrow tells what S3 answered, and what became of the connection, in the text of an OSError only
+# pyarrow reports S3's answer and the fate of the connection only in the text of an OSError
 _ARROW = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
-_ARROW_NAME = re.compile(r"ExceptionName: (\w+)")  # where it has no name of its own
-_ARROW_CERTIFICATE = re.compile(r"curlCode: (51|60|77)\b")
+_ARROW_NAME = re.compile(r"ExceptionName: (\w+)")  # S3's code, where pyarrow has no name for it
+_ARROW_CERTIFICATE = re.compile(r"curlCode: (51|60|77)\b")  # a bad certificate: no retry cures it
 _FULL = re.compile(r"No space left on device|[Qq]uota exceeded|os error (28|122)\b")
 
 _NETWORK = "NetworkConnection"
@@ -53,10 +53,10 @@ _NO_KEYS = (PermissionError, boto.NoCredentialsError, boto.PartialCredentialsErr
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether what was raised while a file was read is the fault of the storage, and says nothing of the content.
+    """Whether an error raised while a file was read is the storage's fault and says nothing about the content.
 
-    pyarrow raises OSError for both: for what it cannot decode without an error number, and for what S3 answers with
-    a text of its own.
+    pyarrow raises OSError for both: without an error number for content that it cannot decode, and with a text of
+    its own for an answer of S3.
     """
     if isinstance(error, OSError):
         return error.errno is not None or _refusal(error) is not None or _is_unreachable(error)
@@ -64,19 +64,19 @@ def is_fault(error: BaseException) -> bool:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a store cannot be reached, or cannot serve now: what is worth another try."""
+    """Whether a store cannot be reached or cannot serve now, so that another try may succeed."""
     return _is_unreachable(error) or _is_overload(error)
 
 
 def is_unexplained(error: Exception) -> bool:
-    """Whether a store has refused without a reason, as it does in the answer to a HEAD request."""
+    """Whether a store has refused without a reason, as it must for a HEAD request, whose answer has no body."""
     refusal = _refusal(error)
     return refusal is not None and refusal.code.isdecimal() and refusal.status in (400, 403)
 
 
 def _refusal(error: BaseException) -> _Refusal | None:
-    """What a store has answered; None where it was none that failed, or gave no answer."""
-    cause = error if isinstance(error, boto.ClientError) else error.__cause__  # s3fs raises an OSError from it
+    """The store's answer in an error; None where no store failed, or it gave no answer."""
+    cause = error if isinstance(error, boto.ClientError) else error.__cause__  # s3fs chains an OSError to it
     if isinstance(cause, boto.ClientError):
         answer = cause.response
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -91,7 +91,7 @@ def _refusal(error: BaseException) -> _Refusal | None:
 
 
 def _is_of_http(error: BaseException) -> bool:
-    """Whether aiohttp has raised it, through which fsspec reads the web; importing aiohttp to ask takes .2 s."""
+    """Whether aiohttp raised it, through which fsspec reads the web; by name, since importing aiohttp takes .2 s."""
     return type(error).__module__.partition(".")[0] == "aiohttp"
 
 
@@ -101,7 +101,7 @@ def _is_overload(error: Exception) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether there was no connection, or it ended before all of the answer had come."""
+    """Whether there was no connection, or it ended before the whole answer had arrived."""
     if isinstance(error, boto.SSLError):
         return not isinstance(error.kwargs.get("error"), ssl.SSLCertVerificationError)
     if isinstance(error, boto.ConnectionError | boto.HTTPClientError | boto.IncompleteReadError):
@@ -115,20 +115,20 @@ def _is_unreachable(error: BaseException) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a disk or quota was exhausted, whatever library found out."""
+    """Whether a disk or quota was exhausted, whichever library reports it."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(error)) is not None
 
 
 def disk_full(url: str, need: int, folder: Path) -> InputError:
-    """The error of a disk without room for what is written to `url`.
+    """The error for a disk without room for the file at `url`.
 
     Args:
-        url: what is written.
-        need: its bytes; 0 where they are not known, but to be more than what is free.
+        url: the file or directory to be written.
+        need: its bytes; 0 where they are unknown and all that is certain is that they exceed the free room.
         folder: a directory on the disk.
     """
     free = f"{shutil.disk_usage(folder).free:,}"
-    url = url.replace("-{hash}", "")  # of a file that is not whole yet
+    url = url.replace("-{hash}", "")  # an unfinished file has no hash yet
     room = f"{need:,} bytes are needed, {free} are free" if need else f"more than the {free} bytes free are needed"
     remedy = "choose another directory" if is_local(url) else "set TMPDIR to another disk"
     return InputError(f"{url}: disk full: {room} in {folder}; make room or {remedy}")
@@ -136,21 +136,22 @@ def disk_full(url: str, need: int, folder: Path) -> InputError:
 
 @contextmanager
 def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[None]:
-    """Turn what a file system raises into one line that names the URL.
+    """Turn an error of a file system into one line that names the URL.
 
     Args:
-        url: what is read or written.
+        url: the file or directory that is read or written.
         doing: the verb of the message.
-        need: bytes to be written, where they are known, for the message of a full disk.
+        need: bytes to be written, if known, for the message of a full disk.
 
     Raises:
         UnavailableError: the store cannot be reached or is overloaded.
-        InputError: anything else that storage fails with.
+        InputError: any other failure of storage.
     """
     try:
         yield
     except Exception as error:
-        if not isinstance(error, OSError | boto.BotoCoreError) and not _is_of_http(error):  # s3fs lets some through
+        # s3fs lets some errors of botocore through untranslated
+        if not isinstance(error, OSError | boto.BotoCoreError) and not _is_of_http(error):
             raise
         if is_disk_full(error):
             raise disk_full(url, need, _folder(url)) from error
@@ -160,7 +161,7 @@ def named_errors(url: str, doing: str = "read", *, need: int = 0) -> Iterator[No
 
 
 def _folder(url: str) -> Path:
-    """The directory on whose disk a file or directory is written, before it is uploaded if it is remote."""
+    """An existing directory on the disk that is written; for a remote URL that of the scratch files."""
     if not is_local(url):
         return Path(tempfile.gettempdir())
     path = local_path(url).absolute()
@@ -201,5 +202,5 @@ def _explanation(error: Exception, url: str, doing: str) -> str:
 
 
 def _is_of_keys(refusal: _Refusal) -> bool:
-    """Whether a store does not accept the keys, or what they are to do."""
+    """Whether a store rejects the keys, or denies them this request."""
     return refusal.status in (401, 403) or refusal.code.startswith(_OF_KEYS)

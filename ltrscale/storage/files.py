@@ -22,8 +22,8 @@ from ltrscale.storage.urls import is_local, join, local_path
 
 _BLOCK = 1 << 20
 _PART = 8 << 20
-"""Bytes of a part of an upload to S3: what is sent again when a request fails."""
-_MOST_PARTS = 10_000
+"""Bytes in one part of an upload to S3, which is also the amount sent again when a request fails."""
+_MOST_PARTS = 10_000  # S3's limit for one upload
 _LOCK_S, _LOCK_POLL_S = 120.0, 0.005
 _locks = threading.local()
 
@@ -67,22 +67,22 @@ def read_if_there(url: str) -> bytes | None:
     """The whole of a file, or None where there is none."""
     fs, path = filesystem(url)
     with named_errors(url):
-        try:
+        try:  # one request, not `exists` and then a read: the file may be deleted between the two
             return bytes(fs.cat_file(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
 
 
 def create_exclusively(url: str, data: bytes) -> bool:
-    """Write a file only where there is none, in one atomic step; returns whether its content is there now."""
+    """Write a file only where none exists, in one atomic step; returns whether its content is there now."""
     return swap(url, None, data)
 
 
 def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
-    """Put `new` in the place of `old` in one atomic step; None stands for no file. Returns whether `new` is there now.
+    """Replace `old` by `new` in one atomic step; None stands for no file. Returns whether `new` is there now.
 
-    Of several writers that start from the same `old`, one gets through. A file that has just the content `new` counts
-    as written: S3 may have taken it and lost the answer, and refuse the retry.
+    Of several writers that start from the same `old`, one succeeds. A file that already has the content `new` counts
+    as written: S3 may have stored it, lost the answer, and refused the retry.
     """
     with exclusively(url.rpartition("/")[0]):
         if is_local(url):
@@ -103,11 +103,11 @@ def _replace(url: str, new: bytes | None) -> bool:
 def exclusively(folder: str) -> Iterator[None]:
     """Keep all other processes on this machine out of a local directory's commits while the block runs.
 
-    The lock is the kernel's, on the directory itself: nothing of it remains when its holder dies. A block inside
-    another one of the same thread and directory takes no second lock. Remote stores have conditions instead.
+    The kernel locks the directory itself, and unlocks it when the holder dies. A block inside another one for the
+    same thread and directory takes no second lock. Remote stores have conditions instead.
 
     Raises:
-        InputError: another process keeps it for minutes.
+        InputError: another process holds the lock for minutes.
     """
     if not is_local(folder):
         yield
@@ -129,15 +129,16 @@ def exclusively(folder: str) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """An open descriptor of a directory, with the lock."""
+    """An open descriptor of a directory that holds its lock."""
     deadline = time.monotonic() + _LOCK_S
     while True:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # a lock on a directory that was deleted, or made again, meanwhile keeps nobody out
             if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
                 return descriptor
-            path.mkdir(parents=True, exist_ok=True)  # it was deleted while we waited
+            path.mkdir(parents=True, exist_ok=True)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise InputError(
@@ -154,12 +155,12 @@ def _locked(path: Path) -> int:
 
 
 def put(local: Path, url: str, digest: str) -> None:
-    """Move a local file to a URL; for a local one they must be on the same file system.
+    """Move a local file to a URL; a local URL must be on the same file system.
 
     Args:
         local: the file.
         url: its new place.
-        digest: hash of its content; S3 keeps it beside the object, for `is_there`.
+        digest: hash of its content; S3 stores it as metadata of the object, for `is_there`.
     """
     fs, path = filesystem(url)
     bytes_ = local.stat().st_size
@@ -177,7 +178,7 @@ def put(local: Path, url: str, digest: str) -> None:
 
 
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
-    """Move a local file to a URL only where what is there still has this stamp (`conditions.stamp`); None: nothing.
+    """Move a local file to a URL, provided that the object there still has this stamp (see `conditions.stamp`).
 
     Returns:
         Whether it is there now. On a local disk the caller keeps others out by `exclusively`.
@@ -194,8 +195,8 @@ def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
 def is_there(url: str, bytes_: int, digest: str) -> bool:
     """Whether a file is there with this size and content hash.
 
-    A local file is read. Of an object on S3 the hash is the one that was put beside it, and S3 has checked what it
-    received; elsewhere the size must do.
+    A local file is read. For an object on S3 the hash in its metadata counts, since S3 has checked the content it
+    received; other stores are asked for the size only.
     """
     if not is_local(url):
         return conditions.describes(url, bytes_, digest)
@@ -206,7 +207,7 @@ def is_there(url: str, bytes_: int, digest: str) -> bool:
 
 @contextmanager
 def _staged(target: Path, data: bytes) -> Iterator[Path]:
-    """A file beside `target` with the data on the disk; what the block does with its name is flushed too."""
+    """A file beside `target` with the data, flushed to the disk; a rename within the block is flushed at its end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
@@ -219,7 +220,7 @@ def _staged(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file's content, or the names in a directory, would survive a crash of the machine."""
+    """Wait until a file's content, or a directory's names, would survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -231,22 +232,23 @@ def flush(path: Path) -> None:
 
 
 def list_files(url: str) -> list[str]:
-    """The files of a path: itself, what a glob matches, or all below a directory; sorted, hidden ones left out.
+    """The files of a path: itself, the matches of a glob, or all files below a directory; sorted, hidden ones left out.
 
     Raises:
-        InputError: nothing is there.
+        InputError: no file is there.
     """
     fs, path = filesystem(url)
     with named_errors(url):
         if any(c in path for c in "*?["):
-            matches = fs.glob(path, detail=True)  # not `isfile`, which answers no where a request fails
+            matches = fs.glob(path, detail=True)  # not `isfile`, which returns False where a request fails
             found = [p for p, i in matches.items() if i["type"] == "file" or (is_local(url) and Path(p).is_file())]
         elif fs.isdir(path):
             found = list(fs.find(path))
         else:
             found = [path] if fs.exists(path) else []
     head, *pattern = re.split(r"[*?[]", path, maxsplit=1)
-    spelled_out = head.count("/") + (not pattern or head[-1:] != "/")  # parts, which may be hidden ones
+    # a hidden part that the caller wrote out is meant; one that the listing found is not
+    spelled_out = head.count("/") + (not pattern or head[-1:] != "/")
     found = [p for p in found if not any(part[:1] in "._" for part in p.split("/")[spelled_out:])]
     if not found:
         raise InputError(f"{url}: no file there; check the path or the pattern")
@@ -254,7 +256,7 @@ def list_files(url: str) -> list[str]:
 
 
 def children(url: str) -> list[str]:
-    """What lies directly in a directory, files and directories, sorted; hidden ones left out, nothing where none is."""
+    """The files and directories directly in a directory, sorted, without hidden ones; empty where it does not exist."""
     fs, path = filesystem(url)
     with named_errors(url):
         try:
@@ -284,7 +286,7 @@ def size(url: str) -> int:
 
 
 def fingerprint(url: str) -> str:
-    """What tells a changed file from an unchanged one without reading it: size with ETag or modification time."""
+    """A text that changes when a file changes, found without reading it: size with ETag or modification time."""
     fs, path = filesystem(url)
     with named_errors(url):
         info = fs.info(path)
@@ -302,7 +304,7 @@ def sha256(path: Path) -> str:
 
 
 def remove(url: str) -> None:
-    """Delete a file; nothing happens where none is. Directories are never deleted with what is in them."""
+    """Delete a file if it exists. A directory is never deleted with its contents."""
     fs, path = filesystem(url)
     with named_errors(url, "delete"):
         if is_local(url):
@@ -319,8 +321,8 @@ def remove_with_folders(url: str, root: str) -> None:
 
 
 def remove_empty(folder: Path, root: Path) -> None:
-    """Delete a local folder and those above it, below `root`, as far as they are empty."""
-    with contextlib.suppress(OSError):
+    """Delete a local folder and those above it, below `root`, as long as they are empty."""
+    with contextlib.suppress(OSError):  # `rmdir` refuses a folder that is not empty
         while folder != root and folder.is_relative_to(root):
             folder.rmdir()
             folder = folder.parent

@@ -1,7 +1,7 @@
 """The file systems behind URLs.
 
-The tries of a request to S3 are those of `patience`: s3fs and botocore make one each, and pyarrow, which takes a number
-of tries only, some within a second, which `patience.patiently` repeats.
+`patience` decides how often a request to S3 is tried. s3fs and botocore make one try each. pyarrow accepts only a
+number of tries: it makes a few within a second, and `patience.patiently` repeats these.
 """
 
 import os
@@ -25,7 +25,7 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     check_scheme(url, WEB)
     s3 = url.startswith("s3://")
     if s3:
-        from ltrscale.storage.s3 import PatientS3  # here, for what never uses S3
+        from ltrscale.storage.s3 import PatientS3  # imported late: most processes never use S3
 
         fsspec.register_implementation("s3", PatientS3, clobber=True)
     try:
@@ -37,14 +37,14 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 def arrow_filesystem(url: str) -> tuple[Any, str]:
     """The pyarrow file system of a URL and the path on it: memory-mapped files, pyarrow's own S3, or fsspec's."""
-    from pyarrow import fs as arrow  # here, for what never reads Parquet
+    from pyarrow import fs as arrow  # imported late: some processes never read Parquet
 
     fs, path = filesystem(url)
     if is_local(url):
         return arrow.LocalFileSystem(use_mmap=True), path
     if not url.startswith("s3://"):
         return arrow.PyFileSystem(arrow.FSSpecHandler(fs)), path
-    # pyarrow's standard strategy has a budget of retries too
+    # not pyarrow's standard strategy, which also limits the retries of all requests together
     retries = arrow.AwsDefaultS3RetryStrategy(max_attempts=_ARROW_TRIES)
     with named_errors(url):
         if endpoint := os.environ.get("AWS_ENDPOINT_URL"):

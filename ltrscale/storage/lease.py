@@ -1,10 +1,11 @@
-"""Who writes a directory: one job at a time, known by a token.
+"""Leases: one job at a time writes a directory, identified by a token.
 
-A running job keeps `.lease` in its output directory and renews it every few seconds. Another job of the same directory
-waits, or ends and says who is running there. A holder that died on this host is replaced at once; any other when
-nobody has renewed its lease for a while by the observer's own clock, so that clocks need not agree. Every commit below
-the directory checks that the token is still its own: a holder that was stopped and wakes up cannot commit. Files that
-a commit puts in place bear the token in their names, so the next holder knows what a dead one has left.
+A running job keeps `.lease` in its output directory and renews it every few seconds. A second job for the same
+directory waits, or ends and names the running one. A holder that died on this host is replaced at once; any other
+holder is replaced when its lease was not renewed for a while by the observer's clock, so that clocks need not agree.
+Every commit below the directory checks that the lease still has the committing job's token: a holder that was
+suspended and wakes up cannot commit. Files that a commit puts in place bear the token in their names, so the next
+holder knows which ones a dead holder has left.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ from ltrscale.storage.urls import absolute, is_local, join
 LEASE = ".lease"
 WHEN_BUSY = "LTRSCALE_IF_RUNNING"
 """The environment variable that says what a second job does: `wait` (the default) or `end`."""
-_RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0
+_RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0  # several renewals may fail before another job takes over
 _log = logging.getLogger("ltrscale")
 
 
-class LeaseLost(InputError):  # noqa: N818 - it says what has happened
-    """Another job has taken the directory over."""
+class LeaseLost(InputError):  # noqa: N818 - the name states the event
+    """Another job has taken over the directory."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Lease:
     token: str
 
     def check(self) -> None:
-        """Check that it is still the directory's.
+        """Check that the directory still has this lease.
 
         Raises:
             LeaseLost: another job has taken over.
@@ -55,8 +56,8 @@ class Lease:
         if there.get("token") != self.token:
             who = f"{_who(there)} has taken over" if there else "it was removed"
             raise LeaseLost(
-                f"{self.url}: this job no longer holds the directory: {who}, for this one was not heard of for "
-                f"{_LAPSE_S:.0f} s or longer; give the same command again"
+                f"{self.url}: this job no longer holds the directory: {who}, because this one had not renewed its "
+                f"lease for {_LAPSE_S:.0f} s or longer; give the same command again"
             )
 
 
@@ -65,7 +66,7 @@ _held: dict[str, Lease] = {}
 
 
 def held() -> tuple[Lease, ...]:
-    """The leases that this process holds or acts for; what it starts elsewhere is to `join` them."""
+    """The leases that this process holds or acts for; a process that it starts elsewhere joins them (`join_leases`)."""
     return tuple(_held.values())
 
 
@@ -83,13 +84,13 @@ def covering(url: str) -> Lease | None:
 
 @contextmanager
 def hold(url: str) -> Iterator[tuple[str, ...]]:
-    """Hold a directory while the block runs; at once where this process holds it already.
+    """Hold a directory while the block runs; without a second lease where this process holds it already.
 
     Yields:
-        The tokens of holders before that have not given it back: what they left is to be swept.
+        The tokens of earlier holders that have not given it back, for `committed.sweep` to remove their leftovers.
 
     Raises:
-        InputError: another job runs there, and this one is not to wait.
+        InputError: another job runs there, and this one shall not wait.
     """
     place = _place(url)
     if place in _held:
@@ -111,7 +112,7 @@ def hold(url: str) -> Iterator[tuple[str, ...]]:
 
 @dataclass(eq=False)
 class _Holder:
-    """A lease of this process, and the content of its file as last written."""
+    """A lease of this process, and its file's content as last written."""
 
     file: str
     token: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -121,12 +122,13 @@ class _Holder:
     _beat: int = 0
 
     def acquire(self, *, wait: bool) -> tuple[str, ...]:
-        """Write the lease's file as soon as nobody else has one; returns the tokens of those who left theirs."""
-        watched, since, looked, told = b"", 0.0, 0.0, False
+        """Write the lease's file as soon as nobody else holds it; returns the tokens of holders that left theirs."""
+        watched, since, looked, warned = b"", 0.0, 0.0, False
         while True:
             there = files.read_if_there(self.file)
             now = time.monotonic()
-            if there != watched or now - looked > 3 * _LOOK_S:  # a store that did not answer proves nothing
+            # a slow look means that the store did not answer: the holder may have renewed unseen, so start over
+            if there != watched or now - looked > 3 * _LOOK_S:
                 watched, since = there or b"", now
             looked = now
             other = _parse(there)
@@ -139,9 +141,9 @@ class _Holder:
                 raise InputError(
                     f"{self._folder}: {_who(other)} is running there; wait for it, or choose another directory"
                 )
-            if not told:
+            if not warned:
                 _log.warning("%s: %s is running there; waiting for it", self._folder, _who(other))
-                told = True
+                warned = True
             time.sleep(_LOOK_S)
 
     @property
@@ -168,13 +170,13 @@ class _Holder:
                 _log.debug("%s: lease not renewed, trying again", error)
 
     def release(self) -> None:
-        """Give the directory back, unless it is another's; what cannot be given back lapses."""
+        """Give the directory back, unless another job has it; a lease that cannot be given back lapses."""
         with contextlib.suppress(InputError):
             files.swap(self.file, self._written, None)
 
 
 def _place(url: str) -> str:
-    """The same text for the same directory."""
+    """One spelling per directory, so that different ways to write a path compare equal."""
     return str(Path(absolute(url)).resolve()) if is_local(url) else url.rstrip("/")
 
 
@@ -187,7 +189,7 @@ def _parse(data: bytes | None) -> dict[str, Any]:
 
 
 def _me() -> dict[str, Any]:
-    """What others can tell this process by."""
+    """The facts by which other processes identify this one."""
     return {
         "host": platform.node(),
         "machine": _machine(),
@@ -208,25 +210,26 @@ def _is_dead(lease: dict[str, Any]) -> bool:
     pid = lease.get("pid")
     if not isinstance(pid, int) or lease.get("machine") != _machine():
         return False
+    # the start time too: the system gives a dead process's id to a new one
     return _started(pid) != lease.get("started")
 
 
 def _machine() -> str:
-    """This boot of this machine, and the space of its process ids, which containers have of their own."""
+    """An id of this boot of this machine and of its process ids' namespace, since each container counts its own."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux: then a holder lapses
+    except OSError:  # no Linux: an id that never matches, so that a dead holder is replaced when its lease lapses
         return secrets.token_hex(8)
 
 
 def _started(pid: int) -> str | None:
-    """When a process was started, in ticks since boot; None where none runs."""
+    """When a process was started, in ticks since boot; None where it does not run."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else rest[18]
+    return None if state in "ZX" else rest[18]  # a zombie runs no more, but has an entry until its parent waits for it
 
 
 def _tokens(lease: dict[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from ltrscale.storage.urls import is_local, join, local_path
 
 _PART_BYTES, _PATH_BYTES = 255, 1024
 _PATTERNS = set("\\*?[]")
-"""What file systems take for a separator or a pattern; a pattern that is deleted would delete what it matches."""
+"""Characters that file systems read as a separator or a pattern: deleting a pattern would delete all its matches."""
 _RESERVED = {"manifest.json"}
 _NOT_FIRST = {"run"}
 """The directory of a job's own log, which no manifest owns."""
@@ -19,10 +19,10 @@ _SHOWN = 100
 
 
 def listed_path(text: str) -> str:
-    """The text, where it can be the path of a file below the directory that lists it.
+    """The text itself, if it can be the path of a file below the directory that lists it.
 
     Raises:
-        ValueError: it cannot; says why.
+        ValueError: it cannot; names the fault.
 
     Example:
         >>> listed_path("period=2026-W07/part-0.parquet")
@@ -43,10 +43,10 @@ def listed_path(text: str) -> str:
 
 
 def period_name(text: str) -> str:
-    """The text, where it can be the name of a period, which a directory is named after.
+    """The text itself, if it can be the name of a period, which names a directory too.
 
     Raises:
-        ValueError: it cannot; says why.
+        ValueError: it cannot; names the fault.
     """
     fault = "it has a '/'" if "/" in text else _part_fault(text, f"period={text}")
     if fault:
@@ -55,7 +55,7 @@ def period_name(text: str) -> str:
 
 
 def _part_fault(part: str, on_disk: str = "") -> str | None:
-    """Why a text cannot be one part of a path; None where it can."""
+    """The reason why a text cannot be one part of a path; None where it can."""
     if not part:
         return "a part is empty"
     if part[0] == ".":
@@ -69,7 +69,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
     """Check the files that a manifest lists: paths below its directory, each once, with content hash and size.
 
     Raises:
-        InputError: one is something else; names it.
+        InputError: an entry is not such a file; names the entry.
     """
     files, seen = manifest.get("files", []), set()
     if not isinstance(files, list):
@@ -79,7 +79,7 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"
         if fault:
-            raise InputError(f"{where}: files.{i}: {fault}; use nothing of it, and make the directory again")
+            raise InputError(f"{where}: files.{i}: {fault}; do not use the directory, make it again")
         seen.add(file["path"])
     quarantine = manifest.get("quarantine", [])
     if not isinstance(quarantine, list) or not all(isinstance(name, str) for name in quarantine):
@@ -88,11 +88,11 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         try:
             listed_path(name)
         except ValueError as error:
-            raise InputError(f"{where}: quarantine: {error}; use nothing of it, and make the directory again") from None
+            raise InputError(f"{where}: quarantine: {error}; do not use the directory, make it again") from None
 
 
 def _file_fault(file: Any) -> str | None:
-    """Why an entry is no listed file; None where it is one."""
+    """The fault of an entry in a manifest's list of files; None where it is valid."""
     if not isinstance(file, dict) or not isinstance(file.get("path"), str):
         return "no path"
     try:
@@ -102,7 +102,7 @@ def _file_fault(file: Any) -> str | None:
     digest, size = file.get("sha256"), file.get("bytes", 0)
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         return f"sha256 of {file['path']!r} is no content hash of 64 digits"
-    if type(size) is not int or not 0 <= size < 1 << 63:
+    if type(size) is not int or not 0 <= size < 1 << 63:  # `type`, since a bool is an int too
         return f"bytes of {file['path']!r} is no size"
     return None
 
@@ -110,7 +110,7 @@ def _file_fault(file: Any) -> str | None:
 def listed_file(url: str, name: str) -> str:
     """The URL of a file that the manifest of a directory lists.
 
-    The directory itself may be reached through a symlink; what it lists must then lie below it.
+    The directory itself may be reached through a symlink; the file must lie below the directory that this leads to.
 
     Raises:
         InputError: a symlink on a local disk leads out of the directory.

@@ -1,8 +1,8 @@
-"""How long a store that cannot be reached, or refuses for now, is waited for.
+"""How long requests wait for a store that cannot be reached or refuses for now.
 
-Every request is tried again with growing pauses. The clock of an outage is that of the whole process: it runs from the
-first failure after an answer, so that what begins later, such as taking back what could not be written, does not wait
-from the beginning.
+Every request is tried again with growing pauses. All requests of the process share the clock of an outage: it runs from
+the first failure after an answer, so that a request that begins later, such as the clean-up after a failed write, does
+not wait the whole time again.
 """
 
 import math
@@ -20,11 +20,11 @@ from ltrscale.storage.faults import may_pass
 T = TypeVar("T")
 
 PATIENCE = "LTRSCALE_STORAGE_PATIENCE_S"
-"""The environment variable that says for how many seconds."""
+"""The environment variable with the number of seconds."""
 _DEFAULT_S = 180.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_SAID_AFTER_S = 3.0  # what passes sooner nobody needs to know
-_FORGOTTEN_AFTER_S = 60.0
+_SAID_AFTER_S = 3.0  # a shorter outage is not worth a line in the log
+_FORGOTTEN_AFTER_S = 60.0  # a failure so long after the last one begins a new outage
 
 
 def patience_s() -> float:
@@ -44,7 +44,7 @@ def patience_s() -> float:
 
 
 class _Outage:
-    """Since when requests of this process have failed without one answer between them."""
+    """The time since which all requests of this process have failed, without one answer between them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class Tries:
         self._since = math.inf
 
     def pause_after(self, error: Exception) -> float | None:
-        """Seconds to wait before the request is tried again; None where that is of no use, or patience at its end."""
+        """Seconds to wait before the request is tried again; None where a retry is useless or patience is exhausted."""
         if not may_pass(error):
             return None
         patience = patience_s()
@@ -95,22 +95,23 @@ class Tries:
         waited = max(_outage.failed(error, patience), time.monotonic() - self._since)
         if waited >= patience:
             return None
+        # the random part keeps many workers from asking a recovering store all at the same moment
         pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**self._failed) * random.uniform(0.5, 1.0)
         self._failed += 1
         return min(pause, patience - waited)
 
     def answered(self) -> None:
-        """The request has had its answer, whichever."""
+        """Take note that the request was answered, with success or not."""
         _outage.end()
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """What `call` returns; called again while the store cannot be reached or is overloaded.
+    """The result of `call`, which is repeated while the store cannot be reached or is overloaded.
 
-    For reads through `arrow_filesystem`, whose own retries take a second: a file that is open can be read again.
+    For reads through `arrow_filesystem`, whose own retries end within a second: an open file can be read again.
 
     Raises:
-        OSError: as `call`, once patience is at its end or at once if it has failed otherwise.
+        OSError: from `call`: when patience is exhausted, or at once where a retry is useless.
     """
     tries = Tries()
     failed = False
@@ -124,6 +125,6 @@ def patiently(call: Callable[[], T]) -> T:
             failed = True
             time.sleep(pause)
         else:
-            if failed:  # else it may have been a local file
+            if failed:  # a call that never failed may have read a local file, which says nothing about the store
                 tries.answered()
             return result

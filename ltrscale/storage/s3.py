@@ -1,4 +1,4 @@
-"""s3fs whose every request waits for a store that cannot be reached or refuses for now."""
+"""An s3fs whose requests all wait for a store that cannot be reached or refuses for now."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ _CUT_SHORT = (ClientPayloadError, ResponseParserError, IncompleteRead)
 
 
 class PatientS3(S3FileSystem):  # type: ignore[misc]
-    """S3, of which each request, its answer's content included, is tried again as `patience` says."""
+    """S3 that tries each request again, the content of its answer included, as `patience` decides."""
 
-    retries = 1  # of s3fs itself, whose pauses do not know of one another
+    retries = 1  # none by s3fs itself: its requests do not share the clock of an outage
 
     async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:
         tries = Tries()
@@ -39,7 +39,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
     call_s3 = sync_wrapper(_call_s3)
 
     async def _call_once(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """One request, and all of its answer."""
+        """One request with its whole answer, so that a connection lost in the middle fails here and is tried again."""
         try:
             answer = await super()._call_s3(method, *arguments, **options)
             if method == "get_object":
@@ -49,7 +49,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
             raise ConnectionError(f"the answer was cut short ({' '.join(str(error).split())})") from error
         except OSError as error:
             if method == "head_object" and is_unexplained(error):
-                # the answer to HEAD cannot say why; the same refusal of GET does
+                # the answer to HEAD has no body for a reason: GET is refused alike, and its answer names the reason
                 place = {name: options[name] for name in ("Bucket", "Key", "VersionId") if name in options}
                 await self._call_once("get_object", Range="bytes=0-0", **place)
             raise
@@ -57,7 +57,7 @@ class PatientS3(S3FileSystem):  # type: ignore[misc]
 
 
 class _Content:
-    """The content of an answer, as s3fs reads it."""
+    """The content of an answer in the form that s3fs reads."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)

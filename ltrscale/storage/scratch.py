@@ -1,8 +1,8 @@
-"""Scratch directories: only their owner can look inside, and they go away with the process that made them.
+"""Scratch directories: only their owner can look inside, and they disappear with the process that made them.
 
-A process has one directory, `$TMPDIR/ltrscale-UID/NAME`, which holds all that it makes here. It keeps a lock on it for
-as long as it lives and removes it when it ends. The system lets go of the lock however a process ends, so whatever
-makes scratch next removes the directories that nobody has locked.
+A process has one directory, `$TMPDIR/ltrscale-UID/NAME`, which holds all that it makes here. It locks the directory for
+as long as it lives and removes it when it ends. The system releases the lock however a process ends, so the next
+process that makes scratch removes the directories that nobody has locked.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from pathlib import Path
 from ltrscale.errors import InputError
 
 _NAME = re.compile(r"[a-z0-9_]{8}")
-"""What `tempfile` names a directory, apart from a prefix."""
+"""The names that `tempfile` gives to directories, without a prefix."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _lock = threading.Lock()
 _own: dict[Path, tuple[Path, int]] = {}
@@ -29,14 +29,14 @@ _own: dict[Path, tuple[Path, int]] = {}
 
 
 def make(*, longest: int | None = None) -> Path:
-    """A new empty directory, which is removed at the end of this process at the latest.
+    """A new empty directory, removed at the end of this process at the latest.
 
     Args:
-        longest: bytes that its path may have; where TMPDIR is too deep for them it is below /tmp.
+        longest: bytes that its path may have; where TMPDIR is too deep, the directory is made below /tmp.
 
     Raises:
-        InputError: somebody else's directory has the name of ours.
-        OSError: the disk is full, or cannot be written to.
+        InputError: another user's directory has the name of ours.
+        OSError: the disk is full or cannot be written to.
 
     Example:
         >>> folder = make()
@@ -61,7 +61,7 @@ def directory(*, longest: int | None = None) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what is left goes with the process
+        shutil.rmtree(folder, ignore_errors=True)  # the end of the process removes the rest
 
 
 def _begin(root: Path) -> tuple[Path, int]:
@@ -69,10 +69,11 @@ def _begin(root: Path) -> tuple[Path, int]:
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
     with _opened(root) as opened:
-        with _locked(opened):  # so that nobody finds the directory before it is locked
+        with _locked(opened):  # between its making and its lock nobody may take the directory for an abandoned one
             own = Path(tempfile.mkdtemp(prefix="", dir=root))
             descriptor = os.open(own, _FOLDER)
-            with contextlib.suppress(OSError):  # a file system without locks: nobody can lock it to remove it, either
+            # a file system without locks is fine: then nobody can lock the directory in order to remove it, either
+            with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         for path in root.iterdir():
             if _NAME.fullmatch(path.name):
@@ -82,7 +83,7 @@ def _begin(root: Path) -> tuple[Path, int]:
 
 @contextmanager
 def _opened(root: Path) -> Iterator[int]:
-    """The directory of all our processes, opened once it is seen to be ours alone."""
+    """The directory of all our processes, opened and checked to belong to this user alone."""
     try:
         opened = os.open(root, _FOLDER)
     except OSError as error:
@@ -104,7 +105,7 @@ def _foreign(root: Path) -> InputError:
 
 def _remove_if_left(path: Path, root: int) -> None:
     """Remove the directory of a process that has ended."""
-    with contextlib.suppress(OSError):  # the process lives, another one was faster, or it is no directory
+    with contextlib.suppress(OSError):  # its process lives, another process was faster, or it is no directory
         folder = os.open(path, _FOLDER)
         try:
             with _locked(root):
@@ -135,9 +136,10 @@ def _end() -> None:
 
 
 def _forked() -> None:
-    """A child makes a directory of its own, and does not remove its parent's."""
+    """Forget the parent's directory in a child process: the child makes its own and must not remove the parent's."""
     _own.clear()
     _lock.release()
 
 
+# the lock is held across a fork: else a child of a thread in `make` would inherit a lock that nobody releases
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_forked)

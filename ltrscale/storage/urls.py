@@ -6,9 +6,9 @@ from pathlib import Path
 from ltrscale.errors import InputError
 
 SCHEMES = ("file", "s3", "gs", "gcs", "az", "abfs", "abfss", "hdfs")
-"""Of the URLs that are read and written: stores of files, no archives, caches or chains of these."""
+"""The schemes that are read and written: stores of files, no archives, caches or chains of these."""
 WEB = ("http", "https")
-"""Of inputs that may lie on a web server too."""
+"""Further schemes for inputs, which may lie on a web server too."""
 
 
 def is_local(url: str) -> bool:
@@ -22,7 +22,7 @@ def local_path(url: str) -> Path:
 
 
 def absolute(url: str) -> str:
-    """The URL, a local path as one that means the same in another process's working directory."""
+    """The URL, with a local path made absolute, so that processes with other working directories understand it."""
     return str(local_path(url).absolute()) if is_local(url) else url
 
 
@@ -32,7 +32,7 @@ def join(url: str, *parts: str) -> str:
 
 
 def check_scheme(url: str, also: Collection[str] = ()) -> None:
-    """Check that a URL names a store of files, or has one of some other schemes.
+    """Check that a URL names a store of files, or has one of the schemes in `also`.
 
     Raises:
         InputError: it does not.
@@ -41,8 +41,7 @@ def check_scheme(url: str, also: Collection[str] = ()) -> None:
         >>> check_scheme("s3://bucket/config.yaml")
     """
     scheme = url.partition("://")[0] if "://" in url else "file"
-    if (
-        scheme not in (*SCHEMES, *also) or "::" in url or url.startswith("data:")
-    ):  # fsspec takes `data:` for a file's content
+    # fsspec would chain file systems at "::", and take the text after `data:` for the content
+    if scheme not in (*SCHEMES, *also) or "::" in url or url.startswith("data:"):
         known = ", ".join(f"{name}://" for name in SCHEMES[1:])
         raise InputError(f"{url}: not a path or URL that is read; use a local path, or one of {known}")

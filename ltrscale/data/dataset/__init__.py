@@ -1,1 +1,1 @@
-"""The data set itself: its manifest, its files and their checks, splits and samples of it, scores beside it."""
+"""The data set itself: its manifest, its files and their checks, its splits and samples, and scores for it."""

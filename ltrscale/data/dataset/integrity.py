@@ -1,8 +1,9 @@
-"""Whether the Parquet files of a data set are what its manifest lists, at three levels of effort.
+"""Comparing the Parquet files of a data set with its manifest, at three levels of effort.
 
-Files are examined by threads, which mostly wait for the disk or the network; what is found does not depend on them. A
-file on S3 takes no request at the level `sizes`, which lists the directory, a thousand files a request; at `footers`
-three small ones (its size, its first four bytes, its last 64 KiB); at `content` one more for every 8 MiB of it.
+Threads examine the files, since they mostly wait for the disk or the network; the result does not depend on their
+number. A file on S3 takes no request of its own at level `sizes`, which lists the directory, a thousand files per
+request; three small ones at `footers` (its size, its first four bytes, its last 64 KiB); and one more for every 8 MiB
+of the file at `content`.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ _FORMAT = {"gid": "int64", "features": "list<float>", "labels": "list<float>"}
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a file: the kind of fault, and what was found."""
+    """A fault of a file: its kind, and the finding in words."""
 
     reason: Reason
     detail: str
@@ -48,7 +49,7 @@ _MISSING = Fault("missing", "not in its directory")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the files of a data set lie: its URL, and the same as pyarrow says it."""
+    """The place of a data set's files: its URL, and pyarrow's file system and path for it."""
 
     url: str
     filesystem: Any
@@ -60,19 +61,19 @@ def examine(
 ) -> tuple[dict[str, Fault], Columns]:
     """Compare files of a data set with its manifest.
 
-    The columns of a file must have the names and types that most of the files have; of as many, those of the first.
+    The columns of a file must have the names and types that most of the files have; in a tie those of the first.
 
     Args:
         dataset: an opened data set.
-        files: those of its files to look at.
+        files: those of its files to examine.
         level: each level includes the ones before it.
-        advance: told of every file, with its bytes.
+        advance: called for every file, with its bytes.
 
     Returns:
-        The faults by path, in the order of the files, and the columns of most files; at level `sizes` it is empty.
+        The faults by path, in the order of the files, and the columns of most files (empty at level `sizes`).
 
     Raises:
-        InputError: storage cannot be reached or gives no permission; that is no fault of a file.
+        InputError: storage cannot be reached or denies permission, which is no fault of a file.
     """
     filesystem, root = storage.arrow_filesystem(dataset.url)
     place = _Place(dataset.url, filesystem, root)
@@ -93,7 +94,7 @@ def examine(
 
 
 def _list_sizes(place: _Place) -> dict[str, int]:
-    """Bytes of all files below a directory, by path; none where there is no directory."""
+    """Bytes of all files below a directory, by path; empty if the directory is missing."""
     everything = arrow.FileSelector(place.root, allow_not_found=True, recursive=True)
     with storage.named_errors(place.url):
         found = storage.patiently(lambda: place.filesystem.get_file_info(everything))
@@ -101,7 +102,7 @@ def _list_sizes(place: _Place) -> dict[str, int]:
 
 
 def _examine_file(place: _Place, sizes: Mapping[str, int], level: Level, file: DataFile) -> Columns | Fault:
-    """The columns of a file, none at level `sizes`, or what is wrong with it."""
+    """The columns of a file (empty at level `sizes`), or its fault."""
     path = f"{place.root}/{file.path}"
     if path not in sizes:
         return _MISSING
@@ -113,10 +114,10 @@ def _examine_file(place: _Place, sizes: Mapping[str, int], level: Level, file: D
 
 
 def _examine_open(filesystem: Any, path: str, level: Level, file: DataFile) -> Columns | Fault:
-    """The columns of a file that has to be opened, or what is wrong with it."""
+    """The columns of a file that has to be opened, or its fault."""
     try:
         source = filesystem.open_input_file(path)
-    except FileNotFoundError:  # it went since it was listed
+    except FileNotFoundError:  # deleted since the directory was listed
         return _MISSING
     with source:
         found = _size_fault(source.size(), file) or _examine_footer(source, file)
@@ -132,7 +133,7 @@ def _size_fault(size: int, file: DataFile) -> Fault | None:
 
 
 def _examine_footer(source: pa.NativeFile, file: DataFile) -> Columns | Fault:
-    """The columns of an open file, or what is wrong with its ends, metadata or counts."""
+    """The columns of an open file, or the fault of its ends, metadata or counts."""
     footer = _read_footer(source)
     if isinstance(footer, Fault):
         return footer
@@ -140,7 +141,7 @@ def _examine_footer(source: pa.NativeFile, file: DataFile) -> Columns | Fault:
         metadata = pq.read_metadata(pa.BufferReader(footer))
         columns = {field.name: _type_name(field.type) for field in metadata.schema.to_arrow_schema()}
         return _rows_fault(metadata, file) or columns
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # all from memory: no fault of the storage
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # parsed from memory: no fault of the storage
         return Fault("bad footer", _one_line(error))
 
 
@@ -152,16 +153,16 @@ def _read_footer(source: pa.NativeFile) -> bytes | Fault:
         return Fault("bad magic", f"begins with {head!r}, not {_MAGIC!r}")
     if tail[-len(_MAGIC) :] != _MAGIC:
         return Fault("bad footer", f"ends with {tail[-len(_MAGIC) :]!r}, not {_MAGIC!r}")
-    length = int.from_bytes(tail[-8:-4], "little") + 8
+    length = int.from_bytes(tail[-8:-4], "little") + 8  # the metadata, its length in 4 bytes, and the magic in 4
     if length > size - len(_MAGIC):
         return Fault("bad footer", f"its length is {length} of {size} bytes")
     return bytes(tail if length <= len(tail) else source.read_at(length, size - length))
 
 
 def _rows_fault(metadata: pq.FileMetaData, file: DataFile) -> Fault | None:
-    """What differs between the rows of the row groups and the manifest.
+    """The difference between the row groups' numbers of rows and the manifest; None if they agree.
 
-    Nothing is asked of a row group's columns: where these are damaged, pyarrow ends the process.
+    It does not look at a row group's columns: pyarrow kills the process where their metadata is damaged.
     """
     if metadata.num_row_groups != len(file.row_groups):
         found = f"{metadata.num_row_groups} row groups"
@@ -185,18 +186,18 @@ def _content_fault(source: pa.NativeFile, file: DataFile) -> Fault | None:
 
 
 def _type_name(found: pa.DataType) -> str:
-    """A type in words; what a list calls its elements, which depends on the writer, is left out."""
+    """A type in words, without the name of a list's elements, which depends on the writer."""
     return f"list<{found.value_type}>" if pa.types.is_list(found) else str(found)
 
 
 def _most_common(columns: Mapping[str, Columns]) -> Columns:
-    """The columns that most files have, of as many those of the first file, with what every data set has to have."""
+    """The columns of most files, in a tie those of the first, together with those that every data set must have."""
     counted = Counter(tuple(sorted(of_file.items())) for of_file in columns.values() if of_file)
     return dict(counted.most_common(1)[0][0]) | _FORMAT if counted else {}
 
 
 def _schema_fault(wanted: Columns, found: Columns) -> Fault | None:
-    """The first difference between the columns of a file and what they have to be."""
+    """The first difference between the columns of a file and those that it must have."""
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             ours, others = (of.get(name, "not there") for of in (found, wanted))
@@ -205,5 +206,5 @@ def _schema_fault(wanted: Columns, found: Columns) -> Fault | None:
 
 
 def _one_line(error: Exception) -> str:
-    """What an error says, which may have bytes of the file in it."""
+    """The text of an error in one printable line: it may quote bytes of the file."""
     return " ".join(str(error).split()).rstrip(".").encode("unicode_escape").decode()

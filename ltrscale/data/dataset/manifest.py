@@ -1,7 +1,7 @@
 """The manifest of a data set directory: its features, files, counts and origin.
 
-A data set is what its manifest lists. Counts are kept per row group, so that plans and splits are made without opening
-a data file.
+A data set consists of the files that its manifest lists. The manifest has counts per row group, so that plans and
+splits can be made without opening a data file.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ from ltrscale.progress import log
 
 
 class Feature(Config):
-    """A feature column. Categorical codes are integers below 2**24, stored as floats, exactly."""
+    """A feature column. Categorical codes are integers below 2**24, which float32 stores exactly."""
 
     name: str
     kind: Literal["numeric", "categorical"] = "numeric"
 
 
 ListedPath = Annotated[str, AfterValidator(storage.listed_path)]
-"""Of a file below the directory whose manifest lists it."""
+"""The path of a file below the directory whose manifest lists it."""
 Period = Annotated[str, AfterValidator(storage.period_name)]
 """The name of a period."""
 _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
@@ -36,18 +36,18 @@ _MOST_GROUPS, _MOST_DOCUMENTS = 1 << 26, 1 << 31
 def places(
     wanted: Sequence[Feature], there: Sequence[Feature], *, whose: str, where: str = "the data"
 ) -> list[int] | None:
-    """Where features stand among those that are there, by name; None where these are the same in the same order.
+    """The places of the wanted features among those of some data, by name; None if both are equal, order included.
 
-    What else is there is not read, which is logged once.
+    Further features of the data are ignored, which is logged once.
 
     Args:
-        wanted: the features that are to be read, in order.
-        there: the features of some data, in order.
-        whose: what has the wanted features, for the error.
-        where: the data.
+        wanted: the features to read, in order.
+        there: the features of the data, in order.
+        whose: the owner of the wanted features, for the error.
+        where: the data, for the error.
 
     Raises:
-        InputError: some are missing, or of another kind; all of them are named.
+        InputError: some features are missing or of another kind; names them all.
 
     Example:
         >>> a, b, c = (Feature(name=name) for name in "abc")
@@ -70,14 +70,14 @@ def places(
     return [found[feature.name][0] for feature in wanted]
 
 
-@cache
+@cache  # so that each line is logged once in a process
 def _log_ignored(whose: str, where: str, names: tuple[str, ...]) -> None:
     if names:
         log.info("%s: does not read %d features of %s: %s", whose, len(names), where, ", ".join(names))
 
 
 class Counts(NamedTuple):
-    """What a row group holds: query groups, documents, and how many of the groups have labels."""
+    """Counts of a row group: query groups, documents, and the groups among them that have labels."""
 
     groups: int
     documents: int
@@ -85,14 +85,14 @@ class Counts(NamedTuple):
 
 
 def _of_row_group(counts: Counts) -> Counts:
-    """The counts, where a row group can have them: memory is taken for what they say."""
+    """The counts, if a row group can have them: a reader allocates memory according to them."""
     if not (0 <= counts.labelled <= counts.groups < _MOST_GROUPS and 0 <= counts.documents < _MOST_DOCUMENTS):
         raise ValueError(f"no row group has {', '.join(f'{n} {name}' for name, n in counts._asdict().items())}")
     return counts
 
 
 class DataFile(Config):
-    """One Parquet file: name in the directory, period, size, content hash, counts of each row group."""
+    """One Parquet file: name in the directory, period, size, content hash, and the counts of each row group."""
 
     path: ListedPath
     period: Period
@@ -101,12 +101,12 @@ class DataFile(Config):
     row_groups: tuple[Annotated[Counts, AfterValidator(_of_row_group)], ...]
 
     def content(self) -> tuple[str, str, tuple[Counts, ...]]:
-        """What identity depends on: all but where the file lies."""
+        """The parts that make up the file's identity: all but its place."""
         return self.period, self.sha256, self.row_groups
 
 
 class FeatureSummary(Config):
-    """What was seen of a feature: missing values, and range, mean and deviation of the others (None without any)."""
+    """Summary of a feature: its missing values, and range, mean and deviation of the others (None without any)."""
 
     missing: int
     minimum: float | None = None
@@ -116,10 +116,10 @@ class FeatureSummary(Config):
 
 
 class Accounting(Config):
-    """Rows and groups that came in, were kept and were rejected; in = kept + rejected, always.
+    """Rows and groups that were read, kept and rejected; always in = kept + rejected.
 
-    A group is rejected when none of its rows is kept. `rules` counts rejected rows by rule; of a
-    relabelled data set, what each step read, changed, dropped and added.
+    A group is rejected when none of its rows is kept. `rules` counts rejected rows by rule; for a relabelled data
+    set, what each step read, changed, dropped and added.
     """
 
     rows_in: int = 0
@@ -154,11 +154,11 @@ class Manifest(Config):
 
     @property
     def hash(self) -> str:
-        """Hash of what the data set holds: features, and the files in order, whatever their names are."""
+        """Hash of the data set's content: its features, and its files in order, whatever their names."""
         return self.hash_of(self.periods)
 
     def hash_of(self, periods: Collection[str]) -> str:
-        """Hash of what it holds of some periods; it does not depend on the others."""
+        """Hash of the content of some periods; it does not depend on the others."""
         features = [(feature.name, feature.kind) for feature in self.features]
         return digest({"features": features, "files": [f.content() for f in self.files if f.period in periods]})
 
@@ -186,16 +186,16 @@ _view: ContextVar[dict[str, Dataset] | None] = ContextVar("view", default=None)
 
 @contextmanager
 def one_view(datasets: Mapping[str, Dataset] | None = None) -> Iterator[dict[str, Dataset]]:
-    """While the block runs, a data set is seen as it was when the block first opened it, whatever is committed since.
+    """Freeze each data set at its first opening while the block runs, whatever is committed later.
 
-    A block inside another shares its view, so that all stages of a job read the same. It is for readers: a data set
-    that is made in the block is to be opened after that only.
+    A block inside another shares its view, so that all stages of a job read the same data. It is for readers: open a
+    data set that is made inside the block only after it was made.
 
     Args:
-        datasets: a view that another process began, to go on with.
+        datasets: the view of another process, to continue.
 
     Yields:
-        The data sets that are seen so far, by absolute URL.
+        The data sets opened so far, by absolute URL.
     """
     view = _view.get()
     if view is not None and datasets is None:
@@ -210,16 +210,16 @@ def one_view(datasets: Mapping[str, Dataset] | None = None) -> Iterator[dict[str
 
 
 def open_dataset(url: str) -> Dataset:
-    """Open a data set directory, or look at it again within `one_view`.
+    """Open a data set directory; within `one_view` the manifest is read once.
 
     Raises:
-        InputError: nothing is committed there, or it is no data set of a version that this package reads.
+        InputError: nothing is committed there, or no data set of a version that this package reads.
     """
     view, place = _view.get(), storage.absolute(url)
     dataset = (view or {}).get(place) or _open(url)
     if view is not None:
         view[place] = dataset
-    return Dataset(url, dataset.manifest)
+    return Dataset(url, dataset.manifest)  # with the URL as it was given, for errors
 
 
 def _open(url: str) -> Dataset:

@@ -1,7 +1,7 @@
-"""Pre-flight: the manifests of what a job reads, checked against the files before a worker is taken.
+"""Pre-flight: checking a job's files against their manifests before any worker starts.
 
-Files that are missing or are not what their manifest lists are named and left out, up to a limit. What is left is
-frozen: a run that is resumed reads the same files, even if others turn bad or good again meanwhile.
+Files that are missing or differ from their manifest are named and left out, up to a limit. The choice is frozen: a
+resumed run reads the same files, even if others turned bad or good again meanwhile.
 """
 
 import itertools
@@ -28,16 +28,16 @@ Contents = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 class PreflightConfig(Config):
-    """How files are checked before training, and how many may be left out."""
+    """The check of files before training, and the share that may be left out."""
 
     check: Level = "footers"
-    """`sizes` lists directories; `footers` also reads each file's Parquet metadata; `content` also all of its bytes."""
+    """`sizes` lists directories; `footers` also reads each file's Parquet metadata; `content` also all its bytes."""
     max_bad: float = Field(0.0, ge=0, le=1)
-    """Share of a split's query groups that may be in bad files, which are left out; beyond it the job stops."""
+    """Share of a split's query groups that may be in bad files, which are left out; above it the job stops."""
 
 
 class BadFile(Config):
-    """A file that is not what its manifest lists, why, and the counts that are lost with it."""
+    """A file that differs from its manifest, the reason, and the counts that are lost with it."""
 
     path: ListedPath
     """Below the data set directory."""
@@ -47,7 +47,7 @@ class BadFile(Config):
 
 
 class CheckedDataset(Config):
-    """The files of a data set that were checked, with what the manifest says that they hold."""
+    """The files of a data set that were checked, with their counts by the manifest."""
 
     url: str
     hash: str
@@ -58,7 +58,7 @@ class CheckedDataset(Config):
 
 
 class Preflight(Config):
-    """What a pre-flight found."""
+    """The result of a pre-flight."""
 
     check: Level
     datasets: tuple[CheckedDataset, ...]
@@ -91,7 +91,7 @@ class Preflight(Config):
         }
 
     def __str__(self) -> str:
-        """One line: files, and what is left out with the bad ones."""
+        """One line: the files, and the groups that are left out with the bad ones."""
         record = self.record()
         if not self.bad:
             return f"{record['files']:,} files, all good"
@@ -110,15 +110,15 @@ def checked(
     report: Report,
     fresh: bool = False,
 ) -> Preflight:
-    """The pre-flight that is frozen at a URL for this very run; it is made, and committed there, if there is none.
+    """The pre-flight frozen at a URL for this very run; made and committed there if none exists.
 
     Args:
-        splits: what the run reads, by the names that errors call them.
+        splits: the splits that the run reads, by their names in errors.
         config: level and limit.
         url: directory of the result, below the run's own.
-        origin: what tells the run from another: its config and the hashes of its data sets.
+        origin: the identity of the run: its config and the hashes of its data sets.
         report: receives a record with the counts.
-        fresh: make it anew in any case.
+        fresh: make it again even if one exists.
 
     Raises:
         InputError: as `preflight`.
@@ -137,7 +137,7 @@ def checked(
 
 
 def contents_of_read(splits: Iterable[Split]) -> Contents:
-    """What some splits read together, file by file.
+    """The content hashes of the files that some splits read together.
 
     Raises:
         InputError: as `select`, before files are opened.
@@ -151,9 +151,9 @@ def contents_of_read(splits: Iterable[Split]) -> Contents:
 
 
 def difference(before: Contents, now: Contents) -> str:
-    """What a run that read `before` did otherwise than one that reads `now`, and the way back to it; "" for nothing.
+    """The first difference of a run that read `before` from one that reads `now`, with the remedy; "" for none.
 
-    Data sets of which only one of the two tells are passed over.
+    Data sets that only one of the two contains are skipped.
     """
     for url, periods in now.items():
         read = before.get(url, periods)
@@ -168,20 +168,20 @@ def difference(before: Contents, now: Contents) -> str:
 
 
 def read_by(url: str) -> Contents:
-    """What was chosen by the run that a pre-flight is frozen for at a URL; nothing where none is, or it tells not."""
+    """The files chosen by the run whose pre-flight is frozen at a URL; empty if there is none or it does not say."""
     found: Contents = (storage.read_manifest(url) or {}).get("preflight", {}).get("read", {})
     return found
 
 
 def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight:
-    """Check the files that some splits read; each file is checked once.
+    """Check the files that some splits read, each file once.
 
     Args:
-        splits: by the names that errors call them.
+        splits: the splits, by their names in errors.
         config: level and limit.
 
     Raises:
-        InputError: more of a split is in bad files than the limit allows (names the first), its data sets do not have
+        InputError: bad files hold more of a split than the limit allows (names the first), its data sets do not have
             the same columns, or storage cannot be reached.
     """
     chosen = {name: chosen_files(split) for name, split in splits.items()}
@@ -200,7 +200,7 @@ def preflight(splits: Mapping[str, Split], config: PreflightConfig) -> Preflight
 
 
 def _wanted(parts: Iterable[tuple[Dataset, Sequence[DataFile]]]) -> list[tuple[Dataset, list[DataFile]]]:
-    """Every data set once, with all of its files that some split reads, in the order of the manifest."""
+    """Each data set once, with all its files that some split reads, in the order of the manifest."""
     datasets: dict[str, Dataset] = {}
     paths: dict[str, set[str]] = {}
     for dataset, files in parts:
@@ -212,7 +212,7 @@ def _wanted(parts: Iterable[tuple[Dataset, Sequence[DataFile]]]) -> list[tuple[D
 def _check_dataset(
     dataset: Dataset, files: Sequence[DataFile], level: Level, advance: Advance
 ) -> tuple[CheckedDataset, Columns]:
-    """What was found of a data set, and the columns of most of its files."""
+    """The result for a data set, and the columns of most of its files."""
     faults, columns = examine(dataset, files, level, advance)
     bad = tuple(
         BadFile(path=file.path, reason=fault.reason, detail=fault.detail, lost=_counts([file]))
@@ -232,7 +232,7 @@ def _check_dataset(
 def _check_limit(
     name: str, of_split: Sequence[tuple[Dataset, Sequence[DataFile]]], bad: Mapping[str, BadFile], max_bad: float
 ) -> None:
-    """Check that no more of a split's query groups are in bad files than the limit allows."""
+    """Check that bad files hold no more of a split's query groups than the limit allows."""
     urls = {storage.join(dataset.url, file.path): file for dataset, files in of_split for file in files}
     its_bad = {url: bad[url] for url in urls if url in bad}
     lost, listed = _total(file.lost for file in its_bad.values()).groups, _counts(urls.values()).groups
@@ -245,8 +245,8 @@ def _check_limit(
 
 
 def _check_columns(name: str, columns: Mapping[str, Columns], split: Split) -> None:
-    """Check that the data sets of a split have the same columns of those that are read together."""
-    known = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # no file was read of the others
+    """Check that the data sets of a split agree in the columns that are read together."""
+    known = [(url, of_dataset) for url, of_dataset in columns.items() if of_dataset]  # the others had no file opened
     for (first, ours), (url, theirs) in itertools.pairwise(known):
         for column in (*_READ, split.labels):
             if ours.get(column) != theirs.get(column):
@@ -258,7 +258,7 @@ def _check_columns(name: str, columns: Mapping[str, Columns], split: Split) -> N
 
 
 def _counts(files: Iterable[DataFile]) -> Counts:
-    """What some files hold together."""
+    """The counts of some files together."""
     return _total(counts for file in files for counts in file.row_groups)
 
 
@@ -268,7 +268,7 @@ def _total(counts: Iterable[Counts]) -> Counts:
 
 
 def _named(bad: Mapping[str, BadFile]) -> str:
-    """The first bad files with what is wrong with them."""
+    """The first bad files with their faults."""
     first = [f"{url} ({file.reason}: {file.detail})" for url, file in list(bad.items())[:_NAMED]]
     more = [f"and {len(bad) - _NAMED} more"] if len(bad) > _NAMED else []
     return ", ".join(first + more)

@@ -1,4 +1,4 @@
-"""Which of the labelled groups of a split are used: a sample, and of that a fold or the rest."""
+"""The labelled groups of a split that are used: a sample, and of that one fold or all others."""
 
 from typing import Literal, Self
 
@@ -12,16 +12,16 @@ from ltrscale.errors import InputError
 
 
 class Fold(Config):
-    """One of the folds that labelled groups are dealt to at random, whose sizes differ by at most one; or the rest."""
+    """One fold of the labelled groups, or all others. Groups are dealt at random; fold sizes differ by at most one."""
 
     number: int = Field(ge=0)
-    """Which fold, from 0."""
+    """Number of the fold, from 0."""
     of: int = Field(ge=2)
     """Number of folds."""
     held_out: bool = False
-    """Whether the groups of the fold are served, or all others."""
+    """True serves the groups of the fold, False all others."""
     seed: int = 0
-    """Seed of the dealing."""
+    """Seed by which groups are dealt to folds."""
 
     @model_validator(mode="after")
     def _is_there(self) -> Self:
@@ -36,6 +36,7 @@ def keep_sample(n: int, *, fraction: float, sample: Literal["random", "first"], 
     kept = np.zeros(n, dtype=np.bool_)
     match sample:
         case "random" if keep < n:
+            # the beginning of one permutation, so that a smaller sample is part of a larger one
             kept[permutation(n, "labelled", seed)[:keep]] = True
         case _:
             kept[:keep] = True
@@ -43,11 +44,11 @@ def keep_sample(n: int, *, fraction: float, sample: Literal["random", "first"], 
 
 
 def keep_fold(kept: NDArray[np.bool_], fold: Fold, where: str) -> NDArray[np.bool_]:
-    """Which of the groups that are kept are in a fold, or in none but it, by the fold's `held_out`; same shape.
+    """Which of the kept groups are in the fold if it is `held_out`, else which are not; same shape.
 
     Args:
-        kept: groups to deal to the folds, of the groups there are.
-        fold: which.
+        kept: which of all groups are dealt to the folds.
+        fold: the fold.
         where: the split, for errors.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Score files: what a bundle gave the documents of a data set, committed period by period.
+"""Score files: a bundle's scores for the documents of a data set, committed period by period.
 
     period=P/NAME-HASH.parquet   for a data file NAME.parquet, with its rows and row groups:
-                                 gid int64, scores list<double>, one value a document, never null
-    period=P/manifest.json       written last: the files, of which data files they are, counts, origin
+                                 gid int64, scores list<double>, one value per document, never null
+    period=P/manifest.json       written last: the files, their data files, counts, origin
 
-Query ids, document ids and features stay in the data set alone.
+Query ids, document ids and features are in the data set only.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -38,7 +38,7 @@ class ScoreFile(Config):
     bytes: int
     sha256: str
     data: ListedPath
-    """Path of the data file in its data set, as it was then."""
+    """Path of the data file in its data set at the time of scoring."""
     data_sha256: str
     """Content hash of the data file that was scored."""
 
@@ -54,12 +54,12 @@ class PeriodScores(Config):
     groups: int
     documents: int
     bundle_hash: str
-    """Content hash of the bundle that gave the scores."""
+    """Content hash of the bundle that scored."""
     made_by: dict[str, Any]
-    """Where bundle and data set were, for people."""
+    """The places of bundle and data set, for people to read."""
 
     def is_of(self, files: Sequence[DataFile]) -> bool:
-        """Whether these are the data files that were scored, in this order, whatever their names are."""
+        """Whether these data files were scored, in this order, whatever their names."""
         return [file.data_sha256 for file in self.files] == [file.sha256 for file in files]
 
 
@@ -72,7 +72,7 @@ class Scored(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The committed scores of a data file: where they are, and their content hash."""
+    """The committed scores of a data file: their URL and content hash."""
 
     url: str
     sha256: str
@@ -86,7 +86,7 @@ def period_url(url: str, period: str) -> str:
 def file_name(file: DataFile) -> str:
     """The name of a data file's scores for `Commit.file`.
 
-    It has the hash of the scores, so that new ones do not take the place of those that are committed.
+    It contains the hash of the scores, so that new scores do not overwrite committed ones.
 
     Example:
         >>> file_name(DataFile(path="period=a/part-0.parquet", period="a", bytes=0, sha256="", row_groups=()))
@@ -96,10 +96,10 @@ def file_name(file: DataFile) -> str:
 
 
 def read_period(url: str, period: str) -> PeriodScores | None:
-    """The manifest of a scored period below a directory of scores, or None where none is committed.
+    """The manifest of a scored period below a directory of scores, or None if none is committed.
 
     Raises:
-        InputError: something else is committed there, or scores of a version that this package does not read.
+        InputError: something else is committed there, or scores in a version that this package does not read.
     """
     directory = period_url(url, period)
     values = storage.read_manifest(directory)
@@ -115,8 +115,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     """The score files of some periods of a data set, by the path of the data file.
 
     Raises:
-        InputError: a period is not scored there, other files were scored than the data set has now, or several
-            bundles have scored.
+        InputError: a period is not scored there, was scored from other files than the data set has now, or the
+            periods were scored by several bundles.
     """
     found: dict[str, Found] = {}
     first: PeriodScores | None = None
@@ -141,12 +141,12 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
 
 
 def write_file(path: Path, row_groups: Sequence[Counts], batches: Iterable[Scored]) -> Counts:
-    """Write the scores of a data file, cut into its row groups; its groups come in file order, in any batches.
+    """Write the scores of a data file in its row groups; its groups arrive in file order, in batches of any size.
 
     Memory holds the scores of one batch and one row group.
 
     Returns:
-        The groups and documents that were written, all of them labelled; compare them with the manifest.
+        The groups and documents written, all counted as labelled, to compare with the manifest.
     """
     waiting: list[pa.Table] = []
     groups = documents = 0
@@ -160,7 +160,7 @@ def write_file(path: Path, row_groups: Sequence[Counts], batches: Iterable[Score
             waiting.append(_table(batch))
             while rest and sum(map(len, waiting)) >= rest[-1]:
                 table, n = pa.concat_tables(waiting), rest.pop()
-                # where batches end must not show in the file
+                # one chunk: the ends of batches must not show in the bytes of the file
                 writer.write_table(table.slice(0, n).combine_chunks(), row_group_size=n)
                 waiting = [table.slice(n)]
     return Counts(groups, documents, groups)

@@ -1,6 +1,6 @@
-"""Splits: which periods of which data sets a job reads, and which of their labels it may use.
+"""Splits: the periods of data sets that a job reads, and the part of their labels that it may use.
 
-A split is resolved to row groups from the manifests alone; no data file is opened.
+The manifests alone resolve a split to row groups; no data file is opened.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from ltrscale.errors import InputError, nearest
 
 
 def _texts(value: Any) -> Any:
-    """One text for a tuple of one; YAML's dates and numbers as the texts that they were written as."""
+    """A tuple of texts, also from one text; YAML's dates and numbers become the texts that they were written as."""
     items = value if isinstance(value, list | tuple) else (value,)
     plain = (int, datetime.date)
     return tuple(str(item) if isinstance(item, plain) and not isinstance(item, bool) else item for item in items)
@@ -31,33 +31,33 @@ def _texts(value: Any) -> Any:
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 LabelColumn = Literal["labels", "relevance"]
 GID_SPAN = 10**11
-"""Ids that each data set of a split has to itself; more than a data set has query groups."""
+"""Number of group ids reserved for each data set of a split; no data set has so many query groups."""
 
 
 class Split(Config):
     """Some periods of some data sets, and the part of their labels that is used."""
 
     data: Texts = ()
-    """Data set directories; one may be given as plain text. A pipeline reads its own where none is named."""
+    """Data set directories; a single one may be given as plain text. A pipeline reads its own data set by default."""
     periods: Texts = ()
     """Periods `P` or ranges `A..B`, both ends included, in text order; empty for all."""
     labelled_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the labelled groups whose labels are used; at least one group."""
     labelled_sample: Literal["random", "first"] = "random"
-    """Which: a uniform sample, or the first of the split, as HOU24's public code does."""
+    """How to choose them: a uniform sample, or the first groups of the split, as HOU24's public code does."""
     labelled_seed: int = 0
-    """Seed of the sample; with the same seed a smaller fraction is a part of a larger one."""
+    """Seed of the sample; with the same seed a smaller fraction is part of a larger one."""
     labels: LabelColumn = "labels"
-    """Column whose values serve as labels: `relevance` is what a relabelled data set had before."""
+    """Column whose values serve as labels; `relevance` has the labels from before a data set was relabelled."""
     scores: str | None = None
-    """Directory made by jobs.score of the one data set: every group counts as labelled, with its scores as labels."""
+    """Directory made by jobs.score from the one data set: every group counts as labelled, with its scores as labels."""
     fold: Fold | None = None
-    """Of the labelled groups that are used, serve one fold or all others; what reads all groups ignores it."""
+    """Serve one fold of the labelled groups that are used, or all others; stages that read all groups ignore it."""
 
     @model_validator(mode="after")
     def _has_one_kind_of_labels(self) -> Self:
         if self.scores is not None and self.labels != "labels":
-            raise ValueError(f"scores and labels: {self.labels} both say what the labels are; leave one out")
+            raise ValueError(f"scores and labels: {self.labels} both choose the labels; leave one out")
         return self
 
 
@@ -65,11 +65,11 @@ class Splits(Config):
     """The splits of a job; they must not share a period of a data set."""
 
     train: Split
-    """What is learnt from."""
+    """The split to learn from."""
     validation: Split
-    """What chooses between epochs, trees or settings; its keys are those of `train`."""
+    """The split that chooses between epochs, trees or settings; its keys are those of `train`."""
     test: Split
-    """What is evaluated on, and shares no period with the others; its keys are those of `train`."""
+    """The split to evaluate on, which shares no period with the others; its keys are those of `train`."""
     gap: int = Field(default=0, ge=0)
     """Whole periods that must lie between a training period and any validation or test period."""
 
@@ -79,12 +79,12 @@ class Splits(Config):
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def on(self, url: str) -> Self:
-        """The same, where those that name no data set read this one."""
+        """The same splits; those that name no data set read this one."""
         return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
 
 
 class Source(NamedTuple):
-    """The data set that lists a file, and what it lists of its content."""
+    """The data set that lists a file, and the hash and bytes of the file by its manifest."""
 
     url: str
     sha256: str
@@ -95,11 +95,11 @@ class Source(NamedTuple):
 class RowGroup:
     """One Parquet row group, with its counts from the manifest.
 
-    `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each data set before it
-    of which the split takes a period, files left out or not. `first_labelled` is the number of labelled groups before
-    it in what is left of the split. `scores` is the file whose row group of the same index has the scores that serve as
-    labels: then all groups count as labelled.
-    `stored` are the features in its file, where these may not be the ones that are served.
+    `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each earlier data set
+    from which the split takes a period, whether or not files are left out. `first_labelled` is the number of labelled
+    groups before it in the split, without the files left out. `scores` is the file whose row group of the same index
+    has the scores that serve as labels: then all groups count as labelled. `stored` are the features in its file, which
+    may differ from the ones that are served.
     """
 
     url: str
@@ -112,21 +112,21 @@ class RowGroup:
     first_labelled: int
     scores: str | None = None
     source: Source | None = None
-    """Tells a reader whether the file is still the one that was chosen."""
+    """Lets a reader check that the file is still the one that was chosen."""
     stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What a job reads: row groups in file order, and of their labelled groups those that are kept.
+    """The data that a job reads: row groups in file order, and the labelled groups that are kept of them.
 
-    With `labelled` only groups with labels are served, of these the ones that `kept_labelled` (bool, by number of the
-    labelled group in the split) names, or all where it is None; without, all groups are served, without their labels.
-    Which groups have labels is a matter of the column `labels`, but for `scores`, which all groups have; `label_column`
-    names the one whose values are served. `features` are served, in this order, which may be another than in the files,
-    and some of those only. `hash` is of what is read alone: names and kinds of the features, periods,
-    content and counts of the files in order, the sample, the fold, that column and the scores. Where the files lie, how
-    they are called, and what else is in the data sets, is nothing to it.
+    With `labelled` only groups with labels are served: those that `kept_labelled` (bool, by number of the labelled
+    group in the split) marks, or all where it is None. Without `labelled` all groups are served, without their labels.
+    A group has labels if its column `labels` has a value; `scores` count as labels of all groups. `label_column` names
+    the column whose values are served. `features` are the features served, in order: all or some of those in the files,
+    perhaps in another order. `hash` depends on the data read alone: names and kinds of the features, periods, content
+    and counts of the files in order, the sample, the fold, the label column and the scores. It does not depend on the
+    files' places and names, nor on other content of the data sets.
     """
 
     features: tuple[Feature, ...]
@@ -156,7 +156,7 @@ class Selection:
         return int(self.kept(row_group).sum()) if self.labelled else row_group.groups
 
     def served_documents(self, row_group: RowGroup) -> int:
-        """Documents of a row group that are served; in proportion to the groups where only some are."""
+        """Documents of a row group that are served; if only some groups are, an estimate in proportion to them."""
         share = self.served_groups(row_group) / max(1, row_group.groups)
         return round(row_group.documents * share)
 
@@ -167,7 +167,7 @@ class Selection:
 
     @property
     def n_documents(self) -> int:
-        """Documents that are served; an estimate where only some groups of a row group are."""
+        """Documents that are served; an estimate if only some groups of a row group are."""
         return sum(map(self.served_documents, self.row_groups))
 
 
@@ -181,33 +181,33 @@ class _SplitPart:
     """The scores that serve as labels, by path of the data file."""
 
     def files(self, without: Collection[str] = ()) -> Iterator[tuple[str, DataFile]]:
-        """Their files with their URLs, in the order of the manifest; those with some URLs left out."""
+        """The URLs and files of these periods, in the order of the manifest, without the URLs in `without`."""
         for file in self.dataset.manifest.files:
             if file.period in self.periods and (url := storage.listed_file(self.dataset.url, file.path)) not in without:
                 yield url, file
 
 
 def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
-    """Resolve a split to the row groups to read; those of which nothing is served are left out.
+    """Resolve a split to the row groups to read; row groups without a served group are left out.
 
-    A labelled sample is drawn from what is there without the files left out, so its size is exact.
+    A labelled sample is drawn after bad files were left out, so its size is exact.
 
     Args:
         split: data sets, periods and labelled fraction.
-        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n that have some, of
-            these a fold or all others where one is named; otherwise all groups, without labels.
-        without: URLs of files to leave out, such as `Preflight.without`; others than the split's change nothing.
+        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n labelled ones, and of
+            these one fold or all others where a fold is named; otherwise serve all groups, without labels.
+        without: URLs of files to leave out, such as `Preflight.without`; URLs outside the split have no effect.
 
     Raises:
-        InputError: a data set or period is missing, a data set lacks features of the first, one is named twice, or
-            there is no group (no labelled one, if `labelled`) to serve, or too few for the folds; or the scores are
-            not those of the split's periods as they are now.
+        InputError: a data set or period is missing, a data set lacks features of the first or is named twice, there
+            is no group (no labelled one, if `labelled`) to serve or too few for the folds, or the scores are not
+            those of the split's periods as they are now.
     """
     parts, without = _resolve(split), frozenset(without)
     features = parts[0].dataset.manifest.features
     if scored := labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
-    parts = [part for part in parts if part.periods]  # others number no ids and leave no trace in the hash
+    parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
     row_groups = tuple(_row_groups(parts, without))
     kept = None
     identity: dict[str, Any] = {
@@ -225,12 +225,12 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
-        raise InputError(f"{there}: no query group there; see in the manifest what prepare kept and rejected")
+        raise InputError(f"{there}: no query group there; the manifest counts the rows that prepare kept and rejected")
     return replace(whole, row_groups=served)
 
 
 def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
-    """The data sets of a split, and of each the files that it reads, in the order of the manifest.
+    """The data sets of a split, each with the files that the split reads, in the order of the manifest.
 
     Raises:
         InputError: as `select`, before files are opened.
@@ -239,7 +239,7 @@ def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
 
 
 def with_periods_named(split: Split) -> Split:
-    """The same split by the names of all periods that it takes now: those that are added later are none of them.
+    """The same split with all periods that it takes now listed by name, so that later periods do not join it.
 
     Raises:
         InputError: as `select`, before files are opened.
@@ -250,8 +250,8 @@ def with_periods_named(split: Split) -> Split:
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
-    A relabelled data set counts as the one that it was made from: its documents are the same. Periods are counted in
-    the sorted union of the periods of all data sets named.
+    A relabelled data set counts as the one that it was made from, since its documents are the same. The gap is counted
+    in the sorted union of the periods of all data sets named.
 
     Raises:
         InputError: names the two splits, the period and the remedy.
@@ -271,10 +271,10 @@ def check_disjoint(splits: Splits) -> None:
 
 
 def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
-    """What tells that a period of a data set has the same documents as one of another, as a function of the period.
+    """A function from a period to hashes: if two data sets share one for a period, its documents are the same.
 
-    It is the content of the period, and the hash of the data set as a whole; of a relabelled one also those of what it
-    was made from, as far as it can be followed, whether or not that has changed since.
+    They are the hashes of the period's content and of the whole data set; for a relabelled data set also those of its
+    sources, as far as these can be followed, whether or not they have changed since.
     """
     manifests, hashes, followed = [dataset.manifest], {dataset.manifest.hash}, set[str]()
     while manifests[-1].made_by.get("stage") == "relabel":
@@ -332,9 +332,10 @@ def _with_scores(parts: list[_SplitPart], split: Split) -> _SplitPart:
 
 
 def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
-    """What the labelled groups that are served, and their labels, depend on besides the data."""
+    """The settings, besides the data, that determine the labelled groups served and their labels."""
     sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
     identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
+    # the rest only if it is set, so that the hash of a split without it does not depend on it
     if split.labels != "labels":
         identity["labels"] = split.labels
     if split.scores is not None:
@@ -364,7 +365,7 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
 
 
 def _row_groups(parts: list[_SplitPart], without: Collection[str]) -> Iterator[RowGroup]:
-    """The row groups of the chosen periods, in the order of the manifests, without those of some files."""
+    """The row groups of the chosen periods, in the order of the manifests, without those of the files left out."""
     first_labelled = 0
     for number, part in enumerate(parts):
         for url, file in part.files(without):

@@ -1,4 +1,4 @@
-"""What is seen of features and labels while rows stream past, for the manifest.
+"""Summaries of features and labels for the manifest, computed while rows stream past.
 
 Shapes: N rows, F features.
 """
@@ -36,19 +36,19 @@ class FeatureStats:
         self._moments = Moments.none(n_features)
 
     def add(self, features_NF: NDArray[np.float32]) -> None:
-        """Take rows in, in parts that fit the processor's cache."""
+        """Add rows, in parts that fit the processor's cache."""
         step = max(_VALUES // features_NF.shape[1], 1)
         for start in range(0, len(features_NF), step):
             part_NF = features_NF[start : start + step]
             moments = Moments.of(part_NF)
             self._moments = self._moments.merge(moments)
             self._missing_F += len(part_NF) - moments.count_F
-            self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))
+            self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))  # fmin and fmax ignore NaN
             self._maximum_F = np.fmax(self._maximum_F, np.fmax.reduce(part_NF, axis=0))
 
     @classmethod
     def of(cls, summaries: Sequence[FeatureSummary], documents: int) -> "FeatureStats":
-        """What gives these summaries of so many documents."""
+        """The statistics that have these summaries, for this number of documents."""
         stats = cls(len(summaries))
         for f, summary in enumerate(summaries):
             stats._missing_F[f] = summary.missing
@@ -60,7 +60,7 @@ class FeatureStats:
         return stats
 
     def merge(self, other: "FeatureStats") -> None:
-        """Take in what another has seen."""
+        """Add the rows of another."""
         self._minimum_F = np.fmin(self._minimum_F, other._minimum_F)
         self._maximum_F = np.fmax(self._maximum_F, other._maximum_F)
         self._missing_F += other._missing_F
@@ -97,21 +97,21 @@ class LabelCounts:
         self._counts: Counter[float] = Counter()
 
     def add(self, labels_N: NDArray[np.float32]) -> None:
-        """Take labels in; missing ones do not count."""
-        if len(self._counts) > _LABELS:
+        """Count labels; missing ones do not count."""
+        if len(self._counts) > _LABELS:  # too many to report: stop counting, to bound memory
             return
         values, counts = np.unique(labels_N[~np.isnan(labels_N)], return_counts=True)
         self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> "LabelCounts":
-        """What gives these counts, of at most 64 labels."""
+        """The label counts that have these counts, of at most 64 labels."""
         labels = cls()
         labels._counts.update({float(np.float32(text)): count for text, count in counts.items()})
         return labels
 
     def merge(self, other: "LabelCounts") -> None:
-        """Take in what another has counted."""
+        """Add the labels that another has counted."""
         if len(self._counts) <= _LABELS:
             self._counts.update(other._counts)
 

@@ -1,18 +1,18 @@
 """Writes query groups as the Parquet files of a data set directory, period by period, in bounded memory.
 
-A row group is about 8 MB. So that small data sets can fill the canonical streams too, one that is smaller gets row
-groups that are smaller. Groups count here in the order in which they come, over all periods:
+A row group has about 8 MB. A small data set gets smaller row groups, so that it can fill the canonical streams too.
+The rules count groups in the order in which they arrive, over all periods:
 
-- The first 4 MB of the data set are its head: cut evenly into 64 row groups, and between periods. Where the head holds
-  fewer groups, each is a row group, and for those that are lacking to 64 there is another head, 64 KB for each.
-- From there a row group ends with the group that brings it to a 64th of the data set so far, at least 64 KB and at most
-  the full size.
+- The first 4 MB of the data set are its head: cut evenly into 64 row groups, and between periods. If the head has fewer
+  than 64 groups, each becomes a row group, and another head follows with 64 KB for each row group missing to 64.
+- After the head a row group ends with the group that brings it to a 64th of the data set so far, at least 64 KB and at
+  most the full size.
 
 So a data set of T bytes has at least 64 row groups, or one for each query group; and at most `64 + I(T) + 2 P`, where
 `I(T)` is the integral of `dt / min(max(t / 64, 64 KB), 8 MB)` from 0 to T: T / 64 KB up to 4 MB, then 64 for each
 e-fold up to 512 MB, and one for each 8 MB beyond. P counts the periods of each writer: the last row group of a period
-may not be full, in the head and at the end. (Only where over 256 MB wait in many open periods, the largest of them is
-written early.) Where rows are cut depends on the rows alone, never on how they arrive.
+may not be full, in the head and at the end. (The one exception: when over 256 MB wait in many open periods, the largest
+period is written early.) The cuts depend on the rows alone, never on how the rows are divided into tables.
 
 Shapes: Q groups, N documents, F features.
 """
@@ -38,18 +38,18 @@ _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64
 BESIDE_LABELS = ("positions", "clicks", "weights")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
-"""Columns with one number a document, in the order in which they are written."""
+"""Columns with one number per document, in the order in which they are written."""
 _PLAIN = ("gid", "features", *PER_DOCUMENT)
 
 
 @dataclass(eq=False)
 class _Period:
-    """What is under way for one period: rows not written yet, and the file that is open."""
+    """The state of one period: rows not written yet, and its open file."""
 
     name: str
     waiting: list[pa.Table] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    """More that wait, by number, in the table under way."""
+    """Numbers of further waiting rows in the current table."""
     waiting_bytes: int = 0
     parts: int = 0
     row_groups: list[Counts] = field(default_factory=list)
@@ -62,8 +62,8 @@ class DatasetWriter:
     """Takes tables of whole groups and puts finished files in place through a commit.
 
     The tables have the columns of the data set directory; all have one schema. `close` returns the files; without it
-    nothing but the commit's staging area is left. Where the data set has groups and documents before those of this
-    writer, `before` is how many, and `prefix` begins the names of its own files.
+    only the commit's staging area is left. `before` counts the groups and documents that the data set already has
+    before those of this writer; `prefix` begins the names of this writer's files.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class DatasetWriter:
         self._prefix = prefix
         groups, documents = before
         self._lacking = max(0, MIN_ROW_GROUPS - groups)
-        self._written_bytes = documents * 4 * (n_features + 1)  # of the data set, those that wait included
+        self._written_bytes = documents * 4 * (n_features + 1)  # of the whole data set, waiting rows included
         self._periods: dict[str, _Period] = {}
         self._open: list[_Period] = []
         self._waiting_bytes = 0
         self._table: pa.Table = None
 
     def add(self, periods: str | pa.StringArray, table: pa.Table) -> None:
-        """Append groups, all of one period or each of its own; the name of a period can be a directory's."""
+        """Append groups, all of one period or each with its own; a period's name must be valid as a directory's."""
         names = [periods] * len(table) if isinstance(periods, str) else periods.to_pylist()
         self._table = table
         for row, (name, size) in enumerate(zip(names, self._sizes(table).tolist(), strict=True)):
@@ -117,7 +117,7 @@ class DatasetWriter:
         self._table = None
 
     def close(self) -> tuple[DataFile, ...]:
-        """Write what is left and put the last files in place; returns all files, by period and part."""
+        """Write the waiting rows and put the last files in place; returns all files, by period and part."""
         if self._lacking:
             self._write_head()
         for state in self._periods.values():
@@ -135,18 +135,18 @@ class DatasetWriter:
         return np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // self._n_features
 
     def _target(self) -> int:
-        """Bytes of a row group that ends here."""
+        """Bytes at which a row group is complete at this point of the data set."""
         return min(max(self._written_bytes // MIN_ROW_GROUPS, self._smallest), self._row_group_bytes)
 
     def _rows(self, state: _Period, *, copy: bool) -> pa.Table:
-        """A period's rows of the table under way; a slice would hold the whole table in memory as long as it lives."""
+        """A period's rows of the current table; `copy` them to keep, since a slice keeps the whole table in memory."""
         rows, state.rows = state.rows, []
         if len(rows) == len(self._table) or (not copy and rows[-1] - rows[0] + 1 == len(rows)):
             return self._table.slice(rows[0], len(rows))
         return self._table.take(pa.array(rows))
 
     def _take_waiting(self, state: _Period) -> pa.Table:
-        """All rows of a period that wait, as one chunk: where pages end depends on the chunks."""
+        """All waiting rows of a period as one chunk, since Parquet's pages end where chunks do."""
         parts = [*state.waiting, self._rows(state, copy=False)] if state.rows else state.waiting
         table = pa.concat_tables(parts).combine_chunks()
         self._waiting_bytes -= state.waiting_bytes
@@ -154,7 +154,7 @@ class DatasetWriter:
         return table
 
     def _write_head(self) -> None:
-        """Write all that waits as so many row groups of about equal bytes as are lacking, or one for each group."""
+        """Write all waiting rows as the missing row groups, of about equal bytes, or one for each query group."""
         waiting = [state for state in self._periods.values() if state.waiting_bytes]
         tables = [self._take_waiting(state) for state in waiting]
         if not tables:
@@ -183,10 +183,10 @@ class DatasetWriter:
             self._close_file(state)
 
     def _open_file(self, state: _Period, schema: pa.Schema) -> None:
-        if len(self._open) == _OPEN_FILES:
+        if len(self._open) == _OPEN_FILES:  # the number of open files and their buffers is bounded
             self._close_file(self._open[0])
         self._open.append(state)
-        # a dictionary pays for ids that repeat; numbers are written plainly, to be read without decoding
+        # dictionaries save space for ids that repeat; numbers are written plainly, to be read without decoding
         names = [name for name in schema.names if name not in _PLAIN]
         columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
         path = self._commit.file(f"period={state.name}/{self._prefix}-{state.parts:05}-{{hash}}.parquet")
@@ -196,7 +196,7 @@ class DatasetWriter:
             schema,
             compression=self._compression,
             use_dictionary=columns,
-            write_statistics=["gid"],
+            write_statistics=["gid"],  # nothing reads the statistics of the other columns
             write_page_checksum=True,
         )
         state.parts += 1
@@ -208,13 +208,13 @@ class DatasetWriter:
             state.writer.close()
             state.stack.close()
         self._open.remove(state)
-        placed = self._commit.files[-1]
+        placed = self._commit.files[-1]  # the end of the file's block has put it there
         self.files.append(DataFile(**vars(placed), period=state.name, row_groups=tuple(state.row_groups)))
         state.writer, state.sink, state.row_groups = None, None, []
 
 
 def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:
-    """Values as one list a group; a group that is not present has null, and its values are left out."""
+    """Values as one list per group; an absent group has null, and its values are dropped."""
     if present_Q.all():
         return pa.ListArray.from_arrays(pa.array(_bounds(lengths_Q)), values)
     values = values.filter(pa.array(np.repeat(present_Q, lengths_Q)))

@@ -1,1 +1,1 @@
-"""Raw input to a data set: logs and LETOR text are read, checked, grouped and written; the rest is quarantined."""
+"""Raw input to a data set: logs and LETOR text are read, checked, grouped and written; bad rows are quarantined."""

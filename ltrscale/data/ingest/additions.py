@@ -1,6 +1,6 @@
 """Adding periods to a data set: a new manifest lists the old files and the new ones, and every count is the sum.
 
-`made_by` of a data set that was added to is that of its first command, with those of the additions under `added`.
+`made_by` of such a data set is that of its first command, with those of the additions under `added`.
 """
 
 import json
@@ -28,8 +28,9 @@ _UNIT = re.compile(r"/part-([0-9]+)-")
 
 
 def holds(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether a data set was made, or added to, by the same command with the same inputs, and is there whole."""
+    """Whether the same command with the same inputs has made the data set or added to it, and no file is missing."""
     manifest = storage.read_manifest(out)
+    # through JSON, as the manifest was: tuples become lists
     if manifest is None or json.loads(json.dumps(origin)) not in _commands(manifest.get("made_by", {})):
         return False
     return storage.is_whole(out, manifest)
@@ -48,21 +49,21 @@ def check_nothing_added(out: str, before: Mapping[str, Any]) -> None:
     """
     if additions := before.get("made_by", {}).get(_ADDED):
         raise InputError(
-            f"{out}: {len(additions)} additions are there, which making the data set anew would delete; "
+            f"{out}: {len(additions)} additions are there, which making the data set again would delete; "
             "set prepare.add to add to them, or delete the directory first"
         )
 
 
 def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
-    """Check that inputs may be added to a data set; returns its features, in whose order they are to be read.
+    """Check that inputs may be added to a data set; returns its features, in the order in which to read them.
 
     Raises:
-        InputError: it was not made by `prepare`, or has other features; names the first that differs.
+        InputError: the data set was not made by `prepare`, or has other features; names the first that differs.
     """
     stage = before.manifest.made_by.get("stage")
     if stage != "prepare":
         raise InputError(
-            f"{before.url}: made by {stage or 'something else'}, and only what prepare made can be added to"
+            f"{before.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
         )
     features, theirs = work.features, before.manifest.features
     if takes_any_order(work.config.source) and set(features) == set(theirs):
@@ -87,18 +88,18 @@ def schema_of(before: Dataset) -> pa.Schema:
 
 
 def next_unit(before: Manifest) -> int:
-    """The number of the first unit of an addition: names of files go on where those of the data set end."""
+    """The number of the first unit of an addition, one above the largest in the names of the data set's files."""
     names = [*(file.path for file in before.files), *before.quarantine]
     return 1 + max((int(number) for name in names for number in _UNIT.findall(name)), default=-1)
 
 
 def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
-    """Hashes of the query ids of a data set, of the periods that are no input's fixed period, block by block."""
+    """Hashes of a data set's query ids, block by block, without those of inputs' fixed periods, which are separate."""
     try:
         inputs = [entry for command in _commands(before.manifest.made_by) for entry in command["config"]["inputs"]]
         fixed = {entry["period"] for entry in inputs}
     except (LookupError, TypeError) as error:
-        raise InputError(f"{before.url}: does not say what it was made from; prepare it again") from error
+        raise InputError(f"{before.url}: its manifest does not name its inputs; prepare it again") from error
     for file in before.manifest.files:
         if file.period not in fixed:
             for batch in parquet.read_batches(storage.listed_file(before.url, file.path), ["query_id"], _BATCH):
@@ -106,7 +107,7 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 
 
 def joined(before: Manifest, new: Manifest) -> Manifest:
-    """The manifest of a data set with what was added to it; `new` lists that alone."""
+    """The manifest of a data set with an addition; `new` is the manifest of the addition alone."""
     files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
     return Manifest(
         features=before.features,
@@ -127,7 +128,7 @@ def _summaries(before: Manifest, new: Manifest) -> tuple[FeatureSummary, ...]:
 
 
 def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:
-    """The sums, rising; empty where either has too many labels to count, as has their sum."""
+    """The sums, rising; empty where either data set has too many labels to count, since then the sum has too."""
     if any(part.counts().labelled and not part.label_counts for part in (before, new)):
         return {}
     labels = LabelCounts.of(before.label_counts)

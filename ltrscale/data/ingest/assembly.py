@@ -1,7 +1,7 @@
-"""Handles one unit of the input: read, validate, group, partition by period, write; or only count what that gives.
+"""Handles one unit of the input: read, validate, group, partition by period, and write or only count the result.
 
-One block of rows is in memory at a time, with the group that is still open and a few megabytes a period that wait for
-their row group.
+One block of rows is in memory at a time, with the group that is still open and a few megabytes per period that wait
+for their row group.
 
 Shapes: Q groups, N rows, F features.
 """
@@ -33,10 +33,10 @@ from ltrscale.progress import Advance
 
 @dataclass(frozen=True)
 class Written:
-    """What a unit made: its data files, and what the manifest says of them, for the unit alone.
+    """The result of a unit: its data files, and the manifest's statistics of the unit alone.
 
-    Query ids that only rejected rows have are not in the accounting: other units may have rows of them. `categories`
-    are the values seen of each categorical feature, as CategoryEncoder keeps them.
+    The accounting excludes query ids that only rejected rows have, since other units may have rows of them.
+    `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`.
     """
 
     unit: Unit
@@ -53,7 +53,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Survey:
-    """The groups of a unit, each query id once: hash and documents of those kept, and the hashes of others."""
+    """The groups of a unit, each query id once: hash and documents of the kept groups, and hashes of the others."""
 
     rows: int
     kept_Q: NDArray[np.uint64]
@@ -67,17 +67,17 @@ def write_unit(
     """Read a unit and write its data files and quarantine through the commit.
 
     Args:
-        work: what all units have in common.
+        work: the settings that all units share.
         unit: the files to read.
-        start: where to go on.
+        start: the unit's first gid, and the documents before it.
         commit: puts the files in place.
-        ids: knows at least the query ids of the unit that earlier units have had; takes in those of this one.
+        ids: has at least those query ids of the unit that earlier units have; receives those of this one.
         folder: for temporary files.
-        advance: told of rows, and of bytes of the input.
+        advance: called with rows, and with bytes of the input.
 
     Raises:
-        InputError: a file is missing, cannot be decoded, or differs from the first in its features; a period cannot
-            name a directory or is there already.
+        InputError: a file is missing, cannot be decoded, or has other features than the first; a period cannot name
+            a directory or is in the data set already.
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
     stats, labels, longest = FeatureStats(len(work.features)), LabelCounts(), 0
@@ -120,7 +120,7 @@ def write_unit(
 
 
 class _Ignored:
-    """Takes rejections in and forgets them: a survey keeps no quarantine, and does not make their texts."""
+    """Ignores rejections, and never makes their texts: a survey keeps no quarantine."""
 
     rows = 0
     rows_by_rule: Mapping[str, int] = {}
@@ -130,7 +130,7 @@ class _Ignored:
 
 
 def survey_unit(work: Work, unit: Unit, *, folder: Path) -> Survey:
-    """Read a unit and tell which groups it would keep, if no unit came before it.
+    """Read a unit and report the groups that it would keep if no unit came before it.
 
     Raises:
         InputError: as `write_unit`.
@@ -140,7 +140,7 @@ def survey_unit(work: Work, unit: Unit, *, folder: Path) -> Survey:
     hashes, documents = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
 
     def take(groups: Groups) -> None:
-        _periods(groups, work, unit)  # for its errors, before anything is written
+        _periods(groups, work, unit)  # raises its errors before anything is written
         starts_Q = pa.array(groups.offsets_Q1[:-1])
         hashes.append(hash_ids(groups.rows.query_ids_N.take(starts_Q).to_pylist(), scope=unit.period))
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
@@ -152,7 +152,7 @@ def survey_unit(work: Work, unit: Unit, *, folder: Path) -> Survey:
 
 
 def silent(units: float, of_total: float | None = None) -> None:
-    """Progress to nobody."""
+    """Ignore progress."""
 
 
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
@@ -182,15 +182,15 @@ def _feed(
         for block in blocks:
             assert block.features_NF.shape[1] == len(work.features)
             pass_on(validator.add(_without_infinite(block) if work.config.infinite == "missing" else block))
-            del block  # two blocks in memory would be one too many
-            pa.default_memory_pool().release_unused()  # which Arrow would keep, tens of megabytes
+            del block  # else it would stay in memory while the next one is read
+            pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
         pass_on(validator.end())
 
 
 def _streams(work: Work, unit: Unit, read: Reader, folder: Path, advance: Advance) -> Iterator[Iterator[RowBlock]]:
-    """What holds whole groups: each file, or all files sorted.
+    """The inputs that have whole groups: each file, or all files sorted.
 
-    A sort passes over the rows twice, so that each time they count for half of their bytes.
+    A sort handles the rows twice, once to read and once to yield them, so each time they count for half of their bytes.
     """
     if not work.config.sort:
         for file, size in zip(unit.files, unit.sizes, strict=True):
@@ -203,7 +203,7 @@ def _streams(work: Work, unit: Unit, read: Reader, folder: Path, advance: Advanc
 
 
 def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:
-    """The blocks; each counts as done, its rows and its share of `size`, when the next one is asked for."""
+    """The blocks; each counts as done, with its rows and share of `size`, when the next one is requested."""
     done = 0.0
     for block in blocks:
         rows, share = len(block), block.share
@@ -215,7 +215,7 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
 
 
 def _periods(groups: Groups, work: Work, unit: Unit) -> str | pa.StringArray:
-    """The period of all groups, or of each, which is that of its first row."""
+    """The period of all groups, or one for each group: that of its first row."""
     rows = groups.rows
     if unit.period or rows.periods_N is None:
         return _free(unit.period or rows.period or work.config.period, rows.file, work)
@@ -225,7 +225,7 @@ def _periods(groups: Groups, work: Work, unit: Unit) -> str | pa.StringArray:
 
 
 def _free(period: str, file: str, work: Work) -> str:
-    """The period, where it can name a directory and may be written."""
+    """The period, if it can name a directory and may be written."""
     if period in work.taken:
         raise InputError(
             f"{file}: period {period!r} is in {work.out} already, and only new periods can be added; leave its rows "
@@ -235,7 +235,7 @@ def _free(period: str, file: str, work: Work) -> str:
 
 
 def _without_infinite(block: RowBlock) -> RowBlock:
-    """The block with missing values in place of infinite features, as which the readers give what is too large."""
+    """The block with infinite features, which include values too large for float32, replaced by missing values."""
     infinite_NF = np.isinf(block.features_NF)
     if not infinite_NF.any():
         return block
@@ -243,10 +243,10 @@ def _without_infinite(block: RowBlock) -> RowBlock:
 
 
 def check_columns(wanted: pa.Schema, found: pa.Schema, where: str, others: str) -> None:
-    """Check that groups have the columns of others, so that one reader serves all files of a data set.
+    """Check that groups have the same columns as others, so that one reader serves all files of a data set.
 
     Raises:
-        InputError: they do not; names the first column that differs.
+        InputError: a column differs; names the first one.
     """
     ours, theirs = ({name: schema.field(name).type for name in schema.names} for schema in (found, wanted))
     for name in dict.fromkeys([*ours, *theirs]):

@@ -1,4 +1,4 @@
-"""Codes of categorical values, which do not depend on the rest of the data.
+"""Codes of categorical values; a code depends on its value alone, never on the rest of the data.
 
 An integer in [0, 2**24) is its own code. Every other value is hashed: its code is the upper 24 bits of a 64-bit hash of
 its text, so a value has the same code in every file, week and version. Codes are exact in float32. Text that is the
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ltrscale.data.ingest.seen import hash_ids
 
 N_CODES = 1 << 24
-_SHIFT = np.uint64(40)
+_SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22
 
 
@@ -34,8 +34,8 @@ def encode(column: pa.Array) -> NDArray[np.float32]:
 class CategoryEncoder:
     """Encodes one column block by block and counts `collisions`: pairs of different values with one code.
 
-    Every value seen is noted in 8 bytes, the first 2**22 of them only (32 MiB): with more, as many codes collide by
-    necessity, and `collisions` is a lower bound.
+    It remembers 8 bytes for each of the first 2**22 different values (32 MiB). With more values `collisions` is a lower
+    bound; so many values must collide anyway.
 
     Example:
         >>> encoder = CategoryEncoder()
@@ -51,18 +51,18 @@ class CategoryEncoder:
         self._known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
 
     def encode(self, column: pa.Array) -> NDArray[np.float32]:
-        """The codes of a block, as the function `encode` gives them."""
+        """The codes of a block, as by the function `encode`."""
         identities_N, missing_N = _identities(column)
         self.note(np.unique(identities_N[~missing_N]))
         return _codes(identities_N, missing_N)
 
     @property
     def known(self) -> NDArray[np.uint64]:
-        """The values noted, 64 bits each, rising."""
+        """The values remembered, 64 bits each, rising."""
         return self._known
 
     def note(self, values: NDArray[np.uint64]) -> None:
-        """Take in values that another encoder of the column has noted."""
+        """Remember values, perhaps those that another encoder of the column knows."""
         at = np.searchsorted(self._known, values)
         new = np.ones(len(values), dtype=bool)
         inside = at < len(self._known)
@@ -76,7 +76,7 @@ class CategoryEncoder:
             self.collisions += self._pairs(codes) - before
 
     def _pairs(self, codes: NDArray[np.uint64]) -> int:
-        """Pairs of known values that share one of these codes; values are sorted by code first."""
+        """Pairs of known values that share one of these codes; in the sorted known values a code's are a run."""
         first = np.searchsorted(self._known, codes << _SHIFT)
         last = np.searchsorted(self._known, (codes << _SHIFT) | np.uint64((1 << 40) - 1), side="right")
         return int(((last - first) * (last - first - 1) // 2).sum())
@@ -89,7 +89,7 @@ def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> ND
 
 
 def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """64 bits that stand for each value, the code on top, and where there is no value."""
+    """A 64-bit identity of each value, whose upper bits are the code, and which values are missing."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     values = encoded.dictionary
     if pa.types.is_floating(values.type):
@@ -103,7 +103,7 @@ def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]
 
 
 def _identities_of_distinct(values: pa.Array) -> NDArray[np.uint64]:
-    """As above for the values of a dictionary; anything where a value is null."""
+    """The identities of a dictionary's values; arbitrary for a null."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
     if pa.types.is_integer(values.type):
@@ -122,11 +122,12 @@ def _identities_of_distinct(values: pa.Array) -> NDArray[np.uint64]:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():  # integers become floats where a column has nulls
+    if isinstance(value, float) and value.is_integer():  # many tools turn integers into floats where there are nulls
         return str(int(value))
     return value if isinstance(value, str) else str(value)
 
 
 def _is_plain(text: str) -> bool:
     """Whether the text is an integer in [0, 2**24) in its plain form: no sign, no leading zero."""
+    # `isdigit` alone accepts digits of other scripts; the length bounds the work of `int`
     return text.isascii() and text.isdigit() and len(text) <= 8 and str(int(text)) == text and int(text) < N_CODES

@@ -1,8 +1,8 @@
-"""CSV text as Arrow tables in which every row knows its line, and every line that is no row is accounted for.
+"""CSV text as Arrow tables with the line number of every row, and a rejection for every line that is no row.
 
-A line is a row: quoted fields must not contain line ends. The text is cut into blocks of whole lines with numpy, lines
-that a CSV reader could take for the start of a longer record are rejected, and pyarrow parses what is left; where it
-finds a value that does not fit, the block is halved until the line is found.
+A line is a row: quoted fields must not contain line ends. numpy cuts the text into blocks of whole lines; lines that a
+CSV reader could take for the start of a longer record are rejected; pyarrow parses the other lines. If pyarrow finds a
+value that does not fit, the block is halved until the line is found.
 
 Shapes: U8 bytes, M lines of a block, N rows.
 """
@@ -22,7 +22,7 @@ from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection
 from ltrscale.errors import InputError
 
 NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
-"""Fields that are no value, in any column."""
+"""Fields that mean a missing value, in any column."""
 
 _BLOCK = 1 << 22
 _SNIFFED_LINES = 1000
@@ -43,7 +43,7 @@ class Table:
 class Lines(LineTexts):
     """A block of whole lines: `text[starts_M[i]:ends_M[i]]` is line `first + i` without its line end.
 
-    `share` of the file had been read at its end.
+    `share` is the share of the file that was read at the block's end.
     """
 
     def __init__(self, text: bytes, first: int, share: float) -> None:
@@ -67,11 +67,12 @@ class Lines(LineTexts):
         return blank_M
 
     def broken_M(self, delimiter: str) -> NDArray[np.bool_]:
-        """Lines with a NUL or a lone carriage return, or with a quote that neither opens, closes nor escapes."""
+        """Lines with a NUL or a lone carriage return, or with a quote that does not open, close or escape."""
         returns = np.flatnonzero(self.text_U8 == _RETURN)
         broken = [returns[self.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(self.text_U8 == 0)]
         quotes = np.flatnonzero(self.text_U8 == _QUOTE)
         if len(quotes):
+            # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
             line = np.searchsorted(self.ends_M, quotes)
             ordinal = np.arange(len(quotes)) - np.searchsorted(quotes, self.starts_M)[line]
             before, after = self.text_U8[quotes - 1], self.text_U8[quotes + 1]
@@ -79,13 +80,13 @@ class Lines(LineTexts):
             closes = np.isin(after, [ord(delimiter), _NEWLINE, _RETURN, _QUOTE])
             broken.append(quotes[np.where(ordinal % 2 == 0, ~opens, ~closes)])
             last = np.append(line[1:] != line[:-1], True)
-            broken.append(quotes[last & (ordinal % 2 == 0)])
+            broken.append(quotes[last & (ordinal % 2 == 0)])  # a quote that never closes
         broken_M = np.zeros(len(self), dtype=bool)
         broken_M[np.searchsorted(self.ends_M, np.concatenate(broken))] = True
         return broken_M
 
     def fields_M(self, delimiter: str) -> NDArray[np.int64]:
-        """Fields of each line that is not broken."""
+        """The number of fields of each line that is not broken: delimiters outside quotes, plus one."""
         commas = np.flatnonzero(self.text_U8 == ord(delimiter))
         commas_M = np.diff(np.searchsorted(commas, self.ends_M), prepend=0)
         quotes = np.flatnonzero(self.text_U8 == _QUOTE)
@@ -104,9 +105,9 @@ def _blocks(url: str) -> Iterator[Lines]:
 
 
 def read_schema(url: str, delimiter: str) -> pa.Schema:
-    """The columns of a CSV file by its header and first 1,000 lines.
+    """The columns of a CSV file, from its header and first 1,000 lines.
 
-    A column is float64 where more than half of its values are numbers, null where it has no value, else text.
+    A column is float64 if more than half of its values are numbers, null if it has no value, else text.
 
     Raises:
         InputError: the file is missing, empty or damaged, or its first line is no header.
@@ -137,7 +138,7 @@ def _header(url: str, lines: Lines, delimiter: str) -> list[str]:
 
 
 def _fields(line: bytes, delimiter: str) -> list[str] | None:
-    """The fields of one line; None where it is no CSV."""
+    """The fields of one line; None if it is no CSV."""
     try:
         return next(csv.reader([line.decode().removesuffix("\r")], delimiter=delimiter, strict=True), None)
     except (UnicodeDecodeError, csv.Error):
@@ -149,14 +150,14 @@ def _is_float(value: str) -> bool:
         float(value)
     except ValueError:
         return False
-    return "_" not in value
+    return "_" not in value  # Python reads 1_000 as a number, other tools do not
 
 
 @dataclass
 class CsvReader:
     """Reads some columns of a CSV file: those in `numbers` as float32, the others as text.
 
-    `query` is the column whose value is noted with a rejected line, where it can be read.
+    `query` is the column with the query id, which rejections of a line state if the line can be read.
     """
 
     url: str
@@ -179,7 +180,7 @@ class CsvReader:
         """
         for lines in _blocks(self.url):
             row_M = ~lines.blank_M()
-            row_M[0] &= lines.first > 1
+            row_M[0] &= lines.first > 1  # line 1 is the header
             broken_M = row_M & lines.broken_M(self.delimiter)
             fields_M = np.where(broken_M, len(self.names), lines.fields_M(self.delimiter))
             odd_M = row_M & (fields_M != len(self.names))
@@ -201,13 +202,13 @@ class CsvReader:
     def _parse(
         self, lines: Lines, good: NDArray[np.int64], rejected: list[Rejection]
     ) -> Iterator[tuple[pa.Table, NDArray[np.int64]]]:
-        """Tables and line indices of the lines `good`; a block with a value that does not fit is halved."""
+        """Tables and line indices of the lines `good`; a block with a value that does not fit is halved until found."""
         if not len(good):
             return
         try:
             table = self._convert(_text_of(lines, good))
             if len(table) != len(good):
-                raise pa.ArrowInvalid("not one row a line")
+                raise pa.ArrowInvalid("not one row per line")
         except pa.ArrowInvalid as error:
             if len(good) == 1:
                 self._reject(rejected, lines, int(good[0]), self._explain(str(error)))
@@ -221,6 +222,7 @@ class CsvReader:
     def _convert(self, text: pa.Buffer) -> pa.Table:
         return arrow_csv.read_csv(
             text,
+            # one block: pyarrow must not cut the text at another place
             read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=text.size + 1, column_names=[str(i) for i in range(len(self.names))]
             ),
@@ -234,7 +236,7 @@ class CsvReader:
         )
 
     def _keys(self) -> list[str]:
-        """Columns go by their number inside, for names may repeat."""
+        """The columns' numbers, which stand for their names here, since names may repeat."""
         return [str(i) for i in self._indices]
 
     def _types(self) -> list[pa.DataType]:
@@ -251,7 +253,7 @@ class CsvReader:
         rejected.append(Rejection(self.url, number, "unparsable", text, "" if query in NULLS else query))
 
     def _explain(self, message: str) -> str:
-        """What pyarrow says of a value that does not fit, with the column's name for its number."""
+        """The error of pyarrow for a value that does not fit, with the column's name instead of its number."""
         found = re.search(r"column #(\d+).*error to (\w+)", message)
         if found is None:
             return " ".join(message.split())
@@ -260,7 +262,7 @@ class CsvReader:
 
 
 def _text_of(lines: Lines, good: NDArray[np.int64]) -> pa.Buffer:
-    """The text of these lines; no copy where they follow each other."""
+    """The text of these lines; not a copy if they are consecutive."""
     first, last = int(good[0]), int(good[-1])
     text_U8 = lines.text_U8[lines.starts_M[first] : lines.ends_M[last] + 1]
     if last - first + 1 > len(good):

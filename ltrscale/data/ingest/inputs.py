@@ -1,8 +1,7 @@
-"""What `prepare` reads: its config, the input files that this names, and the units of work that they are cut into.
+"""The input of `prepare`: its config, the files that this names, and the units of work into which they are cut.
 
-A unit is a run of input files that is handled from reading to finished data files. Where the input is cut depends on
-the list of files and their sizes alone. A unit that knows where it goes on from those before it (`Start`) writes the
-same files whatever machine handles it, and whenever.
+A unit is a run of input files, handled together from reading to finished data files. The cuts depend on the list of
+files and their sizes alone. Given its `Start`, a unit writes the same files on any machine and at any time.
 """
 
 import re
@@ -30,11 +29,11 @@ class Input(Config):
     period: str | None = None
     """A fixed period for all rows, such as train; query ids of inputs with different fixed periods are unrelated."""
     group_sizes: str | None = None
-    """A file with the number of rows of each group, one a line, for svmlight text without qid."""
+    """A file with the number of rows of each group, one per line, for svmlight text without qid."""
 
 
 class Expected(Config):
-    """What a period of a known collection holds."""
+    """The size of a period of a known collection."""
 
     groups: int | None = Field(default=None, ge=0)
     """Query groups kept."""
@@ -49,36 +48,37 @@ class Expected(Config):
 
 
 class PrepareConfig(Config):
-    """What to read, and how to write it."""
+    """The inputs to read, and the way to write them."""
 
     inputs: tuple[Input, ...] = ()
-    """What to read; a plain string is a path. A pipeline or job with a synthetic log fills it in."""
+    """The inputs; a plain string is a path. A pipeline or job with a synthetic log fills it in."""
     source: Source
     """The format of the inputs."""
     add: bool = False
-    """Add new periods to the data set that is there, which keeps its own; without one there it is made."""
+    """Add new periods to the existing data set, which keeps its own periods; if there is none, make it."""
     sort: bool = False
-    """Bring the rows of a query together first, by an external sort; without it they must be together."""
+    """Bring the rows of a query together first, by an external sort; otherwise the inputs must have them together."""
     sort_memory: str = Field(default="512MB", pattern=r"^[0-9]+(\.[0-9]+)? ?[KMGT]i?B$")
-    """Memory of that sort, such as 512MB or 4GB; what needs more is spilled to the disk of TMPDIR."""
+    """Memory of that sort, such as 512MB or 4GB; beyond it rows are spilled to the disk of TMPDIR."""
     period: str = "all"
-    """The period of rows that have none of their own."""
+    """The period of rows without one."""
     max_rejected: float = Field(default=0.001, ge=0, le=1)
     """Share of rejected rows above which nothing is committed."""
     expect: dict[str, Expected] = Field(default_factory=dict)
-    """Counts by period, for collections whose size is known; nothing is committed where one differs."""
+    """Counts by period, for collections whose size is known; nothing is committed if a count differs."""
     infinite: Literal["reject", "missing"] = "reject"
-    """Rows with a feature that float32 cannot hold: rejected, or kept with that feature as a missing value."""
+    """Rows with a feature too large for float32: rejected, or kept with a missing value for the feature."""
     max_group: int = Field(default=10_000, ge=1)
-    """Documents of the longest group that is accepted."""
+    """Documents of the longest group that is accepted; a longer one is rejected."""
     compression: Compression = "zstd"
     """Compression of the data files: zstd is smallest, none is read fastest."""
     row_group_mb: float = Field(default=8, gt=0)
     """Uncompressed megabytes of a row group; small data sets get smaller ones."""
     file_mb: float = Field(default=256, gt=0)
-    """Megabytes of a data file after which the next is begun."""
+    """Megabytes of a data file, after which the next one begins."""
     unit_mb: float = Field(default=256, gt=0)
-    """Megabytes of consecutive input files that one task handles; no file is cut. Each has data files of its own."""
+    """Megabytes of consecutive input files that one task handles. No input file is cut, and each task writes its own
+    data files."""
 
     @field_validator("inputs", mode="before")
     @classmethod
@@ -106,7 +106,7 @@ def list_inputs(inputs: Sequence[Input]) -> list[File]:
 
 
 def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
-    """What tells whether an input file was changed, by URL.
+    """A fingerprint of each input file, by URL, which changes when the file does.
 
     Raises:
         InputError: an input is missing.
@@ -116,12 +116,12 @@ def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
 
 
 def check_period(period: str, file: str) -> str:
-    """The period, where it can name a directory.
+    """The period, if it can name a directory.
 
     Raises:
         InputError: it cannot.
     """
-    if not _PERIOD.fullmatch(period) or ".." in period:
+    if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
         raise InputError(
             f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
         )
@@ -138,12 +138,12 @@ class Unit:
 
     @property
     def period(self) -> str:
-        """The fixed period, which is the scope of the query ids; empty where there is none."""
+        """The fixed period, which is the scope of the query ids; empty for none."""
         return self.files[0].period or ""
 
     @property
     def bytes(self) -> int:
-        """Bytes of its files."""
+        """Bytes of the unit's files."""
         return sum(self.sizes)
 
     def __str__(self) -> str:
@@ -154,9 +154,9 @@ class Unit:
 def cut_units(
     files: Sequence[File], sizes: Sequence[int], *, unit_bytes: float, sort: bool, first: int = 0
 ) -> list[Unit]:
-    """Cut the input into units: consecutive files of one fixed period of at most `unit_bytes`, or one larger file.
+    """Cut the input into units: consecutive files of one fixed period with at most `unit_bytes`, or one larger file.
 
-    With `sort`, all files of a fixed period are one unit, wherever they stand. Numbers begin with `first`.
+    With `sort`, all files of a fixed period are one unit, even if others lie between. Numbers begin with `first`.
 
     Example:
         >>> files = [File(url=name) for name in "abcd"]
@@ -179,7 +179,7 @@ def cut_units(
 
 @dataclass(frozen=True)
 class Work:
-    """What all units have in common: how to read, what to write, where; `taken` are periods that may not be added to.
+    """The settings that all units share. `taken` are the periods that may not be written, since they exist already.
 
     `first` is the file whose features all others must have.
     """
@@ -192,17 +192,17 @@ class Work:
 
 
 def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> Work:
-    """Look at the inputs' features.
+    """Find the inputs' features.
 
     Raises:
-        InputError: they cannot be told, or differ between files.
+        InputError: the features cannot be inferred, or differ between files.
     """
     return Work(config, find_features(config.source, files), files[0], out, frozenset(taken))
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a unit goes on: the gid of its first group, which is the number of groups before, and their documents."""
+    """The start of a unit: the gid of its first group, which counts the groups before it, and their documents."""
 
     gid: int = 0
     documents: int = 0

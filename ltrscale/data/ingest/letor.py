@@ -1,4 +1,4 @@
-"""Reads LETOR / svmlight text files, compressed or not, block by block; `svmlight` says what a row looks like.
+"""Reads LETOR / svmlight text files, compressed or not, block by block; `svmlight` defines the format of a row.
 
 Shapes: N rows of a block, F features, G groups.
 """
@@ -17,9 +17,9 @@ from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.data.ingest.svmlight import RowFormat, count_features, parse
 from ltrscale.errors import InputError
 
-_PIECE = 1 << 20  # bytes parsed together: few enough that temporaries are small, many enough to spread the overhead
-_MOST_VALUES = 1 << 24  # of a block, for sparse rows are short as text but not as arrays
-_MOST_REJECTIONS = 10_000  # of a block
+_PIECE = 1 << 20  # bytes parsed together: few enough for small temporaries, many enough to spread the overhead
+_MOST_VALUES = 1 << 24  # in a block, since sparse rows are short as text but long as arrays
+_MOST_REJECTIONS = 10_000  # in a block
 _GROUP_SIZE = re.compile(rb"[0-9]{1,18}")
 
 
@@ -28,17 +28,17 @@ def read_letor(
 ) -> Iterator[RowBlock]:
     r"""Stream the rows of a LETOR or svmlight file in blocks of about `block_bytes` bytes of text.
 
-    `n_features` None stands for `infer_features(url)`, for dense rows only. `group_sizes` is a file with the size of
-    one group a line, compressed or not: then rows have no qid, the n-th group has the query id n, an unparsable row
-    still takes its place in its group, and a group of size 0 is an `empty_group` rejection, in a first block without
-    rows. `doc_ids_N` is null for rows without document id, and None in a block without any. A file without rows gives
+    `n_features` None means `infer_features(url)`, for dense rows only. `group_sizes` is a file with the size of one
+    group per line, compressed or not: then rows have no qid, the n-th group has the query id n, an unparsable row
+    still counts as a row of its group, and a group of size 0 is an `empty_group` rejection, in a first block without
+    rows. `doc_ids_N` is null for rows without document id, and None in a block without any. A file without rows yields
     no block.
 
-    Rejections: `unparsable`; `feature_count` for dense rows that have not exactly F features and for indices above F.
+    Rejections: `unparsable`; `feature_count` for dense rows without exactly F features and for indices above F.
 
     Raises:
         InputError: a file is missing or its compressed data is broken; `n_features` is missing for sparse rows; the
-            group sizes are not sizes or do not add up to the number of rows.
+            group sizes are no sizes or do not add up to the number of rows.
 
     Example:
         >>> import tempfile
@@ -50,14 +50,14 @@ def read_letor(
         ([[0.5, nan]], ['a'], [(2, 'unparsable')])
     """
     if n_features is None and not dense:
-        raise InputError(f"{url}: sparse rows do not tell how many features there are; set n_features")
+        raise InputError(f"{url}: sparse rows do not state how many features there are; set n_features")
     return _read(url, n_features, dense, group_sizes, block_bytes)
 
 
 def infer_features(url: str, *, qid: bool = True) -> int | None:
-    """The number of features of the file's first row that parses as a dense one, or None where no row does.
+    """The number of features of the file's first row that parses as a dense one, or None if no row does.
 
-    `qid` says whether rows have a query id.
+    `qid`: whether rows have a query id.
 
     Raises:
         InputError: the file is missing or its compressed data is broken.
@@ -73,14 +73,14 @@ def _read(
     url: str, n_features: int | None, dense: bool, group_sizes: str | None, block_bytes: int
 ) -> Iterator[RowBlock]:
     if n_features is None:
-        n_features = infer_features(url, qid=group_sizes is None) or 1  # without a good row, 1 rejects them all too
+        n_features = infer_features(url, qid=group_sizes is None) or 1  # no good row: all are rejected with any number
     row_format = RowFormat(n_features=n_features, dense=dense, qid=group_sizes is None)
     blocks = _blocks(url, row_format, block_bytes)
     yield from blocks if group_sizes is None else _grouped(blocks, url, group_sizes, n_features)
 
 
 def _blocks(url: str, row_format: RowFormat, block_bytes: int) -> Iterator[RowBlock]:
-    room = max(1024, (1 << 27) // row_format.n_features)  # a piece full of the shortest rows must fit in memory too
+    room = max(1024, (1 << 27) // row_format.n_features)  # so that a piece of the shortest rows fits in memory too
     parts: list[RowBlock] = []
     size = values = rejected = 0
     line = 1
@@ -117,7 +117,7 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
         lines = np.sort(np.concatenate([block.lines_N, [bad.line for bad in block.rejected]]))
         first, rows = rows, rows + len(lines)
         if rows > total:
-            continue  # only to count
+            continue  # too many rows: go on to count them for the error
         groups = np.searchsorted(ends_G, np.arange(first, rows), side="right")
         group_N = groups[np.searchsorted(lines, block.lines_N)]
         rejected_groups = groups[np.searchsorted(lines, [bad.line for bad in block.rejected])].tolist()

@@ -1,4 +1,4 @@
-"""Text files as runs of whole lines: plain, gzip or xz, told apart by content, in bounded memory."""
+"""Text files as runs of whole lines: plain, gzip or xz, distinguished by content, in bounded memory."""
 
 import codecs
 import lzma
@@ -16,17 +16,17 @@ from ltrscale.data.ingest.rows import TEXT_LENGTH, KeptTexts
 from ltrscale.errors import InputError
 
 LONGEST_LINE = 1 << 24
-"""A longer line is cut to its first bytes and a NUL word, which no row of text data has."""
+"""A longer line is cut to its first bytes and a NUL word; no row of text data has a NUL, so it is rejected."""
 
 _KEPT_OF_LONG = 4000
 _CUT_MARK = b" \0"
 _GZIP_MAGIC = b"\x1f\x8b"
 _XZ_MAGIC = b"\xfd7zXZ\0"
-_GZIP_FORMAT = 31  # of zlib: a gzip header, the largest window
+_GZIP_FORMAT = 31  # zlib's code for a gzip header and the largest window
 
 
 class Piece(NamedTuple):
-    """Some of a file's text, and how much of the file, as it lies on disk, had been read for it: 0 to 1."""
+    """Some of a file's text, and the share of the file's (compressed) bytes read so far, from 0 to 1."""
 
     text: bytes
     share: float
@@ -52,20 +52,21 @@ class LineTexts:
 
 
 def shown(line: bytes) -> str:
-    """A line as it is shown to people."""
+    """A line in the form in which people see it."""
+    # 4 bytes are the most that UTF-8 needs for a character
     return line[: 4 * TEXT_LENGTH].decode(errors="replace").rstrip("\r")[:TEXT_LENGTH]
 
 
 def read_lines(url: str, *, size: int) -> Iterator[Piece]:
     """Yield a file's text in pieces of whole lines, each piece about `size` bytes, each line ending in a newline.
 
-    A piece is longer where a line is. A byte order mark is left out, and a last line without newline gets one.
+    A longer line makes a longer piece. A byte order mark is dropped, and a last line without newline gets one.
 
     Raises:
         InputError: the file is missing, or its compressed data is cut, corrupt or followed by something else.
     """
     pieces = _whole_lines(_content(url, size))
-    for first in pieces:
+    for first in pieces:  # the body runs once: only the first piece may begin with a byte order mark
         yield first._replace(text=first.text.removeprefix(codecs.BOM_UTF8))
         yield from pieces
 
@@ -94,8 +95,8 @@ def _content(url: str, size: int) -> Iterator[Piece]:
             with storage.named_errors(url):
                 return stream.read(n)
 
-        # not gzip.GzipFile and lzma.LZMAFile: the first cannot say where the data that it refuses begins, since it has
-        # read on, and the second passes over whatever follows the last stream, such as the rest of a damaged one
+        # not gzip.GzipFile and lzma.LZMAFile: the first has read ahead and cannot name the place of the damage, and
+        # the second skips whatever follows the last stream, such as the rest of a damaged one
         magic = read(len(_XZ_MAGIC))
         chunks = chain([magic], iter(read, b""))
         if magic.startswith(_GZIP_MAGIC):
@@ -109,9 +110,9 @@ def _content(url: str, size: int) -> Iterator[Piece]:
 
 
 def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """Decompress one gzip member after the other, `size` bytes at a time whatever the compression ratio.
+    """Decompress one gzip member after the other, at most `size` bytes at a time whatever the compression ratio.
 
-    With each text comes the position in the file up to which it needs the file.
+    It yields each text with the number of bytes of the file that it and the texts before it took.
     """
     decoder = zlib.decompressobj(_GZIP_FORMAT)
     read = written = 0
@@ -128,7 +129,7 @@ def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[byte
                     "bytes of text came before; copy or compress the file again"
                 ) from error
             written += len(text)
-            chunk = decoder.unconsumed_tail or decoder.unused_data
+            chunk = decoder.unconsumed_tail or decoder.unused_data  # the rest of this member, or the next one
             yield text, read - len(chunk)
     if not decoder.eof:
         raise InputError(
@@ -138,12 +139,12 @@ def _gunzip(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[byte
 
 
 def _unxz(url: str, chunks: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """Decompress one xz stream after the other, as `_gunzip` does; positions are those of the chunks' ends."""
+    """Decompress one xz stream after the other, like `_gunzip`; positions are the ends of the chunks."""
     decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
     read = written = 0
     for chunk in chunks:
         read += len(chunk)
-        while chunk or not (decoder.eof or decoder.needs_input):
+        while chunk or not (decoder.eof or decoder.needs_input):  # the decoder keeps the input beyond `size` bytes
             if decoder.eof:
                 decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ)
             try:

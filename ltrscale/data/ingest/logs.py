@@ -1,8 +1,8 @@
-"""Reads raw logs, one item or one query group a row, in Parquet or CSV, block by block.
+"""Reads raw logs, one item or one query group per row, in Parquet or CSV, block by block.
 
-Which column is what is said by a config. Both readers give RowBlocks with one row per document; memory does not grow
-with the file. In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite
-values are passed on. Categorical columns are encoded as in `categories`.
+A config maps the columns. Both readers yield RowBlocks with one row per document; memory does not grow with the file.
+In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
+on. Categorical columns are encoded as in `categories`.
 
 Shapes: N rows (documents), Q groups, G groups of a batch, F features.
 """
@@ -30,11 +30,11 @@ Encoders = dict[str, CategoryEncoder]
 
 
 class RowTexts:
-    """What the quarantine shows of Parquet rows: their columns as JSON, by the number of the row."""
+    """Parquet rows as text for the quarantine: their columns as JSON, by the number of the row."""
 
     def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
         self.batch, self.lines_N = batch, lines_N
-        self._last = 0, ""  # all documents of a bad group ask for one row, which may be long
+        self._last = 0, ""  # a cache: all documents of a bad group show the same row, which may be long
 
     def __call__(self, line: int) -> str:
         """The text of one row."""
@@ -59,7 +59,7 @@ def _plain(value: pa.Scalar) -> object:
 
 
 class Examined:
-    """The rows of a batch and what is wrong with them; the first finding counts."""
+    """The rows of a batch and their faults; the first fault of a row counts."""
 
     def __init__(self, batch: pa.RecordBatch, file: str) -> None:
         self.batch, self.file = batch, file
@@ -67,13 +67,13 @@ class Examined:
         self._findings: dict[int, tuple[Rule, str]] = {}
 
     def reject(self, bad_N: NDArray[np.bool_], reason: str, rule: Rule = "unparsable") -> None:
-        """Note what is wrong with some rows."""
+        """Record a fault of some rows."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
             self._findings[i] = rule, reason
         self.bad_N |= bad_N
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
-        """A column as text; rows in which it is not UTF-8, or has no value where it must, are rejected."""
+        """A column as text; rows where it is not UTF-8, or lacks a required value, are rejected."""
         text_N, broken_N = cols.texts(self.batch.column(name))
         self.reject(broken_N, f"column {name!r} is not text in UTF-8")
         if required:
@@ -82,7 +82,7 @@ class Examined:
         return text_N
 
     def periods(self, mapping: ColumnMapping | GroupColumns) -> pa.StringArray | None:
-        """The period of each row, where a column gives it."""
+        """The period of each row, if a column determines it."""
         if mapping.period_column is not None and mapping.period_column in self.batch.schema.names:
             return self.texts(mapping.period_column, required=True)
         if mapping.time is None:
@@ -92,11 +92,11 @@ class Examined:
         return periods_N
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Columns of groups, as they are, by their names in the data set."""
+        """Columns of groups, unchanged, by their names in the data set."""
         found = {}
         for name in names:
             column = cols.plain(self.batch.column(name))
-            key = f"meta_{name.removeprefix('meta_')}"  # a data set's own columns keep their names
+            key = f"meta_{name.removeprefix('meta_')}"  # a data set that is read again keeps its columns' names
             found[key] = self.texts(name) if cols.is_text(column.type) else column
         return found
 
@@ -107,7 +107,7 @@ class Examined:
         query_ids_N: pa.StringArray,
         rows_N: NDArray[np.int64] | None = None,
     ) -> list[Rejection]:
-        """One for each bad row, in order; `rows_N` is what each counts, 1 by default."""
+        """One rejection for each bad row, in order; it counts as `rows_N` input rows, 1 by default."""
         found = []
         for i in np.flatnonzero(self.bad_N).tolist():
             rule, reason = self._findings[i]
@@ -139,24 +139,24 @@ def read_items(
     encoders: Encoders | None = None,
     batch_rows: int = 1 << 16,
 ) -> Iterator[RowBlock]:
-    """Read a log with one item (document) a row from Parquet or CSV, in blocks of at most `batch_rows` rows.
+    """Read a log with one item (document) per row from Parquet or CSV, in blocks of at most `batch_rows` rows.
 
     `lines_N` are row numbers (Parquet), or line numbers with the header as line 1 (CSV). Rejected as `unparsable`: a
     CSV line with a wrong number of fields, misplaced quotes or a value that is no number in a numeric column; a row
     without a query id, with a time stamp or period that is missing or cannot be read, or with text that is not UTF-8.
-    Partition columns in the path are ignored, but for `period_column`.
+    Partition columns in the path are ignored, except `period_column`.
 
     Args:
         url: A file named .parquet, .csv, .csv.gz or .csv.xz.
-        mapping: Which column is what.
-        features: The features of the first file of several, as `item_features` gives them; others must have the same.
+        mapping: The uses of the columns.
+        features: The features of the first of several files, from `item_features`; the others must have the same.
         first: The name of that file, for errors.
         encoders: Encoders by column, shared by the files of one data set so that collisions are counted once.
         batch_rows: The most rows of a block.
 
     Raises:
-        InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or is
-            not as in the first file.
+        InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
+            differs from the first file.
     """
     schema = _schema(url, mapping.delimiter)
     found = resolve(schema, mapping, url)
@@ -178,7 +178,7 @@ def read_items(
 
 @dataclass(frozen=True)
 class _ItemBlocks:
-    """Makes a RowBlock of a batch of items."""
+    """Turns a batch of items into a RowBlock."""
 
     url: str
     mapping: ColumnMapping
@@ -248,17 +248,17 @@ def read_groups(
     encoders: Encoders | None = None,
     batch_groups: int = 256,
 ) -> Iterator[RowBlock]:
-    """Read a Parquet file with one query group a row, and take it apart into documents; `starts_N` tells the groups.
+    """Read a Parquet file with one query group per row, and split it into documents; `starts_N` marks the groups.
 
     `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
-    feature lists that do not hold the same number of whole documents (1 row, for its documents cannot be told apart);
+    feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
     `unparsable`, the documents of a group whose labels or other lists have another length, or whose query id, time
     stamp or period cannot be read.
 
     Args:
         url: A file named .parquet.
-        mapping: Which column is what.
-        features: The features of the first file of several, as `group_features` gives them; others must have the same.
+        mapping: The uses of the columns.
+        features: The features of the first of several files, from `group_features`; the others must have the same.
         first: The name of that file, for errors.
         encoders: Encoders by feature, shared by the files of one data set so that collisions are counted once.
         batch_groups: The most groups of a block.
@@ -282,7 +282,7 @@ def read_groups(
 
 @dataclass(frozen=True)
 class _GroupBlocks:
-    """Makes a RowBlock of a batch of groups."""
+    """Turns a batch of groups into a RowBlock."""
 
     url: str
     mapping: GroupColumns
@@ -325,7 +325,7 @@ class _GroupBlocks:
         )
 
     def _examine(self, groups: Examined) -> NDArray[np.int64]:
-        """Check the lists of each group against each other; returns its documents, 1 where they cannot be told."""
+        """Check the lists of each group against each other; returns its documents, 1 if their number is not known."""
         mapping, batch = self.mapping, groups.batch
         columns = mapping.feature_columns(batch.schema)
         lengths_G = _lengths(batch.column(columns[0]))
@@ -380,7 +380,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _any(column: pa.Array, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Lists of which a value is bad; `bad` tells it of the values of all lists."""
+    """Which lists have a bad value; `bad` marks the bad ones among the values of all lists."""
     group = np.repeat(np.arange(len(column)), _lengths(column))
     found: NDArray[np.bool_] = np.bincount(group[bad], minlength=len(column)) > 0
     return found

@@ -1,4 +1,4 @@
-"""Which column of a raw log is what: the configs, and the features that they find in a file."""
+"""The uses of a raw log's columns: the configs that state them, and the features that these find in a file."""
 
 import re
 import urllib.parse
@@ -15,14 +15,14 @@ from ltrscale.errors import InputError, nearest
 
 
 class _Columns(Config):
-    """What item and group logs have in common."""
+    """The settings that item and group logs share."""
 
     time: str | None = None
-    """Column with the time stamp, which gives the period, in UTC."""
+    """Column with the time stamp, which determines the period, in UTC."""
     period: cols.Period = "week"
     """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09)."""
     period_column: str | None = None
-    """Column that is the period itself, or such a part of the path (.../name=value/...)."""
+    """Column that has the period itself, or a part of the path that does (.../name=value/...)."""
     positions: str | None = None
     """Column with the position at which a document was shown."""
     clicks: str | None = None
@@ -30,7 +30,7 @@ class _Columns(Config):
     weights: str | None = None
     """Column with weights of documents."""
     meta: tuple[str, ...] = ()
-    """Columns of the whole group to carry along, as `meta_NAME`."""
+    """Columns of whole groups to keep in the data set, as `meta_NAME`."""
 
     @model_validator(mode="after")
     def _one_period(self) -> Self:
@@ -39,17 +39,17 @@ class _Columns(Config):
         return self
 
     def side(self) -> dict[str, str]:
-        """The columns of documents that are carried along: name in the data set -> column."""
+        """Further columns of documents to keep: name in the data set -> column."""
         named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights}
         return {name: column for name, column in named.items() if column is not None}
 
 
 class ColumnMapping(_Columns):
-    """Which column of a log with one item a row is what.
+    """The uses of the columns of a log with one item per row.
 
-    Features are named exactly or by a prefix and `*`; `*` alone is every numeric column that has no other use. Their
-    order is that of this config, numeric ones first: a pattern gives what it matches in the order of names, but for the
-    columns that are named exactly, which stand at their own place. The order of the columns in a file does not matter.
+    Features are named exactly or by a prefix and `*`; `*` alone means every numeric column without another use. Their
+    order is that of this config, numeric ones first: a pattern stands for its matches in the order of their names,
+    except columns that are named exactly, which keep their own place. The order of columns in a file does not matter.
     """
 
     query: str
@@ -63,9 +63,9 @@ class ColumnMapping(_Columns):
     categorical: tuple[str, ...] = ()
     """Categorical features, such as country or c_*."""
     exclude: tuple[str, ...] = ()
-    """Columns, or prefixes with *, that patterns leave out."""
+    """Columns, or prefixes with *, that patterns do not match."""
     delimiter: Literal[",", ";", "\t", "|"] = ","
-    """What separates the fields of CSV."""
+    """Separator of CSV fields."""
 
     @model_validator(mode="after")
     def _some_feature(self) -> Self:
@@ -80,32 +80,32 @@ class ColumnMapping(_Columns):
         return self
 
     def named(self) -> dict[str, str]:
-        """The columns with a use of their own: use -> column."""
+        """The columns that this config names for one use each, no features: use -> column."""
         single = {"query": self.query, "item": self.item, "label": self.label, "time": self.time}
         single["period_column"] = self.period_column
         return {use: name for use, name in single.items() if name is not None} | self.side()
 
 
 class GroupColumns(_Columns):
-    """Which column of a Parquet file with one query group a row is what; columns of documents hold lists.
+    """The uses of the columns of a Parquet file with one query group per row; columns of documents hold lists.
 
-    The defaults read the files of a data set directory again, given `n_features` or `names`, and `labels`, `docs` and
-    `period_column: period` as wanted.
+    The defaults read the files of a data set directory again; set `n_features` or `names`, and `labels`, `docs` and
+    `period_column: period` as needed.
     """
 
     query: str = "query_id"
     """Column with the query id."""
     features: tuple[str, ...] = ("features",)
-    """One column with all features: a list per document, or one list, document after document. Or a column for each
+    """One column with all features: a list per document, or one list, document after document. Or one column for each
     numeric feature."""
     categorical: tuple[str, ...] = ()
-    """Features that are categorical, by name; where each feature has its column, these come after the numeric."""
+    """Names of the categorical features; if each feature has its own column, these come after the numeric ones."""
     names: tuple[str, ...] = ()
     """Names of the features in the one column, in order; 1, 2, ... if not given."""
     n_features: int | None = Field(default=None, ge=1)
-    """Number of features in the one column, where `names` is not given."""
+    """Number of features in the one column, if `names` is not given."""
     labels: str | None = None
-    """Column with labels; null where a group is unlabelled."""
+    """Column with labels; null for an unlabelled group."""
     docs: str | None = None
     """Column with document ids."""
 
@@ -127,14 +127,14 @@ class GroupColumns(_Columns):
         return len(self.features) == 1 and bool(self.names or self.n_features or not self.categorical)
 
     def feature_columns(self, schema: pa.Schema) -> list[str]:
-        """The columns that hold features, in the order of ColumnMapping."""
+        """The columns that hold features, in the order that ColumnMapping states."""
         if self.matrix:
             return list(self.features)
         categorical = _matching(schema.names, self.categorical)
         return [name for name in _matching(schema.names, self.features) if name not in categorical] + categorical
 
     def named(self) -> dict[str, str]:
-        """The columns with a use of their own: use -> column."""
+        """The columns that this config names for one use each, no features: use -> column."""
         single = {"query": self.query, "labels": self.labels, "docs": self.docs, "time": self.time}
         single["period_column"] = self.period_column
         lists = {f"list of {name}": column for name, column in self.side().items()}
@@ -145,8 +145,8 @@ def resolve(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Featur
     """The features that a mapping finds in a file, in the order that ColumnMapping states.
 
     Raises:
-        InputError: a column is missing (the nearest is named), is there twice or has a type that does not fit; a
-            pattern matches nothing.
+        InputError: a column is missing (names the nearest), occurs twice or has a type that does not fit; a pattern
+            matches nothing.
     """
     _require_named(schema, mapping, file)
     categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
@@ -159,10 +159,10 @@ def resolve(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Featur
 
 
 def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[Feature]:
-    """The features of a file with one group a row.
+    """The features of a file with one group per row.
 
     Raises:
-        InputError: a column is missing or has a type that does not fit; the number of features cannot be told.
+        InputError: a column is missing or has a type that does not fit; the number of features cannot be inferred.
     """
     _require_named(schema, mapping, file)
     if not mapping.matrix:
@@ -181,7 +181,10 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
     inner = require(schema, mapping.features[0], "features", file).value_type
     n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
     if not n:
-        raise InputError(f"{file}: column {mapping.features[0]!r}: set n_features or names, the lists do not tell them")
+        raise InputError(
+            f"{file}: column {mapping.features[0]!r}: its lists do not state the number of features; "
+            "set n_features or names"
+        )
     names = mapping.names or tuple(str(i + 1) for i in range(n))
     for name in mapping.categorical:
         if name not in names:
@@ -192,10 +195,10 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
 def agree(
     schema: pa.Schema, found: Sequence[Feature], features: Sequence[Feature], file: str, first: str, *, lists: bool
 ) -> None:
-    """Check that a file has the features of the first one, in whatever order; `lists`: a group a row.
+    """Check that a file has the features of the first one, in any order; `lists`: one group per row.
 
     Raises:
-        InputError: a feature is missing, of another kind or one too many; names it.
+        InputError: a feature is missing, of another kind, or not in the first file; names it.
     """
     for feature in features:
         if feature.name not in schema.names:
@@ -205,7 +208,7 @@ def agree(
     for feature in found:
         if feature not in features:
             raise InputError(
-                f"{file}: column {feature.name!r} ({feature.kind}) is no such feature of {first}; "
+                f"{file}: column {feature.name!r} ({feature.kind}) is not among the features of {first}; "
                 "list it under exclude, or prepare the two apart"
             )
 
@@ -233,13 +236,13 @@ def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], 
 
 
 def _is_numeric(schema: pa.Schema, name: str) -> bool:
-    """Whether a column holds numbers, and not only nulls."""
+    """Whether a column holds numbers and is not all null."""
     kind = schema.field(schema.get_all_field_indices(name)[0]).type
     return cols.is_number(kind) and not pa.types.is_null(kind)
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The names that patterns match, each once, in the order that ColumnMapping states."""
+    """The names that match the patterns, each once, in the order that ColumnMapping states."""
     rising, found = sorted(names), dict[str, None]()
     for pattern in patterns:
         if pattern.endswith("*"):
@@ -280,7 +283,7 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 
 def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
-    """The type of a column, which must be there once and fit its use."""
+    """The type of a column, which must occur once and fit its use."""
     indices = schema.get_all_field_indices(name)
     if not indices:
         raise InputError(f"{file}: no column {name!r} ({use}); {_remedy(name, schema.names)}")
@@ -295,12 +298,12 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
 
 
 def _remedy(name: str, names: Sequence[str]) -> str:
-    """The remedy for a wrong name: the nearest right one, or all there are."""
+    """The remedy for a wrong name: the nearest known one, or all known ones."""
     near = nearest(name.rstrip("*"), names, alike=0.5)
     return f"did you mean {near!r}?" if near else f"its columns are {', '.join(names)}"[:300]
 
 
 def path_value(url: str, key: str) -> str | None:
-    """The value of `key=value` in a path, as Hive partitions have it."""
+    """The value of `key=value` in a path, as in Hive partitions."""
     found = re.search(rf"(?:^|/){re.escape(key)}=([^/]+)/", url)
     return urllib.parse.unquote(found[1]) if found else None

@@ -1,8 +1,8 @@
-"""Handles the units of an input in tasks of a Ray cluster, with the output of one process.
+"""Handles the units of an input in tasks of a Ray cluster; the output is the same as that of one process.
 
-Two passes: a survey counts what each unit keeps and notes the hashes of its query ids; from these the driver knows each
-unit's first gid and which of its query ids have been in units before; then each unit is written. Tasks put finished
-files in place themselves; the driver takes them over and commits.
+There are two passes. A survey counts the groups that each unit keeps and hashes its query ids; from these the driver
+computes each unit's first gid and which of its query ids occur in earlier units. Then each unit is written. Tasks put
+finished files in place themselves; the driver takes them over and commits.
 """
 
 from collections import deque
@@ -26,14 +26,14 @@ _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 
 
 class _Plan(NamedTuple):
-    """Where a unit goes on, and its query ids that come back from before."""
+    """A unit's start, and its query ids that earlier units have."""
 
     start: Start
     returning: NDArray[np.uint64]
 
 
 class _WrittenUnit(NamedTuple):
-    """What a task gives back: what it wrote, the files it put in place, and ids that only rejected rows have."""
+    """The result of a task: the unit written, the files put in place, and the ids that only rejected rows have."""
 
     written: Written
     placed: tuple[storage.Placed, ...]
@@ -43,12 +43,12 @@ class _WrittenUnit(NamedTuple):
 def write_with_ray(
     work: Work, units: Sequence[Unit], start: Start, *, commit: storage.Commit, ids: QueryIds, advance: Advance
 ) -> list[Written]:
-    """Write all units in tasks of the Ray cluster this process is connected to, or of one of its own.
+    """Write all units in tasks of the Ray cluster that this process is connected to, or else of a new one.
 
-    The arguments are those of `write_unit`. With one unit, and no query ids from before, there is no survey.
+    The arguments are those of `write_unit`. A single unit without earlier query ids needs no survey.
 
     Raises:
-        InputError: as `write_unit`, of the first task that raises it; or a task's process dies again and again.
+        InputError: as `write_unit`, from the first task that fails; or a task's process dies again and again.
     """
     work = replace(work, out=storage.absolute(work.out))
     alone = len(units) == 1 and not len(ids.groups)
@@ -91,7 +91,7 @@ def _plans(surveys: Iterable[Survey], start: Start, ids: QueryIds) -> Iterator[_
 
 
 def _survey(work: Work, unit: Unit) -> Survey:
-    """What a task of the first pass does."""
+    """The task of the first pass."""
     with storage.scratch.directory() as folder:
         return survey_unit(work, unit, folder=folder)
 
@@ -99,7 +99,7 @@ def _survey(work: Work, unit: Unit) -> Survey:
 def _write(
     work: Work, unit: Unit, start: Start, returning: NDArray[np.uint64], leases: tuple[storage.Lease, ...]
 ) -> _WrittenUnit:
-    """What a task of the second pass does."""
+    """The task of the second pass."""
     storage.join_leases(leases)
     with (
         storage.scratch.directory() as folder,
@@ -117,21 +117,21 @@ def run_tasks(
     names: Sequence[str],
     done: Callable[[int, Any], None],
 ) -> None:
-    """Call a function once for each of `calls` in Ray tasks of one CPU; `done` gets each result, with its number.
+    """Call a function once for each of `calls` in Ray tasks of one CPU; `done` receives each result with its number.
 
-    No more tasks are under way than keep the cluster busy. A task whose process dies is run again, by Ray. Where one
-    fails the others are stopped; `done` still gets what they have finished.
+    At most as many tasks run as keep the cluster busy. Ray repeats a task whose process dies. If one fails the others
+    are stopped; `done` still receives the results of those that have finished.
 
     Args:
         function: a module-level function.
         calls: the arguments of each call.
-        names: what each call works on, for errors.
+        names: the input of each call, for errors.
         done: called in this thread, in the order in which calls end.
 
     Raises:
-        InputError: a call raised one, or its process died as often as Ray runs it again.
+        InputError: a call raised one, or its process died more often than Ray repeats it.
     """
-    import ray  # here, for the many processes that never use Ray
+    import ray  # imported late: many processes never use Ray
 
     remote = ray.remote(num_cpus=1)(function)
     waiting = deque(enumerate(calls))
@@ -154,6 +154,6 @@ def run_tasks(
         for task in ended:
             try:
                 result = ray.get(task)
-            except Exception:  # cancelled, or failed as well: the first failure is the one to tell
+            except Exception:  # cancelled, or failed as well: the first failure is the one to report
                 continue
             done(running[task], result)

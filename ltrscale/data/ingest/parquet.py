@@ -1,4 +1,4 @@
-"""Raw Parquet files in batches of bounded memory, and errors that say where a file is damaged."""
+"""Raw Parquet files in batches of bounded memory, and errors that name the place of damage in a file."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,17 +30,17 @@ class Batch(NamedTuple):
 
 
 def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[Batch]:
-    """Batches of at most `batch_rows` rows; `columns` in file order.
+    """Read batches of at most `batch_rows` rows; `columns` are in file order.
 
-    A row group is read a page at a time: memory does not grow with the file or with its row groups.
+    A row group is read page by page: memory does not grow with the file or with its row groups.
 
     Raises:
-        InputError: the file is missing or cannot be decoded; row group and row are named.
+        InputError: the file is missing or cannot be decoded; names row group and row.
     """
     with _open(url) as file:
         row = 1
         for group in range(file.num_row_groups):
-            # its offset stands in the metadata of its columns: where these are damaged, pyarrow ends the process
+            # not its offset, which is in the metadata of its columns: if these are damaged, pyarrow kills the process
             with _damage(url, f"row group {group}, near row {row}"):
                 batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
             while True:
@@ -59,7 +59,7 @@ def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain text for string views, from which Arrow cannot take some rows."""
+    """The batch with string views as plain text, since Arrow cannot take rows of string views."""
     kinds = [_without_view(kind) for kind in batch.schema.types]
     return batch if kinds == batch.schema.types else batch.cast(pa.schema(zip(batch.schema.names, kinds, strict=True)))
 
@@ -79,7 +79,7 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
         if not (end := stream.seek(0, 2)):
             raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
         with _damage(url, f"the footer before byte {end}"):
-            # checksums, where there are any, tell a flipped bit from a value
+            # checksums, if the file has any, detect a flipped bit that would still decode
             file = pq.ParquetFile(
                 stream,
                 pre_buffer=False,
@@ -96,6 +96,7 @@ def _damage(url: str, where: str) -> Iterator[None]:
     with storage.named_errors(url):
         try:
             yield
+        # MemoryError and OverflowError too: a damaged length may ask for any amount of memory
         except (pa.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
             if storage.is_fault(error):
                 raise

@@ -1,7 +1,7 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
 The input is cut into units (`inputs`), which are handled one after the other (`assembly`) or in parallel (`parallel`)
-with the same output. Nothing is seen by a reader before the manifest is committed.
+with the same output. Readers see nothing before the manifest is committed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,11 +39,11 @@ from ltrscale.progress import Advance, Report, log, progress
 
 
 def _silent(_: Mapping[str, object]) -> None:
-    """Report to nobody."""
+    """Ignore a report."""
 
 
 def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether `prepare` with this origin (`made_by`) has made the data set there, or added to it; says so."""
+    """Whether `prepare` with this origin (`made_by`) has made the data set or added to it; logs it if so."""
     there = additions.holds(out, origin)
     if there:
         log.info("prepare: %s is up to date, nothing to do", out)
@@ -51,22 +51,22 @@ def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
 
 
 def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent) -> Dataset:
-    """Make a data set directory at `out`, or add periods to it; nobody sees any of it until it is complete.
+    """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
 
-    Nothing is done where the same config has made or added the same inputs already. What cannot be used is in the
-    quarantine, also when that is too much and nothing is committed. Query ids must not return within the inputs of
-    one fixed period, nor within all inputs without one, those that were added to included.
+    It does nothing if the same config has made or added the same inputs already. Rows that cannot be used are in the
+    quarantine, also if they are too many and nothing is committed. Query ids must not return within the inputs of one
+    fixed period, nor within all inputs without one, including those of an existing data set that is added to.
 
     Args:
-        config: what to read, and how to write it.
+        config: the inputs to read, and the way to write them.
         out: the directory.
         ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
         report: receives the counts.
 
     Raises:
-        InputError: an input is missing, cannot be decoded or differs from the first in its features; there are no
-            rows; more than `max_rejected` of the rows are rejected; a period has other counts than expected; what is
-            added does not fit the data set, or making it anew would delete what was added.
+        InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
+            more than `max_rejected` of the rows are rejected; a period has other counts than expected; an addition
+            does not fit the data set, or making the data set again would delete additions.
     """
     files = list_inputs(config.inputs)
     origin = made_by("prepare", config, input_fingerprints(config))
@@ -83,12 +83,12 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         new = _write(work, units, commit, folder, before, origin, ray=ray)
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
-    _tell(out, new, report, added=before is not None)
+    _report(out, new, report, added=before is not None)
     return Dataset(out, manifest)
 
 
 def _before(config: PrepareConfig, out: str) -> Dataset | None:
-    """The data set to add to; None where there is none, or where it is replaced."""
+    """The data set to add to; None if there is none, or if it is replaced."""
     manifest = storage.read_manifest(out)
     if manifest is None:
         return None
@@ -108,7 +108,7 @@ def _write(
     *,
     ray: bool,
 ) -> Manifest:
-    """Put all files in place and check the account; returns the manifest of these files alone."""
+    """Put all files in place and check their accounting; returns the manifest of these files alone."""
     ids, start, schema = QueryIds(folder), Start(), None
     if before is not None:
         groups, documents, _ = before.manifest.counts()
@@ -125,7 +125,7 @@ def _write(
         for written in parts:
             totals.add(written)
     manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
-    commit.keep(manifest.quarantine)
+    commit.keep(manifest.quarantine)  # before the checks: their errors send the user to these files
     _check(manifest.accounting, totals.first_rejections, work)
     _check_expected(work.config.expect, manifest)
     return manifest
@@ -150,7 +150,7 @@ def _write_here(
 
 
 class _Totals:
-    """What the manifest says of all units, which are taken in in their order."""
+    """The manifest's totals of all units, which are added in their order."""
 
     def __init__(self, work: Work, schema: pa.Schema | None) -> None:
         self.first_rejections: list[Rejection] = []
@@ -163,7 +163,7 @@ class _Totals:
         self._quarantine: list[str] = []
 
     def add(self, written: Written) -> None:
-        """Take a unit in."""
+        """Add a unit."""
         if written.schema is not None:
             if self._schema is None:
                 self._schema, self._schema_of = written.schema, str(written.unit)
@@ -194,7 +194,7 @@ class _Totals:
 
 
 def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work) -> None:
-    """Stop where there are no rows, or too few good ones."""
+    """Raise InputError if there are no rows, or too few good ones."""
     rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
@@ -208,7 +208,7 @@ def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: 
 
 
 def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
-    """Stop where a period has other counts than expected."""
+    """Raise InputError if a period has other counts than expected."""
     wrong = []
     for period, expected in expect.items():
         cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
@@ -222,12 +222,12 @@ def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
         rejected = manifest.accounting.rows_rejected
         raise InputError(
             f"{'; '.join(wrong)} ({rejected:,} rows were rejected; periods found: {', '.join(manifest.periods)}); "
-            "check that each file is complete and the one that the counts are of, or mend expect"
+            "check that each file is complete and belongs to the collection, or mend expect"
         )
 
 
-def _tell(out: str, new: Manifest, report: Report, *, added: bool) -> None:
-    """The account of what was made or added."""
+def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
+    """Log and report the counts of the data set or addition."""
     a, counts = new.accounting, new.counts()
     rules = ", ".join(f"{rule} {count:,}" for rule, count in a.rules.items()) or "none"
     log.info(

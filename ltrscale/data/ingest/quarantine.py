@@ -27,9 +27,9 @@ _BUFFER = 4096
 
 
 class Quarantine:
-    """Writes rejections as they come, counts them, and remembers the first five.
+    """Writes rejections as they arrive, counts them, and remembers the first five.
 
-    No file is made where nothing is rejected. `close` puts the file in place. `number` is that of the file.
+    Without rejections there is no file. `close` puts the file in place. `number` is the file's number.
     """
 
     def __init__(self, commit: Commit, *, number: int = 0) -> None:
@@ -48,7 +48,7 @@ class Quarantine:
         return self.rows_by_rule.total()
 
     def add(self, rejections: Iterable[Rejection]) -> None:
-        """Take rejections in."""
+        """Write and count rejections."""
         for rejection in rejections:
             self.rows_by_rule[rejection.rule] += rejection.rows
             if len(self.first) < 5:
@@ -65,14 +65,14 @@ class Quarantine:
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
         )
         columns[0] = [without_credentials(str(file)) for file in columns[0]]
-        columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]
+        columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]  # text and query_id
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         with named_errors(self._commit.url, "write"):
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
         self._buffer.clear()
 
     def close(self) -> tuple[str, ...]:
-        """Put the file in place; returns the names of the files below the data set, none without rejections."""
+        """Put the file in place; returns its name below the data set, or nothing without rejections."""
         if self._buffer:
             self._flush()
         if self._writer is None:

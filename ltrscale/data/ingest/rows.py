@@ -1,4 +1,4 @@
-"""RowBlock: what every reader of raw input yields, and Rejection: what it says of rows it cannot use.
+"""RowBlock, which every reader of raw input yields, and Rejection, which describes rows that it cannot use.
 
 Shapes: N rows (documents) of a block, F features.
 """
@@ -22,10 +22,10 @@ Rule = Literal[
     "returning_query",
     "group_too_long",
 ]
-"""Why a row or group was rejected; docs/data.md explains each."""
+"""Reasons to reject a row or group; docs/data.md explains each."""
 
 TEXT_LENGTH = 1000
-"""Characters of a rejected row that are shown."""
+"""The most characters of a rejected row that are shown."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Rejection:
 
 
 class Texts(Protocol):
-    """The input of rows as text, for the quarantine; nothing is made of it before it is asked for."""
+    """The input of rows as text, for the quarantine; a text is made only when it is requested."""
 
     def __call__(self, line: int) -> str:
-        """What stands in this line (text) or row (Parquet), at most 1,000 characters."""
+        """The text of this line (text) or row (Parquet), at most 1,000 characters."""
         ...
 
     def only(self, lines_N: NDArray[np.int64]) -> "Texts":
@@ -58,13 +58,13 @@ class Texts(Protocol):
 
 @dataclass
 class RowBlock:
-    """Consecutive rows of one input file, parsed; the rows of a query may go on in the next block.
+    """Consecutive rows of one input file, parsed; the rows of a query may continue in the next block.
 
     Rows that could not be parsed are in `rejected` and nowhere else. `lines_N` are input positions (1-based, rising).
-    Labels are NaN where a row has none. `periods_N` is None where the file has one period, `period`.
-    `starts_N` is True where a reader knows that a new group starts (a file of group sizes, a group a row); None means
-    that a group starts where the query id changes. `texts` is the input of the lines in `lines_N`, None where it is
-    not at hand any more. `share` is how much of the file was read when the block was complete, from 0 to 1.
+    Labels are NaN where a row has none. `periods_N` is None if the file has one period, `period`. `starts_N` is True
+    where a reader knows that a new group starts (from a file of group sizes, or from one group per row); None means
+    that a group starts where the query id changes. `texts` has the input of the lines in `lines_N`, or is None if that
+    is no longer in memory. `share` is the share of the file that was read when the block was complete, from 0 to 1.
     """
 
     file: str
@@ -77,7 +77,7 @@ class RowBlock:
     doc_ids_N: pa.StringArray | None = None
     starts_N: NDArray[np.bool_] | None = None
     columns: dict[str, pa.Array] = field(default_factory=dict)
-    """Carried along: `positions`, `clicks`, `weights` of each document; `meta_*` of a group's first row."""
+    """Further columns: each document's `positions`, `clicks`, `weights`; `meta_*`, as in a group's first row."""
     rejected: list[Rejection] = field(default_factory=list)
     texts: Texts | None = None
     share: float = 0.0
@@ -104,7 +104,7 @@ def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
 
 
 def concat(pieces: Sequence[RowBlock]) -> RowBlock:
-    """The rows of all pieces, of one file where their texts are to last; what only some have is null in the others."""
+    """The rows of all pieces, with null for a column that a piece lacks. Texts survive if all are of one file."""
     pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
     if len(pieces) == 1:
         return pieces[0]
@@ -145,14 +145,14 @@ def keep(rows: RowBlock, keep_N: NDArray[np.bool_]) -> RowBlock:
         labels_N=rows.labels_N[keep_N],
         periods_N=None if rows.periods_N is None else rows.periods_N.filter(mask),
         doc_ids_N=None if rows.doc_ids_N is None else rows.doc_ids_N.filter(mask),
-        starts_N=None,
+        starts_N=None,  # a group may have lost its first row
         columns={name: column.filter(mask) for name, column in rows.columns.items()},
         rejected=[],
     )
 
 
 def _join_texts(pieces: Sequence[RowBlock]) -> Texts | None:
-    """The texts of the pieces together, where all have some; lines tell rows apart in one file only."""
+    """The texts of all pieces, if all have some and are of one file: line numbers identify rows within a file only."""
     texts = [piece.texts for piece in pieces if piece.texts is not None and piece.file == pieces[0].file]
     return _Joined([int(piece.lines_N[0]) for piece in pieces], texts) if len(texts) == len(pieces) else None
 
@@ -176,7 +176,7 @@ class _Joined:
 
 @dataclass(frozen=True)
 class KeptTexts:
-    """Texts that have been made, by line."""
+    """Finished texts, by line."""
 
     by_line: Mapping[int, str]
 
@@ -185,5 +185,5 @@ class KeptTexts:
         return self.by_line[line]
 
     def only(self, lines_N: NDArray[np.int64]) -> Texts:
-        """Fewer of them."""
+        """The texts of these lines only."""
         return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})

@@ -1,7 +1,7 @@
-"""Which query ids have been seen: 64-bit hashes in sorted runs, small ones in memory and large ones on disk.
+"""The set of query ids seen so far: 64-bit hashes in sorted runs, small ones in memory and large ones on disk.
 
-Memory stays bounded however many queries a log has: a run is at most twice the next, as in a log-structured merge
-tree, so there are few of them, and those above `memory_hashes` are memory-mapped files (8 bytes a query on disk).
+Memory stays bounded however many queries a log has: a run is at least twice as long as the next, as in a log-structured
+merge tree, so there are few runs, and those above `memory_hashes` are memory-mapped files (8 bytes per query on disk).
 """
 
 import hashlib
@@ -21,8 +21,8 @@ _MERGE_BLOCK = 1 << 16
 def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     """A 64-bit hash of each id within a scope: BLAKE2b, the same on every machine and in every version.
 
-    Ids of different scopes have unrelated hashes. Two of n ids share a hash with probability about n^2 / 2^65, which
-    is one in 3,700 for 100 million ids.
+    Ids in different scopes have unrelated hashes. Two of n ids share a hash with a probability of about n^2 / 2^65:
+    one in 3,700 for 100 million ids.
 
     Example:
         >>> [hex(value) for value in hash_ids(["a", "b"], scope="train")[:1]]
@@ -32,24 +32,24 @@ def hash_ids(ids: Iterable[str], *, scope: str = "") -> NDArray[np.uint64]:
     digests = bytearray()
     for text in ids:
         one = base.copy()
-        one.update(text.encode(errors="surrogatepass"))
+        one.update(text.encode(errors="surrogatepass"))  # an id from broken text may have lone surrogates
         digests += one.digest()
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64, copy=False)
 
 
 class QueryIds:
-    """The query ids that have been a group's, and those met in rejected rows only; `folder` as in `SeenHashes`."""
+    """The query ids of groups, and those of rows that a reader rejected; `folder` as in `SeenHashes`."""
 
     def __init__(self, folder: Path) -> None:
         self.groups, self.unread = SeenHashes(folder), SeenHashes(folder)
 
     def lost(self) -> NDArray[np.uint64]:
-        """Hashes of the ids that only rejected rows have, of all that were taken in."""
+        """Hashes of the ids that only rejected rows have."""
         return np.concatenate([np.empty(0, np.uint64), *(h[~self.groups.has(h)] for h in self.unread.blocks())])
 
 
 class SeenHashes:
-    """An exact set of 64-bit hashes that grows on disk; `folder` must exist and is the caller's to delete.
+    """An exact set of 64-bit hashes that grows on disk; the caller makes `folder` and deletes it.
 
     Example:
         >>> import tempfile
@@ -69,7 +69,7 @@ class SeenHashes:
         return sum(len(run) for run in self._runs)
 
     def add(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Add hashes; True where one was there before, or comes earlier in this call."""
+        """Add hashes; True for each that was in the set before, or occurs earlier in this call."""
         values, first = np.unique(hashes, return_index=True)
         known = self.has(values)
         seen = np.ones(len(hashes), dtype=bool)
@@ -79,7 +79,7 @@ class SeenHashes:
         return seen
 
     def has(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether each hash is there."""
+        """Whether each hash is in the set."""
         known = np.zeros(len(hashes), dtype=bool)
         for run in self._runs:
             at = np.searchsorted(run, hashes)
@@ -93,7 +93,7 @@ class SeenHashes:
                 yield run[start : start + _MERGE_BLOCK]
 
     def _push(self, run: NDArray[np.uint64]) -> None:
-        """Add a sorted run of new hashes; merge from the end while the run before is less than twice as long."""
+        """Add a sorted run of new hashes; merge from the end while the previous run is less than twice as long."""
         while self._runs and len(self._runs[-1]) < 2 * len(run):
             run = self._merge(self._runs.pop(), run)
         self._runs.append(run)
@@ -106,7 +106,7 @@ class SeenHashes:
             i = j = 0
             while i < len(a) or j < len(b):
                 head_a, head_b = a[i : i + _MERGE_BLOCK], b[j : j + _MERGE_BLOCK]
-                # all up to the smaller of the two last values is in the two heads, whatever follows them
+                # all values up to the smaller of the two last ones are in the two heads, whatever follows
                 limit = min(head[-1] for head in (head_a, head_b) if len(head))
                 take_a, take_b = (int(np.searchsorted(head, limit, side="right")) for head in (head_a, head_b))
                 stream.write(np.sort(np.concatenate([head_a[:take_a], head_b[:take_b]]), kind="stable").tobytes())

@@ -27,12 +27,12 @@ _SORTED = """
 
 
 def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratch: Path) -> Iterator[RowBlock]:
-    """Yield the rows of all blocks with those of a query together, queries by first appearance, rows as they came.
+    """Yield the rows of all blocks with those of a query together: queries by first appearance, rows by arrival.
 
     Rows are spilled to a file in `scratch` and sorted by DuckDB, which spills there too: memory is about `memory_limit`
     whatever the input's size, disk use up to three times the rows. A block holds rows of one file, so the rows of a
-    query may go on in the next block, of the same or of another file; `lines_N` rise within a query and file only.
-    `periods_N` is always there, `starts_N` and `texts` never: rows of one query are one group, and no raw input is
+    query may continue in the next block, of the same or of another file; `lines_N` rise within a query and file only.
+    `periods_N` is always set, `starts_N` and `texts` never: rows of one query are one group, and no raw input is
     spilled. `share` is that of the rows. Rejections come first, in blocks without rows, while the input is read.
 
     Raises:
@@ -76,7 +76,7 @@ def sort_rows(blocks: Iterable[RowBlock], *, memory_limit: str = "512MB", scratc
 
 
 def _to_table(block: RowBlock, *, seq: int, file: int, schema: pa.Schema | None) -> pa.Table:
-    """The rows as a table whose `seq` is the order of arrival; like the first table where there is one."""
+    """The rows as a table whose `seq` is the order of arrival, with the first table's schema if there is one."""
     n, n_features = block.features_NF.shape
     features = pa.py_buffer(np.ascontiguousarray(block.features_NF))
     table = pa.table(
@@ -103,11 +103,12 @@ def _to_table(block: RowBlock, *, seq: int, file: int, schema: pa.Schema | None)
 
 def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.RecordBatch]:
     config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": 2}
+    # the query sorts anyway, so keeping the order of insertion would only cost memory; and no downloads
     config |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
     with duckdb.connect(config=config) as connection:
         try:
             connection.read_parquet(str(spill)).create_view("rows")
-            # straight from the relation: the result of an execute would be held in memory as a whole
+            # directly from the relation: the result of `execute` would be in memory as a whole
             yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
         except duckdb.OutOfMemoryException as error:
             raise InputError(f"sort: not possible in {memory_limit} of memory; raise sort_memory ({error})") from error

@@ -1,4 +1,4 @@
-"""The formats that `prepare` reads: their configs, the features they have, and their blocks of rows."""
+"""The formats that `prepare` reads: their configs, their features, and their blocks of rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,27 +24,27 @@ class Letor(Config):
 
     kind: Literal["letor"] = "letor"
     dense: bool = True
-    """Whether every row states every feature; if not, features that are left out are 0."""
+    """Whether every row states every feature; if not, omitted features are 0."""
     n_features: int | None = Field(default=None, ge=1)
-    """Number of features; that of the first good row if not given, which dense rows only allow."""
+    """Number of features; inferred from the first good row by default, for dense rows only."""
     feature_names: tuple[str, ...] | None = None
     """Names of the features, in order; 1, 2, ... if not given."""
 
 
 class Items(Config):
-    """Parquet or CSV with one item (document) a row."""
+    """Parquet or CSV with one item (document) per row."""
 
     kind: Literal["items"] = "items"
     columns: ColumnMapping
-    """Which column is what."""
+    """The uses of the columns."""
 
 
 class GroupRows(Config):
-    """Parquet with one query group a row, in list columns."""
+    """Parquet with one query group per row, in list columns."""
 
     kind: Literal["groups"] = "groups"
     columns: GroupColumns
-    """Which column is what."""
+    """The uses of the columns."""
 
 
 Source = Annotated[Letor | Items | GroupRows, Field(discriminator="kind")]
@@ -54,7 +54,7 @@ class File(Config):
     """One input file."""
 
     url: str
-    """Where it is."""
+    """The place of the file."""
     period: str | None = None
     """The fixed period of its rows."""
     group_sizes: str | None = None
@@ -65,10 +65,10 @@ Reader = Callable[[File], Iterator[RowBlock]]
 
 
 def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
-    """The features of the first file, or of all files where only their rows tell them.
+    """The features of the first file, or of all files if they must be inferred from rows.
 
     Raises:
-        InputError: they cannot be told, or those of LETOR files differ.
+        InputError: the features cannot be inferred, or those of LETOR files differ.
     """
     match source:
         case Letor():
@@ -87,9 +87,9 @@ def takes_any_order(source: Source) -> bool:
 def open_source(
     source: Source, features: Sequence[Feature], *, first: str, encoders: dict[str, CategoryEncoder]
 ) -> Reader:
-    """What reads a file that has these features, which are those of the file `first`; it fills `encoders`, by feature.
+    """The reader of files that have these features, which are those of the file `first`; it fills `encoders`.
 
-    The reader raises InputError where a file does not have them.
+    The reader raises InputError for a file without them. `encoders` are by feature.
     """
     match source:
         case Letor(dense=dense):
@@ -119,7 +119,7 @@ def _letor_features(source: Letor, files: Sequence[File]) -> tuple[Feature, ...]
 
 def _infer_features(source: Letor, files: Sequence[File]) -> int:
     if not source.dense:
-        raise InputError("source.n_features: sparse rows do not tell how many features there are; set it")
+        raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
     n_features, first = 0, ""
     for file in files:
         found = infer_features(file.url, qid=file.group_sizes is None)
@@ -130,4 +130,4 @@ def _infer_features(source: Letor, files: Sequence[File]) -> int:
                 f"{file.url}: column {min(found, n_features) + 1}: the first row has {found} features, that of {first} "
                 f"has {n_features}; mend the file, prepare it apart, or set source.n_features"
             )
-    return n_features or 1  # without any good row all will be rejected, whatever is said here
+    return n_features or 1  # without a good row all are rejected, with any number

@@ -1,16 +1,16 @@
-"""Rows of LETOR / svmlight text: `label qid:ID 1:value 2:value ... # docid = X`, one document a line.
+"""Rows of LETOR / svmlight text: `label qid:ID 1:value 2:value ... # docid = X`, one document per line.
 
-- `qid` is any word of UTF-8; the rows of a file with group sizes beside it have none.
-- Indices are decimal, of at most 18 digits, from 1, rising. Dense rows have exactly 1 to F; in sparse rows what is
-  absent is 0.
-- Values and labels are decimal numbers or inf. Nothing (`3:`), NULL and NaN, in any case, are missing: NaN. A number
-  too large for float32 is infinite, too.
+- `qid` is any word of UTF-8; rows have none if the file comes with a file of group sizes.
+- Indices are decimal, of at most 18 digits, from 1, rising. Dense rows have exactly 1 to F; in sparse rows omitted
+  features are 0.
+- Values and labels are decimal numbers or inf. Nothing (`3:`), NULL and NaN, in upper or lower case, are missing: NaN.
+  A number too large for float32 is infinite, too.
 - A comment goes from `#` to the end of the line; one that begins with `docid = X` names the document.
 - Words are separated by blanks, tabs or carriage returns. A line without words, or with a comment only, is not a row.
 
-Rows of the common shape are parsed together: the separators are found in one pass, and Arrow casts all indices and all
-values where they stand. Any other row takes the slow path (`_parse_row`), which finds its value or the rule that it
-breaks. Both accept the same rows and give the same numbers.
+Rows of the common shape are parsed together: one pass finds the separators, and Arrow casts all indices and all values
+in place. Any other row takes the slow path (`_parse_row`), which finds its values or the rule that it breaks. Both
+accept the same rows and return the same numbers.
 
 Shapes: L lines of a text, R rows among them, S separators, V values, N rows of a block, F features.
 """
@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-_SEPARATES = bytes(byte in b" \t\r\v\f\n:" for byte in range(256))  # the blanks are those of bytes.split
+_SEPARATES = bytes(byte in b" \t\r\v\f\n:" for byte in range(256))  # as `bytes.split`, which the slow path uses
 _NEWLINE, _COLON, _ZERO = b"\n:0"
 _MISSING = (b"", b"null", b"nan")
 _INDEX = re.compile(rb"[0-9]{1,18}")
@@ -42,7 +42,7 @@ _DOC_ID = re.compile(rb"\s*docid\s*=\s*(\S+)")
 
 @dataclass(frozen=True)
 class RowFormat:
-    """What the rows of a file must look like."""
+    """The format that the rows of a file must have."""
 
     n_features: int
     dense: bool
@@ -67,14 +67,14 @@ class _Rows(NamedTuple):
 
 
 class _Words(NamedTuple):
-    """Words of a text, by their first byte and the byte after their last."""
+    """Words of a text, by the index of their first byte and of the byte after their last."""
 
     starts: Ints
     ends: Ints
 
 
 class _Layout(NamedTuple):
-    """Where the words of the rows of common shape are, and which lines are no rows."""
+    """The places of the words in rows of the common shape, and the lines that are no rows."""
 
     blank_L: Bools
     at_R: Ints
@@ -86,7 +86,7 @@ class _Layout(NamedTuple):
 
 
 def parse(text: bytes, file: str, first_line: int, row_format: RowFormat) -> RowBlock:
-    """Parse whole lines, each ending in a newline; `first_line` is the number of the first one.
+    """Parse whole lines, each with a newline at its end; `first_line` is the number of the first one.
 
     Rows that break a rule are in `rejected`. Without qid the query ids are empty.
     """
@@ -98,7 +98,7 @@ def parse(text: bytes, file: str, first_line: int, row_format: RowFormat) -> Row
     layout = _find_layout(bare, row_format)
     try:
         rows = _convert(bare, layout, row_format)
-    except pa.ArrowInvalid:  # somewhere is a word that is no number
+    except pa.ArrowInvalid:  # some word is no number: all rows take the slow path, which finds it
         rows = _stack([], row_format)
     left_L = ~layout.blank_L
     left_L[rows.at_R] = False
@@ -181,18 +181,18 @@ class _Scan:
         stops_L = np.searchsorted(self.colons, self.newlines_L)
         self.colons_before_L = np.concatenate([[0], stops_L[:-1]])
         self.colons_L = stops_L - self.colons_before_L
-        """Colons of each line."""
+        """Number of colons in each line."""
         self.first_colon_L = np.append(self.colons, len(self.ends_S))[self.colons_before_L]
-        """Separator that is the first colon of the line, or of a later line if it has none."""
+        """The separator that is the line's first colon, or a later line's if it has none."""
 
         bare_S = (self.ends_S > self.starts_S) & ~colon_S
         bare_S[1:] &= ~colon_S[:-1]
         bare = np.flatnonzero(bare_S)
         line_of_bare = np.searchsorted(self.newlines_L, bare)
         self.bare_L = np.bincount(line_of_bare, minlength=len(self.newlines_L))
-        """Words of each line that stand without a colon."""
+        """Number of words without a colon in each line."""
         self.label_L = np.zeros(len(self.newlines_L), np.int64)
-        """The separator that ends the line's last such word."""
+        """The separator after the line's last such word, which is the label of a good row."""
         self.label_L[line_of_bare] = bare
         self.ascii = text.isascii()
 
@@ -202,7 +202,7 @@ class _Scan:
 
 
 def _usual_lines(scan: _Scan, row_format: RowFormat) -> Bools:
-    """The lines `label (qid:ID) (index:value)*`, judged by their separators; no index begins with 0."""
+    """The lines that have the separators of `label (qid:ID) (index:value)*`, without indices that begin with 0."""
     n_words = row_format.n_features + row_format.qid
     usual_L: Bools = scan.colons_L == n_words if row_format.dense else scan.colons_L >= row_format.qid
     usual_L &= (scan.bare_L == 1) & (scan.label_L < scan.first_colon_L)
@@ -278,13 +278,13 @@ def _convert(text: bytes, layout: _Layout, row_format: RowFormat) -> _Rows:
 
 
 def _rising(text: bytes, indices_V: _Words, n_features: int) -> Bools:
-    """The rows whose indices are 1 to F, told by their digits: comparing them takes half the time of a cast."""
+    """Which rows have the indices 1 to F, by comparing digits, which takes half the time of a cast."""
     bytes_ = np.frombuffer(text, np.uint8)
     starts_RF, ends_RF = (words.reshape(-1, n_features) for words in indices_V)
     index_F = np.arange(1, n_features + 1)
     good_R: Bools = (ends_RF - starts_RF == np.char.str_len(index_F.astype(str))).all(axis=1)
     power = 1
-    while power <= n_features:  # the digit of this power, of all indices that have one
+    while power <= n_features:  # compare the digit of this power in all indices that have one
         digits = (ord("0") + index_F[power - 1 :] // power % 10).astype(np.uint8)
         good_R &= (bytes_[ends_RF[:, power - 1 :] - len(str(power))] == digits).all(axis=1)
         power *= 10
@@ -292,7 +292,7 @@ def _rising(text: bytes, indices_V: _Words, n_features: int) -> Bools:
 
 
 def _cast_numbers(text: bytes, words: _Words) -> tuple[Floats, Bools]:
-    """The numbers, NaN where missing; and where the slow path must look (nan and inf have many spellings)."""
+    """The numbers, NaN where missing, and which words the slow path must parse (nan and inf have many spellings)."""
     bytes_ = np.frombuffer(text, np.uint8)
     starts, ends = words
     suspects = np.flatnonzero((starts == ends) | (bytes_[starts] | 32 == ord("n")))
@@ -305,18 +305,18 @@ def _cast_numbers(text: bytes, words: _Words) -> tuple[Floats, Bools]:
     absent = suspects[missing]
     numbers = _cast(text, words, pa.float32(), absent)
     odd = ~np.isfinite(numbers)
-    odd[absent] = False  # what a cast leaves in place of a null is not defined
+    odd[absent] = False  # the cast leaves an undefined value for a null
     numbers[absent] = np.nan
     return numbers, odd
 
 
 def _cast(text: bytes, words: _Words, kind: pa.DataType, absent: Ints | None = None) -> NDArray[Any]:
-    """Cast words where they stand: an array of strings of which every second one, what lies between, is null."""
+    """Cast words in place: as an array of strings in which every second one, the text between two words, is null."""
     n = len(words.starts)
     offsets = np.empty(2 * n + 1, np.int32)
     offsets[:-1:2], offsets[1::2] = words
     offsets[-1] = len(text)
-    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)
+    bitmap = np.full((2 * n + 7) // 8, 0b01010101, np.uint8)  # Arrow's validity bits, the lowest first: words only
     if absent is not None and len(absent):
         np.bitwise_and.at(bitmap, absent // 4, ~(np.uint8(1) << (absent % 4 * 2).astype(np.uint8)))
     strings = pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(text), pa.py_buffer(bitmap))
@@ -325,7 +325,7 @@ def _cast(text: bytes, words: _Words, kind: pa.DataType, absent: Ints | None = N
 
 
 def _query_id(words: Sequence[bytes]) -> str:
-    """The query id of a row, or "" if it has none that can be read."""
+    """The query id of a row, or "" if it has none or one that cannot be read."""
     if len(words) < 2 or not words[1].startswith(b"qid:"):
         return ""
     try:
@@ -355,7 +355,7 @@ def _parse_row(words: Sequence[bytes], row_format: RowFormat) -> _Row | Rule:
 
 
 def _parse_numbers(words: Sequence[bytes]) -> Floats | None:
-    """The numbers, NaN where missing; None if a word is neither."""
+    """The numbers, NaN where missing; None if a word is neither a number nor missing."""
     present = [None if word.lower() in _MISSING else word for word in words]
     try:
         cast = pa.array(present, pa.binary()).cast(pa.string()).cast(pa.float32())

@@ -1,11 +1,11 @@
-"""Turns parsed rows into accepted query groups, and everything else into rejections; the count is exact.
+"""Turns parsed rows into accepted query groups or rejections, and counts both exactly.
 
-A group is a run of rows with one query id in one file (or in one sorted input). Rules, in this order:
+A group is a run of rows with one query id in one file (or in one sorted input). The rules, in this order:
 
-- of a whole group: `returning_query` (its id was a group's before, in the same scope), `group_too_long`;
-- of a row, the rest of its group being kept: `infinite` (a feature, position, click or weight), `bad_label`
-  (negative or too large for a gain; missing where rows must have labels, or where other rows of the group have them),
-  `duplicate_document` (a document id that an accepted earlier row of the group has).
+- for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
+- for a row, while the rest of its group is kept: `infinite` (a feature, position, click or weight), `bad_label`
+  (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them),
+  `duplicate_document` (an accepted earlier row of the group has the same document id).
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
 A group whose labels are all missing is unlabelled.
@@ -29,7 +29,7 @@ from ltrscale.data.ingest.rows import Rejection, RowBlock, Rule, concat, cut, ke
 from ltrscale.data.ingest.seen import QueryIds, hash_ids
 
 HIGHEST_LABEL = 1000
-"""Above it the gain 2^y - 1 leaves float64."""
+"""The gain 2^y - 1 of a larger label overflows float64."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Groups:
 
 
 class Rejections(Protocol):
-    """Where rejections go, and their count."""
+    """Takes rejections, and counts them."""
 
     @property
     def rows(self) -> int:
@@ -58,20 +58,20 @@ class Rejections(Protocol):
 
     @property
     def rows_by_rule(self) -> Mapping[str, int]:
-        """The same by rule."""
+        """Input rows rejected so far, by rule."""
         ...
 
     def add(self, rejections: Iterable[Rejection]) -> None:
-        """Take rejections in."""
+        """Record rejections."""
         ...
 
 
 class Validator:
-    """Applies the rules block by block; holds the rows of the group that is still open, and no others.
+    """Applies the rules block by block; it holds the rows of the group that is still open, and no others.
 
-    `add` takes a block and returns the groups that it completes; `end` completes the last one where the rows of one
-    file, or of one sorted input, end. `scope` keeps equal query ids of unrelated inputs apart. `ids` are those of the
-    groups before; those of the groups that follow are added.
+    `add` takes a block and returns the groups that it completes; `end` completes the last group at the end of a file or
+    of a sorted input. `scope` keeps equal query ids of unrelated inputs apart. `ids` has the query ids of earlier
+    groups and receives those of the groups that follow.
     """
 
     def __init__(self, ids: QueryIds, rejections: Rejections, *, max_group: int, missing_labels: bool) -> None:
@@ -86,7 +86,7 @@ class Validator:
         self._open_id: str | None = None
 
     def finish(self) -> Accounting:
-        """The count of what was taken in, without the ids that only rejected rows have; asserts that it adds up."""
+        """The accounting of all blocks, without the ids that only rejected rows have; asserts that it adds up."""
         rejected = self._quarantine.rows
         assert self.rows_in == self.rows_kept + rejected
         assert self.groups_in == self.groups_kept + self.groups_rejected
@@ -101,7 +101,7 @@ class Validator:
         )
 
     def add(self, block: RowBlock) -> Groups | None:
-        """Take a block in; returns the groups that are complete now, if any."""
+        """Add a block; returns the groups that are complete now, if any."""
         self.rows_in += len(block) + sum(rejection.rows for rejection in block.rejected)
         self._quarantine.add(block.rejected)
         self._count_lost(sum(rejection.rows == 0 for rejection in block.rejected))
@@ -137,7 +137,7 @@ class Validator:
         return begins_N if block.starts_N is None else begins_N | block.starts_N
 
     def _hold(self, piece: RowBlock) -> None:
-        """Add rows to the open group; of one that is too long only the first row is kept."""
+        """Add rows to the open group; if it is too long, only its first row is kept, for the rejection."""
         self._open_rows += len(piece)
         if self._open_rows <= self._max_group:
             self._open += [_own(piece)] if len(piece) else []
@@ -145,7 +145,7 @@ class Validator:
             self._open = [_own(cut((self._open or [piece])[0], 0, 1))]
 
     def _close(self) -> list[RowBlock]:
-        """The pieces of the open group, which is closed; none if it is too long, which is recorded."""
+        """Close the open group and return its pieces; a group that is too long is rejected and returns none."""
         pieces, rows = self._open, self._open_rows
         self._open, self._open_rows = [], 0
         if rows <= self._max_group:
@@ -193,7 +193,7 @@ class Validator:
     def _row_rules(
         self, rows: RowBlock, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]
     ) -> Iterator[tuple[Rule, NDArray[np.bool_]]]:
-        """Each rule with the rows that break it and none before; takes these out of `ok_N`, in place."""
+        """Each rule with the rows that break it and no earlier rule; clears these rows in `ok_N`, in place."""
         infinite_N = ok_N & _infinite(rows)
         ok_N &= ~infinite_N
         yield "infinite", infinite_N
@@ -215,7 +215,7 @@ class Validator:
 
 
 def total(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_collisions: int = 0) -> Accounting:
-    """The sum of several counts, with groups that were rejected, and collisions found, besides."""
+    """The sum of several accountings, plus the given rejected groups and collisions."""
     sums: Counter[str] = Counter(groups_in=lost_groups, groups_rejected=lost_groups, hash_collisions=hash_collisions)
     rules: Counter[str] = Counter()
     for part in parts:
@@ -225,7 +225,7 @@ def total(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_collisions:
 
 
 def _own(piece: RowBlock) -> RowBlock:
-    """The piece in memory of its own, for one that waits must not keep its whole block."""
+    """A copy of the piece, since a view that waits would keep its whole block in memory."""
     texts = None if piece.texts is None else piece.texts.only(piece.lines_N)
     return replace(piece, features_NF=piece.features_NF.copy(), texts=texts)
 
@@ -247,10 +247,11 @@ def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
 
 
 def _repeated(doc_ids_N: pa.StringArray, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows whose document id an earlier row of the group has, among the rows that are ok; no id is no repetition."""
+    """Rows that are ok and repeat the document id of an earlier such row of the group; rows without id never do."""
     rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
     coded = doc_ids_N.dictionary_encode()
     codes = coded.indices.fill_null(0).to_numpy().astype(np.int64)[rows]
+    # one number for each pair of group and document id: codes are below the number of rows
     _, first = np.unique(group_N[rows] * len(doc_ids_N) + codes, return_index=True)
     repeated_N = np.zeros(len(doc_ids_N), dtype=bool)
     repeated_N[np.delete(rows, first)] = True
@@ -258,7 +259,7 @@ def _repeated(doc_ids_N: pa.StringArray, group_N: NDArray[np.int64], ok_N: NDArr
 
 
 def _reject(pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> Rejection:
-    """The rejection of `rows` rows of consecutive pieces, from `row` on."""
+    """The rejection of `rows` rows of consecutive pieces, starting at `row`."""
     for piece in pieces:
         if row < len(piece):
             break
@@ -268,7 +269,7 @@ def _reject(pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> 
 
 
 def _text(block: RowBlock, row: int, rule: Rule) -> str:
-    """The row as it stands in the input; where that is gone, or the input row has other documents too, as parsed."""
+    """The row as in the input; as parsed, if the input is gone or its row has other documents too."""
     line = int(block.lines_N[row])
     if block.texts is None:
         return _parsed(block, row, rule)
@@ -279,7 +280,7 @@ def _text(block: RowBlock, row: int, rule: Rule) -> str:
 
 
 def _parsed(block: RowBlock, row: int, rule: Rule) -> str:
-    """A parsed row as svmlight text: the infinite features only, or the first ten that are not zero."""
+    """A parsed row as svmlight text: the first ten infinite features for the rule `infinite`, else the nonzero ones."""
     features_F = block.features_NF[row]
     shown = np.flatnonzero(np.isinf(features_F) if rule == "infinite" else features_F)[:10]
     doc_id = None if block.doc_ids_N is None else block.doc_ids_N[row].as_py()
@@ -291,7 +292,8 @@ def _parsed(block: RowBlock, row: int, rule: Rule) -> str:
 def to_table(groups: Groups, first_gid: int) -> pa.Table:
     """Groups as rows of the data set directory, numbered from `first_gid`; features are not copied.
 
-    Positions, clicks and weights of a group are null where none of its documents has one, and NaN where some lack it.
+    Positions, clicks and weights of a group are null if none of its documents has one, else NaN where a document lacks
+    it.
     """
     rows, offsets_Q1 = groups.rows, groups.offsets_Q1
     lengths_Q = np.diff(offsets_Q1)
@@ -314,6 +316,6 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
 
 
 def _any_valid(values_N: pa.Array, offsets_Q1: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether any of a group's values is there."""
+    """Whether each group has any value that is not null."""
     valid_N = values_N.is_valid().to_numpy(zero_copy_only=False)
     return np.logical_or.reduceat(valid_N, offsets_Q1[:-1])

@@ -1,1 +1,1 @@
-"""A data set to batches: the order of an epoch, readers, windows, and ragged batches that can be resumed."""
+"""From a data set to batches: the order of an epoch, readers, windows, and ragged batches that can be resumed."""

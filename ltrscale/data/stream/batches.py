@@ -1,8 +1,8 @@
 """GroupStream: ragged micro-batches of query groups in a reproducible order that can be resumed at any step.
 
-A stream hands out, in each step, one micro-batch from each of its worker's canonical streams (see `plan`). A canonical
-stream is a sequence of windows; a micro-batch takes groups from the place where the last one ended, across windows, up
-to its budget of documents. So a place in the sequence is all the state there is, and it does not depend on the workers.
+Each step yields one micro-batch from each canonical stream of the worker (see `plan`). A canonical stream is a sequence
+of windows; a micro-batch takes groups from the end of the previous one on, across windows, up to its budget of
+documents. So the position in the sequence is the whole state, and it does not depend on the workers.
 
 Shapes: Q groups, Q1 = Q + 1 offsets.
 """
@@ -28,26 +28,26 @@ from ltrscale.errors import InputError
 
 
 class StreamConfig(Config):
-    """How query groups are dealt, shuffled and cut into micro-batches."""
+    """The way in which query groups are dealt, shuffled and cut into micro-batches."""
 
     docs_per_batch: int = Field(default=16384, gt=0)
     """Documents of a global batch; a micro-batch has `docs_per_batch / streams`, and a longer group is one alone. HOU24
-    pretrains with 200,000, or 2,000 where a method contrasts all documents of a batch, and finetunes with about
+    pretrains with 200,000, or 2,000 if the method contrasts all documents of a batch, and finetunes with about
     1,000."""
     streams: int = Field(default=1, gt=0)
-    """Canonical streams, each giving one micro-batch a step; at least, and best a multiple of, the workers."""
+    """Canonical streams, each with one micro-batch per step; at least as many as workers, best a multiple of them."""
     window: int = Field(default=8, gt=0)
-    """Row groups of a stream whose groups are shuffled together; memory holds about one window a stream."""
+    """Row groups of a stream whose groups are shuffled together; memory holds about one window per stream."""
     shuffle: bool = True
-    """Whether to permute row groups and groups; otherwise file order."""
+    """Permute row groups and groups; otherwise they keep the order of the files."""
     seed: int = 0
-    """Seed of the order; a training stage mixes its own into it."""
+    """Seed of the order; a training stage mixes its own seed into it."""
     regroup: bool = False
-    """Deal the documents of a window anew, each epoch, to groups of the same lengths: SimCLR-Sample, without labels."""
+    """Deal a window's documents to new groups of the same lengths in each epoch: SimCLR-Sample, without labels."""
     repeat: Repeat | None = None
-    """Query groups that are served several times an epoch, or not at all."""
+    """Query groups that are served several times per epoch, or not at all."""
     prefetch: int = Field(default=2, ge=0)
-    """Steps that training reads ahead, in a thread, while it computes; 0 reads each when it is needed."""
+    """Steps that a thread reads ahead while training computes; 0 reads each step when it is needed."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "StreamConfig":
@@ -59,9 +59,9 @@ class StreamConfig(Config):
 
 
 class Position(NamedTuple):
-    """A place in a canonical stream: the next group is number `group` of window `window`, in the order served.
+    """A position in a canonical stream: the next group is number `group` of window `window`, in the order served.
 
-    In JSON it is a list of two integers; `Position(*values)` restores it.
+    JSON has it as a list of two integers; `Position(*values)` restores it.
     """
 
     window: int = 0
@@ -69,9 +69,9 @@ class Position(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of a worker: the next micro-batch of each of its streams, None of one that has run out.
+    """One step of a worker: the next micro-batch of each of its streams, None for a stream that has run out.
 
-    `positions` are those after the step: where an epoch goes on that has taken it.
+    `positions` are those after the step, where a resumed epoch continues.
     """
 
     micro_batches: dict[int, QueryGroups | None]
@@ -81,18 +81,18 @@ class Step(NamedTuple):
 class GroupStream:
     """The share of one worker in the query groups of a selection.
 
-    With `repeat` the column that it names is read once, here, for the counts of an epoch.
+    With `repeat` the constructor reads the column that it names once, for the counts of an epoch.
 
     Args:
         selection: row groups to read, and whether labelled groups only.
         config: order and budget.
         rank: number of this worker; it serves the streams c with c mod world = rank.
         world: number of workers.
-        reader: `read_direct`, or `read_with_ray` where this process is connected to a Ray cluster.
+        reader: `read_direct`, or `read_with_ray` if this process is connected to a Ray cluster.
 
     Raises:
-        InputError: there are fewer streams than workers, labelled groups are to be regrouped, or the column that says
-            how often groups are served cannot be used.
+        InputError: there are fewer streams than workers, `regroup` is set for labelled groups, or the column of
+            `repeat` cannot be used.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class GroupStream:
 
     @cached_property
     def groups_per_epoch(self) -> int:
-        """Groups of an epoch over all workers, repeats counted; the mean where the number of repeats is random."""
+        """Groups of an epoch over all workers, repeats included; the mean if the number of repeats is random."""
         return round(sum(self._on_average(r, self.selection.served_groups(r)) for r in self.selection.row_groups))
 
     @cached_property
     def documents_per_epoch(self) -> int:
-        """Documents of an epoch over all workers; an estimate where groups of a row group are left out or repeated."""
+        """Documents of an epoch over all workers; an estimate if groups of a row group are left out or repeated."""
         return sum(map(self._documents, self.selection.row_groups))
 
     def _documents(self, row_group: RowGroup) -> int:
@@ -136,13 +136,13 @@ class GroupStream:
     def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[Step]:
         """The steps of an epoch.
 
-        Ends when all local streams have run out. Each group of the selection comes in exactly one micro-batch of
-        exactly one stream, or with `repeat` as often as it is to be served, all of one stream; with `regroup` each of
-        its documents does. The micro-batches of a stream do not depend on rank and world.
+        It ends when all local streams have run out. Each group of the selection is in exactly one micro-batch of
+        exactly one stream; with `repeat` it is as often in one stream as `times_served` decides, and with `regroup`
+        the promise holds for each document. The micro-batches of a stream do not depend on rank and world.
 
         Args:
             epoch: number of the epoch.
-            start: positions of all local streams after a step, on any number of workers; the epoch continues there.
+            start: positions of all local streams after a step, from any number of workers; the epoch continues there.
 
         Raises:
             InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -171,6 +171,7 @@ class GroupStream:
         """The windows of each local stream."""
         config, row_groups = self.config, self.selection.row_groups
         dealt = plan.canonical_streams(
+            # at least 1 each, so that row groups served rarely or never still spread over the streams
             [max(1, self._documents(row_group)) for row_group in row_groups],
             seed=config.seed,
             epoch=epoch,
@@ -185,7 +186,7 @@ class GroupStream:
     ) -> Iterator[tuple[int, Window]]:
         """The windows from `start` on, each with its stream, in the order in which they will be needed.
 
-        All reading and decoding happens in this iterator: a thread that runs it would read ahead.
+        All reading and decoding happens in this iterator, so a thread that runs it reads ahead.
         """
         left = {c: stream[start[c].window :] for c, stream in windows.items()}
         order = plan.read_order({c: [sum(map(self._documents, w)) for w in ws] for c, ws in left.items()})
@@ -225,7 +226,7 @@ class GroupStream:
 
 
 class _Cursor:
-    """A place in one canonical stream, which `take` moves on."""
+    """A position in one canonical stream, which `take` advances."""
 
     def __init__(self, next_window: Callable[[], Window], windows: int, start: Position, n_features: int) -> None:
         self.position = start
@@ -237,16 +238,16 @@ class _Cursor:
         return self.position.window >= self._windows
 
     def take(self, budget: int) -> QueryGroups | None:
-        """The next groups that together have at most `budget` documents, at least one group; None at the end."""
+        """The next groups, at least one, with at most `budget` documents together; None at the end of the stream."""
         cuts: list[Cut] = []
         while budget > 0 and not self.ended:
             self._window = self._window or self._next_window()
             number, first = self.position
             offsets_Q1 = self._window.offsets_Q1
-            groups = len(offsets_Q1) - 1  # 0 where no group of a window is to be served
+            groups = len(offsets_Q1) - 1  # 0 if no group of the window is served
             last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + budget, side="right")) - 1
             if last == first < groups and not cuts:
-                last += 1  # a group above the budget
+                last += 1  # a group above the budget is a micro-batch alone
             if last > first:
                 cuts.append(Cut(self._window, first, last))
                 budget -= int(offsets_Q1[last] - offsets_Q1[first])
@@ -262,7 +263,7 @@ def iterate(
 ) -> Iterator[QueryGroups]:
     """All groups of a selection once, in file order, in micro-batches of at most `docs_per_batch` documents.
 
-    A group above the budget is a micro-batch of its own.
+    A group above the budget is a micro-batch alone.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.

@@ -1,7 +1,8 @@
-"""Parts of a selection, and running a function over them: in this process or in tasks of a Ray cluster.
+"""Parts of a selection, and running a function on each: in this process or in tasks of a Ray cluster.
 
-Parts are cut from the manifests alone, so they are the same whoever works on them, and results come in their order.
-What is gathered of a data set part by part and merged in that order is the same for any number of processes.
+Parts are cut from the manifests alone, so they do not depend on the processes that work on them, and results come in
+their order. Statistics that are computed part by part and merged in that order are the same for any number of
+processes.
 """
 
 from collections import deque
@@ -28,15 +29,15 @@ class Part:
 
 
 class Run(Protocol):
-    """Runs a function on each part; yields the results in the order of the parts, as they come."""
+    """Runs a function on each part; yields the results in the order of the parts, as soon as they are ready."""
 
     def __call__(self, function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
-        """With Ray the function travels to other processes: a module-level one, or a `partial` of one."""
+        """Ray sends the function to other processes: use a module-level one, or a `partial` of one."""
         ...
 
 
 def cut(selection: Selection, *, values: int = _VALUES) -> list[Part]:
-    """Cut a selection of all groups into parts of about so many feature values (64 MiB), whole row groups each."""
+    """Cut a selection of all groups into parts of whole row groups, each of about `values` feature values (64 MiB)."""
     assert not selection.labelled
     budget = values // max(1, len(selection.features))
     parts: list[Part] = []
@@ -50,7 +51,7 @@ def cut(selection: Selection, *, values: int = _VALUES) -> list[Part]:
 
 
 def run_here(function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
-    """Run a function on each part in the calling thread, one when the result before has been taken."""
+    """Run a function on each part in the calling thread, lazily: each when the caller asks for its result."""
     return map(function, parts)
 
 
@@ -59,25 +60,25 @@ def run_with_ray(
 ) -> Iterator[T]:
     """Run a function on each part in tasks of the Ray cluster that this process is connected to, one CPU each.
 
-    At most twice as many tasks as the cluster has CPUs are started before their results are taken, so memory is bounded
-    in the number of parts. A task that is lost with its node is run again.
+    Twice as many tasks as the cluster has CPUs are started ahead of the results taken, so memory does not grow with
+    the number of parts. A task that is lost with its node is run again.
 
     Args:
-        function: what to run.
-        parts: what to run it on.
-        read_on: custom resources of the nodes that read, and how much of them a task takes, such as `{"reader": 1}`.
+        function: the function to run.
+        parts: the parts to run it on.
+        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
 
     Raises:
         InputError: the function raised it.
     """
-    import ray  # here, for the many processes that never use Ray
+    import ray  # imported late: many processes never use Ray
 
     task = ray.remote(_call).options(
         num_cpus=1,
         resources=dict(read_on or {}),
-        scheduling_strategy="DEFAULT",  # anywhere, though this process may have a placement group, as a trial has
+        scheduling_strategy="DEFAULT",  # on any node, even if this process is in a placement group, such as a trial's
     )
-    shared = ray.put(function)
+    shared = ray.put(function)  # once for all tasks: it may hold a large model
     ahead = _DEEP * max(1, int(ray.cluster_resources().get("CPU", 1)))
     waiting: deque[Any] = deque()
     try:

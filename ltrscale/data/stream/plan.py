@@ -1,8 +1,8 @@
 """The order of an epoch, as pure functions of (seed, epoch, key): no data, no state, no dependence on the workers.
 
 Row groups are permuted and dealt to C canonical streams; a stream is read in windows of some row groups, and the groups
-of a window, or its documents too, are permuted. Worker r of W serves the streams c with c mod W = r, so the order does
-not depend on W.
+of a window (with `regroup` its documents too) are permuted. Worker r of W serves the streams c with c mod W = r, so
+the order does not depend on W.
 
 Shapes: Q groups.
 """
@@ -17,7 +17,7 @@ from ltrscale.draws import mix, permutation, uniforms
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
-    """The seed of all that is random in one micro-batch: that of one stream in one step.
+    """The seed of all randomness in one micro-batch, which is that of one stream in one step.
 
     Example:
         >>> step_seed(0, 1, 2) == step_seed(0, 1, 2), step_seed(0, 1, 2) == step_seed(0, 2, 1)
@@ -31,14 +31,14 @@ def canonical_streams(
 ) -> list[list[int]]:
     """Deal row groups to streams that are balanced by documents.
 
-    The row groups are permuted (in file order without `shuffle`); each in turn goes to the stream that has the fewest
-    documents so far, the lowest-numbered of equals. So no two streams differ by more than the largest row group.
+    The row groups are permuted (in file order without `shuffle`); each in turn goes to the stream with the fewest
+    documents so far, in a tie to the lowest number. So two streams differ by at most the largest row group.
 
     Args:
         documents: documents of each row group.
         seed: seed of the order.
         epoch: number of the epoch.
-        key: hash of what is read.
+        key: hash of the selection.
         streams: number of canonical streams, C.
         shuffle: whether to permute.
 
@@ -51,7 +51,7 @@ def canonical_streams(
     """
     order = permutation(len(documents), "deal", seed, epoch, key).tolist() if shuffle else range(len(documents))
     dealt: list[list[int]] = [[] for _ in range(streams)]
-    loads = [(0, stream) for stream in range(streams)]  # a heap
+    loads = [(0, stream) for stream in range(streams)]  # a heap, ordered by load and then by number
     for row_group in order:
         load, stream = loads[0]
         dealt[stream].append(row_group)
@@ -77,16 +77,16 @@ def window_order(
 
 
 def document_order(documents: int, *, seed: int, epoch: int, stream: int, window: int) -> NDArray[np.int64]:
-    """The order of a window's documents where they are dealt to groups anew, shape [documents]."""
+    """The order in which a window's documents are dealt to new groups (`regroup`), shape [documents]."""
     return permutation(documents, "documents", seed, epoch, stream, window)
 
 
 def times_served(
     mean_times_Q: NDArray[np.float64], ids_Q: NDArray[np.int64], *, seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """How often groups are served in an epoch that are to be served `mean_times_Q` times on average, shape [Q].
+    """The number of times to serve each group in an epoch, `mean_times_Q` on average, shape [Q].
 
-    The whole part of it always, and once more with the probability of the rest: a function of seed, epoch and the
+    It is the whole part of the mean, plus one with the probability of the fraction: a function of seed, epoch and the
     group's id, so that neither the other groups nor the layout of the files matter.
 
     Example:
@@ -111,13 +111,13 @@ def local_streams(streams: int, *, rank: int, world: int) -> range:
 def read_order(window_documents: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     """Interleave the windows of several streams in the order in which they will be needed.
 
-    Streams are consumed at the same rate, so a window is needed once the documents before it in its stream are used up.
+    Streams are consumed at the same rate, so a window is needed when the documents before it in its stream are used up.
 
     Args:
-        window_documents: documents of each window that is to be read, by stream.
+        window_documents: documents of each window to read, by stream.
 
     Returns:
-        (stream, number of the window among those given).
+        Pairs (stream, number of the window among those given).
 
     Example:
         >>> read_order({0: [10, 10], 1: [3, 3, 20]})

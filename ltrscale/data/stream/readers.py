@@ -1,9 +1,9 @@
-"""Readers: from a plan of row groups to their tables, in the plan's order, one table a row group.
+"""Readers: from a plan of row groups to their tables, in the plan's order, one table per row group.
 
-`read_direct` reads with pyarrow in this process; `read_with_ray` reads on the CPUs of a Ray cluster. Both give the same
-tables; a column that a file does not have is left out. Page checksums are verified: a flipped bit is an error.
+`read_direct` reads with pyarrow in this process; `read_with_ray` reads on the CPUs of a Ray cluster. Both yield the
+same tables; a column that a file lacks is left out. Page checksums are verified: a flipped bit is an error.
 
-The column `scores` comes from the file of scores that a row group names, and is checked to be of the same query groups.
+The column `scores` comes from the file of scores that a row group names; its query groups must be the same.
 """
 
 import errno
@@ -31,7 +31,7 @@ from ltrscale.engine import plain_errors
 from ltrscale.errors import InputError
 
 Reader = Callable[[Sequence[RowGroup], Sequence[str]], Iterator[pa.Table]]
-"""Takes row groups and column names, with `scores` also `gid`; yields one table a row group, in order."""
+"""Takes row groups and column names (`scores` only together with `gid`); yields one table per row group, in order."""
 
 _OPEN_FILES = 64
 _READ_AHEAD = 4
@@ -43,9 +43,9 @@ _GONE = re.compile("^FileNotFoundError|NO_SUCH_KEY|RESOURCE_NOT_FOUND|HTTP statu
 
 
 class _Planned(NamedTuple):
-    """A row group to read, the number of query groups that it has by the manifest, and the file of its scores or "".
+    """A row group to read, its number of query groups by the manifest, and the file of its scores or "".
 
-    Of the file: the data set that listed it when it was chosen, or "", its content hash and its bytes.
+    `dataset` is the data set that listed the file when it was chosen, or ""; `sha256` and `bytes` are the file's.
     """
 
     url: str
@@ -66,12 +66,12 @@ class _File(NamedTuple):
 
 
 def read_direct(row_groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read row groups with pyarrow in this process; from remote storage with some requests at a time.
+    """Read row groups with pyarrow in this process; from remote storage with several requests at a time.
 
     Raises:
         InputError: a file is missing, damaged or not the one that its manifest lists.
     """
-    # a shuffled plan comes back to a file again and again
+    # a cache, because a shuffled plan returns to each file again and again
     return _read(_plan(row_groups), columns, functools.lru_cache(_OPEN_FILES)(_open))
 
 
@@ -80,23 +80,23 @@ def read_with_ray(
 ) -> Generator[pa.Table]:
     """Read row groups in tasks of the Ray cluster that this process is connected to, streaming, with back-pressure.
 
-    A task reads several row groups, which share the cost of starting it, and gives them out in blocks of about 16 MB.
-    So many tasks run at once that one reader is fed and several readers on a cluster share it; closing the iterator
-    ends them.
+    A task reads several row groups, which share the cost of its start, and yields them in blocks of about 16 MB. A few
+    tasks run at once: enough to feed one reader, and few enough for several readers to share a cluster. Closing the
+    iterator ends them.
 
     Args:
-        row_groups: what to read, in this order.
-        columns: names.
-        read_on: custom resources that a task takes, of nodes that are to read, such as `{"reader": 1}`.
+        row_groups: the row groups to read, in order.
+        columns: names of the columns.
+        read_on: custom resources of the nodes that read, and the amount that a task takes, such as `{"reader": 1}`.
 
     Raises:
         InputError: as `read_direct`.
     """
-    import ray.data  # here, for the many processes that never use Ray
+    import ray.data  # imported late: many processes never use Ray
 
     if not row_groups:
         return
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised too
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
     plan = [item._asdict() for item in _plan(row_groups)]
     tasks = max(-(-len(plan) // _ROW_GROUPS_A_TASK), min(len(plan), _TASKS_AT_ONCE))
     dataset = ray.data.from_items(plan, override_num_blocks=tasks).map_batches(
@@ -112,7 +112,7 @@ def read_with_ray(
     options.resource_limits = ray.data.ExecutionResources.for_limits(object_store_memory=_WAITING_BYTES)
     dataset.context.enable_progress_bars = False
     dataset.context.target_max_block_size = _BLOCK_BYTES
-    dataset.context.memory_usage_poll_interval_s = None  # a look at all pages of a worker, which takes time
+    dataset.context.memory_usage_poll_interval_s = None  # each poll walks all pages of a worker, which takes time
     with plain_errors():
         yield from _recut(_fetch(dataset), [row_group.groups for row_group in row_groups])
 
@@ -123,15 +123,15 @@ def _plan(row_groups: Sequence[RowGroup]) -> list[_Planned]:
 
 
 def _read_batch(batch: Mapping[str, Any], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """What a Ray task does with its share of the plan."""
+    """The tables of a Ray task's share of the plan."""
     values = (batch[name].tolist() for name in _Planned._fields)
     yield from _read([_Planned(*item) for item in zip(*values, strict=True)], columns, _open_in_worker)
 
 
 def _fetch(dataset: Any) -> Iterator[pa.Table]:
-    """The blocks of a Ray data set, each on its way to this node while the one before is used.
+    """The blocks of a Ray data set; each travels to this node while the caller uses the one before.
 
-    `Dataset.iter_batches` does the same in three threads, of which one outlives an iterator that is closed early.
+    `Dataset.iter_batches` does the same in three threads, one of which outlives an iterator that is closed early.
     """
     import ray
 
@@ -140,13 +140,13 @@ def _fetch(dataset: Any) -> Iterator[pa.Table]:
     while block is not None:
         following = next(blocks, None)
         if following is not None:
-            ray.wait([following], timeout=0)
+            ray.wait([following], timeout=0)  # starts the transfer, and does not wait for it
         yield ray.get(block)
         block = following
 
 
 def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table]:
-    """Cut blocks, which Ray merges and splits as it likes, back into the tables that were read."""
+    """Cut blocks, which Ray merges and splits at will, back into the tables that were read."""
     table = next(blocks)
     for n in rows:
         while table.num_rows < n:
@@ -156,7 +156,7 @@ def _recut(blocks: Iterator[pa.Table], rows: Sequence[int]) -> Iterator[pa.Table
 
 
 def _read(plan: Sequence[_Planned], columns: Sequence[str], open_file: Callable[[str], _File]) -> Iterator[pa.Table]:
-    """The tables of a plan; from remote storage some are read ahead."""
+    """The tables of a plan; those on remote storage are read some row groups ahead."""
     read = functools.partial(_read_item, columns=columns, open_file=open_file)
     if all(storage.is_local(url) for item in plan for url in (item.url, item.scores)):
         return map(read, plan)
@@ -164,7 +164,7 @@ def _read(plan: Sequence[_Planned], columns: Sequence[str], open_file: Callable[
 
 
 def _ahead(read: Callable[[_Planned], pa.Table], plan: Sequence[_Planned]) -> Generator[pa.Table]:
-    """`map(read, plan)` in threads that are up to `_READ_AHEAD` row groups ahead; closing it ends them."""
+    """`map(read, plan)` in threads that run up to `_READ_AHEAD` row groups ahead; closing it ends them."""
     waiting: deque[Future[pa.Table]] = deque()
     pool = ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="read")
     try:
@@ -179,7 +179,7 @@ def _ahead(read: Callable[[_Planned], pa.Table], plan: Sequence[_Planned]) -> Ge
 
 
 def _read_item(item: _Planned, columns: Sequence[str], open_file: Callable[[str], _File]) -> pa.Table:
-    """The table of a row group, with the scores of its documents where they are asked for and there."""
+    """The table of a row group, with the scores of its documents if they are requested and exist."""
     try:
         table = _read_row_group(item.url, item, [name for name in columns if name != SCORES], open_file, REMEDY)
     except InputError as error:
@@ -195,11 +195,12 @@ def _read_item(item: _Planned, columns: Sequence[str], open_file: Callable[[str]
 
 
 def _check_listed(item: _Planned, error: InputError) -> None:
-    """Check that the data set of a file that could not be read is still the one that was chosen from.
+    """Check that the data set still lists a file that could not be read, with the content that was chosen.
 
     Raises:
-        InputError: it lists the file no more, or with other content.
+        InputError: the data set no longer lists the file, or lists other content.
     """
+    # storage that cannot be reached says nothing about the data set, but a file that is gone does
     cause = error.__cause__
     if not item.dataset or (cause and storage.is_fault(cause) and not _GONE.search(f"{type(cause).__name__} {cause}")):
         return
@@ -207,8 +208,8 @@ def _check_listed(item: _Planned, error: InputError) -> None:
     there = {(storage.join(item.dataset, str(file.get("path"))), file.get("sha256")) for file in files}
     if (item.url, item.sha256) not in there:
         raise InputError(
-            f"{item.dataset}: the data set was replaced since the run began, and {item.url} is not in it any more; put "
-            "it back, or give the command again to read what is there now"
+            f"{item.dataset}: the data set was replaced since the run began, and no longer lists {item.url}; put it "
+            "back, or give the command again to read the data set as it is now"
         ) from error
 
 
@@ -236,12 +237,12 @@ def _open(url: str) -> _File:
 
 
 _open_in_worker = functools.lru_cache(_OPEN_FILES)(_open)
-"""As `_open`, remembered by a worker of Ray from task to task: each footer would cost two requests more."""
+"""`_open` with a cache that survives from task to task in a worker of Ray: each footer costs two requests."""
 
 
 def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
     file = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
-    one_at_a_time = threading.Lock()  # several threads read where the scores are remote and the data are not
+    one_at_a_time = threading.Lock()  # several threads read a local file if its scores are remote
 
     def read(number: int, columns: Sequence[str]) -> pa.Table:
         with one_at_a_time:
@@ -251,7 +252,7 @@ def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> _File:
 
 
 def _open_remote(path: str, filesystem: arrow_fs.FileSystem) -> _File:
-    """A file of which several row groups can be read at once, each with as few requests as can be."""
+    """A file whose row groups can be read at the same time, each with as few requests as possible."""
     info = filesystem.get_file_info(path)
     if not info.is_file:
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -271,7 +272,7 @@ REMEDY = "prepare the data set again"
 
 @contextmanager
 def _damage(url: str, remedy: str) -> Iterator[None]:
-    """Turn what pyarrow says of a file that it cannot decode into one line that names the file."""
+    """Turn pyarrow's error for a file that it cannot decode into one line that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
-"""Oversampling: query groups that are served several times an epoch, by a column of their data set.
+"""Oversampling: query groups that are served several times per epoch, by a column of their data set.
 
-How often is a function of seed, epoch and the group's id, so that neither workers nor the layout of the files matter.
+The number of times is a function of seed, epoch and the group's id, so that neither workers nor the layout of the
+files matter.
 
 Shapes: Q groups, R rows of a table.
 """
@@ -23,11 +24,11 @@ from ltrscale.data.stream.windows import Decoder, mismatch
 from ltrscale.errors import InputError, nearest
 
 MOST = 1000.0
-"""Times a group may be served in an epoch on average; more is a column that counts something else."""
+"""The most times that a group may be served per epoch on average; a larger value hints at the wrong column."""
 
 
 def _text_keys(times: Any) -> Any:
-    """The keys of a mapping as texts, as YAML writes them."""
+    """The mapping with all keys as texts, in YAML's spelling: `{1: 2}` has a number for a key."""
     if not isinstance(times, dict):
         return times
     return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
@@ -37,22 +38,22 @@ Times = Annotated[float, Field(ge=0, le=MOST)]
 
 
 class Repeat(Config):
-    """How often a query group is served an epoch, by a column of the data set (SUN23 repeats frequent queries).
+    """Times that a query group is served per epoch, by a column of the data set (SUN23 repeats frequent queries).
 
-    For times that are no whole number it is the whole part, and once more with the probability of the rest.
+    A fraction is the probability of one more time: 2.3 means twice, and a third time with probability .3.
     """
 
     by: str = Field(pattern="^meta_.")
-    """Column, one value a group: how often it is served, or the class that `times` names."""
+    """Column with one value per group: its number of times, or its class, a key of `times`."""
     times: Annotated[dict[str, Times], BeforeValidator(_text_keys)] = Field(default_factory=dict)
-    """How often groups of a class are served, those of others once; empty where the column says itself how often."""
+    """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
 
 
 def mean_times(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[np.float64]:
-    """How often each row of a table is to be served an epoch on average, shape [R].
+    """The number of times that each row of a table is served per epoch on average, shape [R].
 
     Raises:
-        InputError: the column is missing, or it is to say itself how often and does not.
+        InputError: the column is missing, or must have the numbers of times and does not.
     """
     if repeat.by not in table.column_names:
         raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_remedy(row_group, repeat.by)}")
@@ -73,7 +74,7 @@ def mean_times(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[
 
 
 def survey(selection: Selection, repeat: Repeat, reader: Reader) -> dict[RowGroup, float]:
-    """Read the column of a whole selection: how often its served groups are to be served on average, by row group.
+    """Read the column of a whole selection: the mean number of times of each row group's served groups.
 
     Raises:
         InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
@@ -102,7 +103,7 @@ def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
 
 
 def _remedy(row_group: RowGroup, name: str) -> str:
-    """The column of a file that may be meant, to end an error."""
+    """The column of a file that is probably meant, for the end of an error."""
     filesystem, path = storage.arrow_filesystem(row_group.url)
     with storage.named_errors(row_group.url):
         names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names

@@ -1,4 +1,4 @@
-"""Scores of all documents of a selection, in memory: eight bytes a document, made now or committed by jobs.score.
+"""Scores of all documents of a selection, in memory: eight bytes per document, computed now or committed by jobs.score.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, M groups of a batch, M1 = M + 1 offsets.
 """
@@ -24,7 +24,7 @@ _DOCS_PER_BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores [N] of the documents of some groups, float64; called with groups of these, it finds their scores.
+    """Scores [N] of the documents of some groups, float64; a call with some of these groups returns their scores.
 
     Example:
         >>> known = Scores(torch.tensor([7, 4]), torch.tensor([0, 2, 3]), torch.tensor([0.1, 0.2, 0.3]))
@@ -38,22 +38,23 @@ class Scores:
 
     @staticmethod
     def joined(parts: Sequence["Scores"]) -> "Scores":
-        """The scores of all parts, which share no group."""
+        """The scores of all parts; no two parts may share a group."""
         ids_Q = torch.cat([part.ids_Q for part in parts])
         assert len(torch.unique(ids_Q)) == len(ids_Q), "a group was scored twice"
         lengths_Q = torch.cat([part.offsets_Q1.diff() for part in parts])
         return Scores(ids_Q, to_offsets(lengths_Q), torch.cat([part.scores_N for part in parts]))
 
     def __call__(self, groups: QueryGroups) -> Tensor:
-        """Scores of the documents of groups that are among those known."""
+        """Scores of the documents of groups, all of which must be known."""
         scores_N = self.find(groups)
         assert scores_N is not None, "a group was not scored"
         return scores_N
 
     def find(self, groups: QueryGroups) -> Tensor | None:
-        """Scores of the documents of groups; None where a group is not known, or has another number of documents."""
+        """Scores of the documents of groups; None if a group is not known or has another number of documents."""
         assert groups.ids_Q is not None
         ids_Q, order_Q = self._sorted
+        # the place of an id above all known ones is past the end; the comparison below finds that it is unknown
         place_M = torch.searchsorted(ids_Q, groups.ids_Q).clamp(max=len(ids_Q) - 1)
         rows_N, offsets_M1 = rows_of(self.offsets_Q1, order_Q[place_M])
         known = torch.equal(ids_Q[place_M], groups.ids_Q)
@@ -69,9 +70,9 @@ def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: s
     """Scores of all documents of a selection, in file order.
 
     Args:
-        selection: what to score.
-        scorer: gives scores of a batch.
-        name: of the scorer, in the error.
+        selection: the groups to score.
+        scorer: returns the scores of a batch.
+        name: name of the scorer, for errors.
 
     Raises:
         InputError: a score is no number, or the data cannot be read.

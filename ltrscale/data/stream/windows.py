@@ -1,6 +1,6 @@
 """Windows: query groups of some row groups, decoded from Arrow without copying features, and cut into micro-batches.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (groups before the unserved ones are left out).
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all groups, also those not served).
 """
 
 import itertools
@@ -30,9 +30,9 @@ _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that wa
 class Window:
     """Query groups in the order in which they are served.
 
-    `features` holds for each group a flat view of an Arrow buffer, or a copy of what is served of it; `columns_N` has
-    the labels, weights and positions that there are, NaN where a group has none. `ids_Q` is None where documents of
-    different queries stand together.
+    `features` has for each group a flat view of an Arrow buffer, or a copy of the features served; `columns_N` has the
+    labels, weights and positions if present, NaN where a group has none. `ids_Q` is None if groups mix documents of
+    different queries (`regroup`).
     """
 
     ids_Q: NDArray[np.int64] | None
@@ -50,7 +50,7 @@ class Cut(NamedTuple):
 
 
 def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
-    """Copy groups out of the Arrow buffers into a micro-batch: the one copy of a document that a stream makes."""
+    """Copy groups out of the Arrow buffers into a micro-batch: the only copy of a document that a stream makes."""
     lengths_Q = np.concatenate([np.diff(window.offsets_Q1[first : last + 1]) for window, first, last in cuts])
     columns_N = {
         name: torch.from_numpy(
@@ -71,10 +71,10 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
 
 
 def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Window:
-    """The documents of a window dealt anew to groups of the same lengths, in the same places.
+    """The documents of a window dealt to new groups of the same lengths, in the same places.
 
-    Document n of the window goes to place `order_N[n]`. No group is a query's any more, so none has an id. The one
-    copy made here is beside the one of `assemble`.
+    Document n of the window goes to place `order_N[n]`. The new groups are no queries, so they have no ids. This
+    copies each document, in addition to the copy in `assemble`.
     """
     bounds = list(itertools.pairwise(window.offsets_Q1.tolist()))
     values_NF = np.empty((len(order_N), n_features), np.float32)
@@ -90,11 +90,11 @@ def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Wind
 class Decoder:
     """Turns tables of a selection's row groups into windows, and checks them against the manifest.
 
-    Work on each table is kept to its feature buffer; all else is done once a window, on its columns put together.
+    Only the feature buffer is handled table by table; all other work is done once per window, on concatenated columns.
 
     Args:
-        selection: what is read.
-        documents: False to find the served rows only, for which few columns are read.
+        selection: the selection to read.
+        documents: False to find the served rows only, which needs few columns.
     """
 
     def __init__(self, selection: Selection, *, documents: bool = True) -> None:
@@ -107,10 +107,10 @@ class Decoder:
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
     def served_rows(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDArray[np.int64]:
-        """The rows that are served, of all tables put together: all, or the kept ones of those that have labels.
+        """The rows that are served, numbered over all tables: all rows, or the kept ones among the labelled rows.
 
         Raises:
-            InputError: a table does not hold what the manifest lists, or has other columns than the tables before it.
+            InputError: a table differs from its manifest, or has other columns than the tables before it.
         """
         for row_group, table in zip(row_groups, tables, strict=True):
             self._check_types(row_group, table)
@@ -130,10 +130,10 @@ class Decoder:
         return rows_Q
 
     def decode(self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]) -> Window:
-        """The groups that stand in some of the served rows of some row groups, in this order; a row may repeat.
+        """The groups in the rows `rows_Q` of some row groups' tables, in this order; a row may repeat.
 
         Raises:
-            InputError: a table does not hold what the manifest lists, or a group's values do not fit its documents.
+            InputError: a table differs from its manifest, or a group's values do not fit its documents.
         """
         features, lengths_Q = self._features(row_groups, tables, rows_Q)
         columns_N = {
@@ -154,7 +154,7 @@ class Decoder:
             for name in self.columns:
                 if not _is_usable(name, types.get(name)):
                     found = types.get(name, "not there")
-                    raise mismatch(row_group, f"column {name!r} is {found}, which it cannot be", _remedy(name))
+                    raise mismatch(row_group, f"column {name!r} cannot be used: it is {found}", _remedy(name))
             self._types = types
         for name in types.keys() | self._types.keys():
             if types.get(name) != self._types.get(name):
@@ -163,7 +163,7 @@ class Decoder:
     def _features(
         self, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
     ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
-        """Views of the features of some rows, and their documents."""
+        """Views of the features of some rows, and the rows' numbers of documents."""
         buffers, bounds, widths, places = [], [], [], []
         for row_group, table in zip(row_groups, tables, strict=True):
             stored = row_group.stored or self.selection.features
@@ -173,7 +173,7 @@ class Decoder:
             column = table.column("features")
             array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             buffers.append(_values(row_group, "features", array))
-            bounds.append(array.offsets.to_numpy())
+            bounds.append(array.offsets.to_numpy())  # of a slice they do not begin with 0
             found = int(bounds[-1][-1]) - int(bounds[-1][0])
             if found != row_group.documents * n_features:
                 listed = f"{row_group.documents} documents of {n_features} features"
@@ -192,7 +192,7 @@ class Decoder:
         return features, lengths_Q
 
     def _places_in(self, stored: tuple[Feature, ...]) -> list[int] | None:
-        """Where the features that are served stand in a file, as `places`."""
+        """The places of the served features in a file with these features (see `manifest.places`)."""
         if stored not in self._places:
             self._places[stored] = find_places(self.selection.features, stored, whose="the selection")
         return self._places[stored]
@@ -206,12 +206,12 @@ def group_ids(row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> NDA
 
 
 def mismatch(row_group: RowGroup, what: str, remedy: str = REMEDY) -> InputError:
-    """The error that a row group's content is not what it has to be."""
+    """The error for a row group with unexpected content."""
     return InputError(f"{row_group.url}: row group {row_group.index}: {what}; {remedy}")
 
 
 def _is_usable(name: str, found: pa.DataType | None) -> bool:
-    """Whether a column has the type that it must have, or may be missing."""
+    """Whether a column has the type that it must have, or is missing and may be."""
     if found is None:
         return name in _OPTIONAL
     if name == "gid":
@@ -220,14 +220,14 @@ def _is_usable(name: str, found: pa.DataType | None) -> bool:
 
 
 def _remedy(name: str) -> str:
-    """What makes a column right."""
+    """The remedy for a bad column."""
     return scores.REMEDY if name == SCORES else REMEDY
 
 
 def _check_present(
     name: str, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table], rows_Q: NDArray[np.int64]
 ) -> None:
-    """Check that groups which are served for their labels have values in the column that they are read from."""
+    """Check that groups with labels, which are served, have values in the column that serves as labels."""
     lists = _concat(tables, name)
     if not lists.null_count:
         return
@@ -246,7 +246,7 @@ def _gather(
     rows_Q: NDArray[np.int64],
     lengths_Q: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """The values of a column with one value a document, of some rows one after the other; NaN where a row is null."""
+    """The values of some rows, one after the other, of a column with one value per document; NaN for a null row."""
     lists = _concat(tables, name)
     values = _values(row_groups[0], name, lists)
     starts_R1 = lists.offsets.to_numpy().astype(np.int64)
@@ -266,7 +266,7 @@ def _gather(
 
 
 def _runs(starts_Q: NDArray[np.int64], lengths_Q: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices of runs that start here and are so long, one run after the other."""
+    """The indices of runs with these starts and lengths, one run after the other."""
     index_N: NDArray[np.int64] = np.repeat(starts_Q - _offsets(lengths_Q)[:-1], lengths_Q)
     index_N += np.arange(len(index_N))
     return index_N
@@ -278,7 +278,7 @@ def _concat(tables: Sequence[pa.Table], name: str) -> pa.Array:
 
 
 def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> NDArray[np.float32]:
-    """A view of the values of all lists; of a sliced array it is the whole child, which the offsets refer to."""
+    """A view of the values of all lists; for a sliced array all of the child, since the offsets refer to that."""
     if lists.values.null_count:
         raise mismatch(row_group, f"column {name!r} has a null in a list, where NaN is meant", _remedy(name))
     values: NDArray[np.float32] = lists.values.to_numpy()

@@ -462,7 +462,7 @@ def test_files_must_have_the_features_of_the_first(tmp_path: Path) -> None:
         ),
         "extra": (
             {"f1": [1], "f2": [2], "f3": [3]},
-            r"extra.parquet: column 'f3' \(numeric\) is no such feature of one",
+            r"extra.parquet: column 'f3' \(numeric\) is not among the features of one",
         ),
     }
     for name, (columns, message) in cases.items():

@@ -190,7 +190,7 @@ def test_only_what_prepare_made_is_added_to(tmp_path: Path) -> None:
     assert manifest is not None
     with storage.Commit(out) as commit:
         commit.finish({**manifest, "made_by": {"stage": "relabel"}})
-    with pytest.raises(InputError, match=r"out: made by relabel, and only what prepare made can be added to"):
+    with pytest.raises(InputError, match=r"out: made by relabel; periods can be added to a data set of prepare only"):
         prepare(config(write_days(tmp_path, [2]), add=True), out)
 
 
