@@ -84,7 +84,9 @@ class EvaluateConfig(EvaluateSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.baseline is not None and self.baseline not in self.trials:
-            raise ValueError(f"baseline {self.baseline!r} is none of the models {', '.join(self.trials)}; or set null")
+            raise ValueError(
+                f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
+            )
         if both := self.scores.keys() & self.models.keys():
             raise ValueError(f"models and scores both have a method {min(both)!r}; give them different names")
         if empty := [name for name, urls in self.models.items() if not urls]:
@@ -225,7 +227,7 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
             for trial in trials:
                 scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
-                    raise InputError(f"{trial.url}: gives scores that are no numbers (period {period}); train it again")
+                    raise InputError(f"{trial.url}: gives scores that are not finite (period {period}); train it again")
                 of_trial = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
                 values_TMQ.append(torch.stack(of_trial).double())
             values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())

@@ -184,6 +184,7 @@ def _histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, _Histo
     low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     for groups in validation():
         values_NC = groups.features_NF.numpy()[:, columns]
+        # unlike min and max, fmin and fmax ignore NaN, which is a missing value
         low_C = np.fmin(low_C, np.fmin.reduce(values_NC, axis=0, initial=np.inf))
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}

@@ -67,6 +67,7 @@ def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
     as_far_M = np.ones(m)
     for first, last in _blocks(samples, q):
         kept_SQ = rng.integers(0, 2, size=(last - first, q), dtype=np.int8).astype(np.float64)
+        # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
         as_far_M += (np.abs(2 * kept_SQ @ filled_QM - total_M) >= limit_M).sum(axis=0)
     return np.asarray(as_far_M / (samples + 1))
 

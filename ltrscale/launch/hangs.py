@@ -121,12 +121,12 @@ class Watch:
         if now - max(worker.moved for worker in self._workers.values()) < limit_s:
             return {}
         silent = {
-            rank: f"was not heard of for {now - worker.heard:.0f} s: its process is stopped, or its machine cut off"
+            rank: f"has been silent for {now - worker.heard:.0f} s: its process is stopped, or its machine cut off"
             for rank, worker in self._workers.items()
             if now - worker.heard > min(_SILENT_S, self._limit_s / 2)
         }
         return silent or {
-            rank: f"has not moved for {now - worker.moved:.0f} s"
+            rank: f"has made no progress for {now - worker.moved:.0f} s"
             for rank, worker in self._workers.items()
             if worker.counts.steps == min(steps)
         }

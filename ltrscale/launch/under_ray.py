@@ -138,7 +138,7 @@ def _attend(
         if not alive:
             return
         for rank, how in watch.hung().items():
-            log.warning("rank %d hangs: it %s; it is ended", rank, how)
+            log.warning("rank %d hangs: it %s; ending it", rank, how)
             ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
             watch.left(rank)
         if stopping() and not asked:
@@ -185,7 +185,7 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         self._starts = standing.starts
         self._post(Ended())
         if isinstance(error, Stopped) or (isinstance(error, RayActorError) and error.preempted):
-            self._post(Line(20, "a node is to be taken away: all workers start again without it"))
+            self._post(Line(20, "a node is about to be removed: all workers start again without it"))
             return
         self._failures = self._failures + 1 if standing.commits == self._commits else 1
         self._commits = standing.commits
@@ -253,6 +253,7 @@ def _worker(config: dict[str, _Task]) -> None:
     with (
         forwarded_logs(sender, rank),
         _watching(sender.mailbox, rank) as stopping,
+        # not through the sender, which may wait: a beat that is late looks like a hang
         pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
     ):
         given = Context(

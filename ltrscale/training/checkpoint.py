@@ -170,7 +170,7 @@ class Checkpoints:
             except UnavailableError:
                 raise
             except InputError as error:
-                raise InputError(f"{error}; rank 0 can read it: put out where all workers reach it") from error
+                raise InputError(f"{error}; rank 0 can read it: put out on storage that all workers reach") from error
         return snapshot
 
     def _choose(self) -> Snapshot | None:
@@ -179,7 +179,7 @@ class Checkpoints:
         for checkpoint in reversed(storage.children(self.url)):
             try:
                 manifest = storage.read_manifest(checkpoint)
-                if manifest is None:
+                if manifest is None:  # an interrupted write, for the manifest comes last
                     withdraw(checkpoint)
                 elif not self._is_ours(manifest):
                     foreign = True
@@ -244,7 +244,7 @@ class Checkpoints:
         return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
 
     def _save(self, trainer: Trainer, progress: Progress) -> None:
-        self._wait()
+        self._wait()  # the write in progress reads the buffers that the next copy fills
         began = time.monotonic()
         snapshot = take(trainer, progress, self._buffers)
         if snapshot is None:

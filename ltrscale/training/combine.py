@@ -72,7 +72,7 @@ def combine(
     if config.how == "concat":
         GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
     work = Combining(config, tuple(bundles), data, out, origin)
-    launch(work, workers=workers if config.how == "concat" else ONE, report=report)
+    launch(work, workers=workers if config.how == "concat" else ONE, report=report)  # a mean has nothing to train
 
 
 @dataclass(frozen=True)

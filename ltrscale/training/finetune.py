@@ -123,7 +123,7 @@ def finetune(
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
     GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
-    with cluster_for(workers):
+    with cluster_for(workers):  # one cluster for the fit and the workers
         transform = None
         if start is None:
             documents = select(train, labelled=False, without=good.without)

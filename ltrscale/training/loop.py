@@ -174,7 +174,7 @@ class Trainer:
             The result, and the checksum of the groups that all workers read.
         """
         loss, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
-        for stream, groups in sorted(step.micro_batches.items()):
+        for stream, groups in sorted(step.micro_batches.items()):  # in order, so that sums have the same bits each time
             if groups is not None:
                 of_stream, count = self.backward(stream, groups)
                 loss += of_stream  # on the device: a step copies its loss to the CPU once, in the next line

@@ -119,7 +119,7 @@ def _kept(url: str, origin: dict[str, object], make: Callable[[], dict[str, Tens
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
             log.info("%s: made before with the same settings and data; read from there", url)
             return safetensors.torch.load(data)
-        except UnavailableError:
+        except UnavailableError:  # the directory may be undamaged, and the new one could not be written either
             raise
         except InputError as error:
             log.warning("%s; making it again", error)

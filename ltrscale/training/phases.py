@@ -90,7 +90,7 @@ class Training:
                 trainer = self._trainer(phase, checkpoints, expected)
                 if self.best is not None:
                     self.best.begin()
-                if saved is not None:
+                if saved is not None:  # after `begin`: the saved weights replace the best ones
                     restore(trainer, saved)
                     if self.best is not None:
                         self.best.restore(saved)
@@ -115,7 +115,7 @@ class Training:
         config, context = self.config, self.context
         rank, world = rank_and_world()
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
-        for parameter in self.model.parameters():
+        for parameter in self.model.parameters():  # before the trainer is made, which collects what requires gradients
             parameter.requires_grad_(id(parameter) not in frozen)
         return Trainer(
             self.model,
@@ -141,6 +141,7 @@ class Training:
                 self.model.train()  # each epoch again, for validation sets eval mode
                 for module in phase.frozen:
                     module.eval()
+                # once an epoch: only the validation after it changes `best`
                 kept = Progress() if best is None else best.progress(phase=phase.name, steps_before=steps_before)
                 labels = {} if best is None else {"phase": phase.name}
                 clock = _Clock(trainer)

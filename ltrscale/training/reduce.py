@@ -36,7 +36,7 @@ def gather_over_workers(values: Tensor) -> Tensor:
 def from_rank_0(value: T) -> T:
     """The value that rank 0 passes, on all workers; plain data, for it is pickled."""
     shared = [value]
-    if dist.is_initialized():
+    if dist.is_initialized():  # on the CPU: by default NCCL would copy the pickled bytes through the GPU
         dist.broadcast_object_list(shared, src=0, device=torch.device("cpu"))
     return shared[0]
 

@@ -43,7 +43,7 @@ def begin(
             others = [url for url, value in _data(origin).items() if _data(before).get(url) != value]
             if others and _settings(before) == _settings(origin):
                 what = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
-                what = what or f"did not read what is at {others[0]} now: put back what it read to go on with it"
+                what = what or f"read other data than {others[0]} holds now: restore that data to resume the run"
                 raise InputError(f"{out}: the unfinished run there {what}, or start anew with --fresh")
     return checked(splits, config, join(out, PREFLIGHT), origin, report=report)
 

@@ -22,7 +22,7 @@ class TrainingConfig(Config):
     """Batch size and order of the data."""
     optimizer: OptimizerConfig
     seed: int = 0
-    """Of initial weights, order of the data, augmentation, dropout and sampled losses."""
+    """Seed of initial weights, data order, augmentation, dropout and sampled losses."""
     device: Device = "auto"
     """`auto` takes this worker's GPU if it has one; or `cpu`, `cuda`, `cuda:1`."""
     precision: Precision = "float32"

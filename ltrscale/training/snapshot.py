@@ -129,7 +129,7 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
         index, key = name.split(".")
         moments.setdefault(int(index), {})[key] = value
     saved = snapshot.state
-    groups = trainer.optimizer.state_dict()["param_groups"]
+    groups = trainer.optimizer.state_dict()["param_groups"]  # with the parameters' numbers, which snapshots leave out
     for group, settings in zip(groups, saved["optimizer"], strict=True):
         group.update(settings)
     trainer.optimizer.load_state_dict({"state": moments, "param_groups": groups})

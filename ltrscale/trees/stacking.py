@@ -199,5 +199,5 @@ def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...
         if name not in known:
             raise InputError(f"features: the data has no {name!r}; the nearest is {nearest(name, known)!r}")
     if len(set(names)) < len(names):
-        raise InputError("features: a name stands twice; leave one out")
+        raise InputError("features: a name is listed twice; leave one out")
     return tuple(names)

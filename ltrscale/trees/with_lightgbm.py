@@ -94,7 +94,7 @@ def _network() -> dict[str, Any]:
         "num_machines": world,
         "local_listen_port": points[rank][1],
         "tree_learner": "data",
-        "pre_partition": True,
+        "pre_partition": True,  # each worker holds only its share
     }
 
 
@@ -190,7 +190,7 @@ def parameters_of(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
         "min_data_in_leaf": config.min_data_in_leaf,
         "feature_fraction": config.feature_fraction,
         "bagging_fraction": config.bagging_fraction,
-        "bagging_freq": int(config.bagging_fraction < 1),
+        "bagging_freq": int(config.bagging_fraction < 1),  # LightGBM ignores the fraction at its default of 0
         "lambda_l2": config.lambda_l2,
         "max_bin": config.max_bin,
         "cegb_tradeoff": config.cegb_tradeoff,

@@ -76,7 +76,7 @@ class History:
         wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
         if not storage.create_exclusively(url, _lines(wanted)) and (there := _read(url)) != wanted:
             raise InputError(
-                f"{self.url}: the history of another search is there, which differs in "
+                f"{self.url}: holds the history of another search, which differs in "
                 f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
             )
 
@@ -124,7 +124,7 @@ class History:
             if storage.exists(url):
                 begun = validate(Begun, _read(url), url)
                 if folder != self.folder(begun.number):
-                    raise InputError(f"{url}: number {begun.number} is not that of its directory; remove it")
+                    raise InputError(f"{url}: number {begun.number} does not match its directory; remove it")
                 found.append(TrialRecord(begun, self.result(begun.number)))
         return sorted(found, key=lambda trial: trial.number)
 
@@ -153,7 +153,9 @@ def _read(url: str) -> Any:
     try:
         return json.loads(storage.read_bytes(url))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{url}: not JSON ({error}); remove the directory of this trial, or begin --fresh") from error
+        raise InputError(
+            f"{url}: not JSON ({error}); remove the directory of this trial, or start anew with --fresh"
+        ) from error
 
 
 def _first_difference(a: Any, b: Any, key: str = "") -> str:

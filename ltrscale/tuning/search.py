@@ -61,7 +61,7 @@ def run_search(
         with ray_cluster(cluster_cpus):
             _run(config, trial, history, given, same, report, stopping)
         if stopping():
-            raise Stopped("asked to stop; the same command goes on with the trials that have not ended")
+            raise Stopped("asked to stop; the same command resumes the trials that have not ended")
     check_any_complete(history)
 
 
@@ -187,7 +187,7 @@ class _Curve:
         if not math.isfinite(value) or step <= self._last or (step < self._next and not decides):
             return
         self.points.append((step, value))
-        self._last, self._next = step, math.ceil(step * 1.05)
+        self._last, self._next = step, math.ceil(step * 1.05)  # so that the curve of a long trial stays short
         if decides:
             self._report(step, value)
 

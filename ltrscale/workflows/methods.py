@@ -127,20 +127,20 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
         case NeuralMethod(pretrained_as=other):
             start = method if other is None else methods.get(other)
             if not isinstance(start, NeuralMethod) or (other is not None and start.pretrain is None):
-                raise ValueError(f"{where}.{name}.pretrained_as {other!r} is no method that pretrains")
+                raise ValueError(f"{where}.{name}.pretrained_as {other!r} is not a method that pretrains")
             try:
                 method.finetune.check_start(start.projector_layers())
             except ValueError as error:
                 raise ValueError(f"{where}.{name}.{error}") from error
         case CombinedMethod(parts=parts):
             if wrong := [part for part in parts if not isinstance(methods.get(part), NeuralMethod)]:
-                raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is no neural method")
+                raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is not a neural method")
         case EnsembleMethod(of=of):
             if not isinstance(methods.get(of), NeuralMethod):
-                raise ValueError(f"{where}.{name}.of: {of!r} is no neural method")
+                raise ValueError(f"{where}.{name}.of: {of!r} is not a neural method")
         case StackMethod(members=members):
             if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | None)]:
-                raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is no method other than a stack")
+                raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is unknown or a stack; name another method")
 
 
 def _streams(method: Method) -> list[StreamConfig]:

@@ -109,7 +109,7 @@ def scored_by(split: Split) -> list[str]:
     try:
         return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
     except (LookupError, TypeError) as error:
-        raise InputError(f"{split.scores}: does not say which bundle gave the scores; score again") from error
+        raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
 
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:

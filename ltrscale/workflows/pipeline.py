@@ -59,12 +59,12 @@ class PipelineConfig(Config):
         if self.evaluate.baseline not in (None, *self.methods):
             names = ", ".join(self.methods)
             raise ValueError(
-                f"evaluate.baseline {self.evaluate.baseline!r} is none of the methods {names}; or set null"
+                f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
             )
         if (self.prepare is None) == (self.data is None):
-            raise ValueError("name a prepared data set as data, or say with prepare how to make one; not both")
+            raise ValueError("set data to a prepared data set, or prepare to make one; not both")
         if self.synthetic is not None and self.prepare is None:
-            raise ValueError("synthetic makes a log that must be prepared; say how under prepare, in place of data")
+            raise ValueError("synthetic makes a log that must be prepared; set prepare instead of data")
         if self.splits.test.labels != "labels":
             raise ValueError("splits.test.labels: leave it out; evaluate_on says which labels methods are tested on")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):

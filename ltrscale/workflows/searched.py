@@ -236,7 +236,7 @@ def _same_mode() -> Iterator[None]:
 def _value(url: str, metric: str) -> float:
     value = bundle.load(url).metrics[metric]
     if not isinstance(value, int | float):
-        raise InputError(f"{url}: its {metric} is {value!r}, which is no number to compare")
+        raise InputError(f"{url}: its {metric} is {value!r}, which is not a number to compare")
     return float(value)
 
 
@@ -262,6 +262,7 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
     Raises:
         InputError: a key is unknown, or a value does not fit.
     """
+    # without defaults: as explicit settings they would override those of a preset
     values = job.model_dump(mode="json", exclude_unset=True)
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:

@@ -40,7 +40,7 @@ from ltrscale.workflows.stage import Origin, Stage
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
-_STARTER_CPUS = 0.1
+_STARTER_CPUS = 0.1  # of a trial's process that only waits for its workers
 
 
 class _Searched(Config):
