@@ -45,7 +45,7 @@ class PretrainConfig(TrainingConfig):
     epochs: int = Field(20, ge=1)
     """Passes over all groups of the training split (HOU24: 300)."""
     keep_every: int | None = Field(None, ge=1)
-    """Also commit the encoder every so many epochs, as a separate bundle: `epochs/00020` below the output."""
+    """Also commit the encoder every this many epochs, as a separate bundle: `epochs/00020` below the output."""
     stream: StreamConfig = StreamConfig(docs_per_batch=8192, streams=8)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)

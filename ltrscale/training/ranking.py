@@ -59,7 +59,7 @@ class RankingConfig(TrainingConfig):
     debias: DebiasConfig | None = None
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
     patience: int = Field(20, ge=1)
-    """Stop a phase after so many epochs without a better validation metric."""
+    """Stop a phase after this many epochs without a better validation metric."""
     validation_metric: str = Field(
         "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
     )

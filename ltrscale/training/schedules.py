@@ -22,7 +22,7 @@ class ConstantConfig(Config):
 
 
 class StepConfig(Config):
-    """Multiply the rate by a factor every so many epochs."""
+    """Multiply the rate by a factor every this many epochs."""
 
     kind: Literal["step"] = "step"
     every: int = Field(20, ge=1)

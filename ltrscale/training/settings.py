@@ -32,7 +32,7 @@ class TrainingConfig(Config):
     checkpoint_minutes: float = Field(10.0, gt=0)
     """Time between checkpoints, from which the same command resumes."""
     checkpoint_failures: int = Field(3, ge=1)
-    """End the run after so many checkpoints in a row cannot be written, as on a full disk."""
+    """End the run after this many failed writes of checkpoints in a row, as on a full disk."""
     preflight: PreflightConfig = PreflightConfig()
     """How the data files are checked before workers start."""
 

@@ -28,7 +28,7 @@ class TreesConfig(Config):
     targets: TargetsConfig | None = None
     """How to transform training labels before trees see them; empty uses them unchanged."""
     early_stopping_rounds: int | None = Field(50, ge=1)
-    """Stop after so many trees without a better validation NDCG, and keep the trees up to the best; empty keeps all."""
+    """Stop after this many trees without a better validation NDCG, and keep those up to the best; empty keeps all."""
     stop_on: int = Field(5, ge=1)
     """Cut-off of that NDCG."""
     seed: int = 0

@@ -122,7 +122,7 @@ class AshaConfig(Config):
     grace: int = Field(20, ge=1)
     """Steps (trees, or epochs) that every trial completes."""
     reduction: float = Field(3, gt=1)
-    """One of so many trials continues after each of these steps."""
+    """One in this many trials continues after each of these steps."""
 
 
 class SearchConfig(Config):
