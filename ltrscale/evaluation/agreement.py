@@ -124,11 +124,11 @@ class AgreementConfig(Config):
     overlap_at: tuple[CutOff, ...] = (1, 5, 10)
     """Each k for which to compute the overlap of the first k documents."""
     resamples: int = Field(10_000, ge=100)
-    """Bootstrap resamples of the groups."""
+    """Number of bootstrap resamples of the groups."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(65_536, ge=1)
-    """Documents scored at once; the result does not depend on it."""
+    """Documents scored in one batch; the result does not depend on it."""
 
     @property
     def names(self) -> tuple[str, ...]:

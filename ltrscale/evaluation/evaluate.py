@@ -58,7 +58,7 @@ class EvaluateSettings(Config):
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found."""
     resamples: int = Field(default=10_000, ge=100)
-    """Bootstrap resamples, and random sign patterns of the test."""
+    """Number of bootstrap resamples, and of random sign patterns of the test."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(default=65_536, ge=1)

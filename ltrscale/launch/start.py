@@ -20,7 +20,7 @@ from ltrscale.progress import Report
 
 
 def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
-    """Connect to Ray while the block runs, if these workers need it; a local cluster gets extra CPUs for read tasks.
+    """Connect to Ray while the block runs, if these workers need it; a cluster started here has CPUs for read tasks.
 
     Without such CPUs training would wait for data for ever.
     """

@@ -24,8 +24,8 @@ class WorkersConfig(Config):
     """
 
     number: int | tuple[int, int] = Field(1)
-    """More than one run under Ray Train. [min, max] takes as many as the cluster has room for, and changes their number
-    when nodes come and go."""
+    """Number of workers; several run under Ray Train. [min, max] takes as many as the cluster has room for, and changes
+    their number when nodes come and go."""
     gpus: float = Field(0, ge=0)
     """GPUs of each worker; a fraction shares one GPU among several workers."""
     cpus: float = Field(1, gt=0)

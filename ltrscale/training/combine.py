@@ -30,7 +30,7 @@ class CombineConfig(RankingConfig):
     how: How = "mean"
     """`mean` of the scores, nothing to train; `concat` trains one linear layer over the rankers' last embeddings."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Between the joint embedding and the layer; HOU24 has .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo."""
+    """Dropout between the joint embedding and the layer; HOU24 has .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo."""
     epochs: int = Field(100, ge=1)
     """Epochs of the layer's training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
