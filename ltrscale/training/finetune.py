@@ -74,7 +74,7 @@ class FinetuneConfig(RankingConfig):
             ValueError: probing without a pretrained encoder, or more layers of the projector than it has.
         """
         if projector_layers is None and self.epochs == 0:
-            raise ValueError("finetune.epochs is 0, which is probing, but nothing pretrained to probe; name a bundle")
+            raise ValueError("finetune.epochs is 0, which is probing, but there is nothing pretrained; name a bundle")
         if self.projector_layers > (projector_layers or 0):
             raise ValueError(
                 f"finetune.projector_layers asks for {self.projector_layers} hidden layers of a pretrained projector "
