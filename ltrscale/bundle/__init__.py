@@ -1,7 +1,7 @@
-"""ModelBundle: a directory with all that scoring needs, for networks and trees alike; no pickle anywhere.
+"""ModelBundle: a directory with everything that scoring needs, for networks and trees alike; no pickle anywhere.
 
     config.json           kind, features, architecture, training settings, data set hash, metrics, versions
-    weights.safetensors   of a network, its feature transform included
+    weights.safetensors   of a network, including its feature transform
     model.txt             of trees: LightGBM's own text format (XGBoost's model.json, CatBoost's model.cbm); an ensemble
                           has model-0.txt, model-1.txt, ...
     projection.safetensors  of trees that see principal components too
@@ -9,8 +9,8 @@
     README.md             a card for people
     manifest.json         written last: format, content hashes, origin
 
-`load` checks all files that it reads against these hashes. Where the environment variable `LTRSCALE_TRUSTED_BUNDLES`
-names a file, a bundle is opened only if its content hash is a line of it.
+`load` checks all files that it reads against these hashes. If the environment variable `LTRSCALE_TRUSTED_BUNDLES` names
+a file, `load` opens a bundle only if its content hash is a line of that file.
 """
 
 from ltrscale.bundle.contents import BundleConfig, Kind, Metric, TreesArchitecture, content_hash, read_manifest

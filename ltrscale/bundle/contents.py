@@ -1,4 +1,4 @@
-"""What the files of a bundle are, and what `config.json` says."""
+"""The files of a bundle, and the content of `config.json`."""
 
 import os
 from collections.abc import Mapping
@@ -17,25 +17,25 @@ Metric = float | int | str | None
 Kind = Literal["neural", "pretrained", "trees"]
 FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
-"""The environment variable that names a file with the content hashes of the bundles that may be opened."""
+"""The environment variable that names a file with the content hashes of trusted bundles."""
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
 
 
 class TreesArchitecture(Config):
-    """What a bundle of trees is made of; trees see raw features, then components, then members' scores."""
+    """The parts of a bundle of trees; trees see raw features, then components, then members' scores."""
 
     library: boosters.Library = "lightgbm"
-    """Whose format the model files have."""
+    """The library whose format the model files have."""
     models: tuple[str, ...] = ("model",)
-    """Names of the models, whose scores are averaged."""
+    """Names of the models; their scores are averaged."""
     sees: tuple[str, ...] | None = None
     """Raw features that the trees see; None for all."""
     projection: int = Field(0, ge=0)
-    """Principal components that they see."""
+    """Number of principal components that the trees see."""
     members: tuple[str, ...] = ()
-    """Names of the bundles inside this one whose scores they see."""
+    """Names of the bundles inside this one whose scores the trees see."""
     standardise: bool = False
-    """Whether these scores are standardised within each query group first."""
+    """Whether these scores are first standardised within each query group."""
 
     def files(self) -> tuple[str, ...]:
         """Names of the model files."""
@@ -47,24 +47,24 @@ class BundleConfig(Config):
 
     kind: Kind
     features: tuple[Feature, ...]
-    """What the model reads, in order."""
+    """Features that the model reads, in order."""
     architecture: Architecture | CombinedArchitecture | None = None
-    """Of a network; None for trees."""
+    """Architecture of a network; None for trees."""
     trees: TreesArchitecture | None = None
-    """Of trees; None for a network."""
+    """Parts of a tree bundle; None for a network."""
     training: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the run that made it."""
+    """Settings of the run that made the bundle."""
     dataset_hash: str
-    """Of the training data."""
+    """Hash of the training data."""
     metrics: dict[str, Metric] = Field(default_factory=dict)
-    """As training reported them; None where undefined."""
+    """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Of Python and the libraries."""
+    """Versions of Python and the libraries."""
 
     @model_validator(mode="before")
     @classmethod
     def _is_lightgbm(cls, values: Any) -> Any:
-        """The first bundles of trees did not say what they are made of, for there was LightGBM alone."""
+        """Fill in `trees` for the first tree bundles, which lack it because LightGBM was the only library."""
         if isinstance(values, dict) and values.get("kind") == "trees" and values.get("trees") is None:
             return {**values, "trees": TreesArchitecture()}
         return values
@@ -75,7 +75,7 @@ class BundleConfig(Config):
 
 
 def member_folder(name: str) -> str:
-    """The folder of a member's files."""
+    """The folder of a member's files inside a bundle."""
     return f"members/{name}"
 
 
@@ -83,8 +83,8 @@ def read_manifest(url: str) -> dict[str, Any]:
     """The manifest of a bundle: its files with their hashes, and its origin.
 
     Raises:
-        InputError: nothing is committed there, it is no bundle or one of another version, or it is none of those that
-            are trusted where the environment names some.
+        InputError: nothing is committed there, it is not a bundle or has another version, or the environment names
+            trusted bundles and this one is not among them.
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
@@ -118,7 +118,7 @@ def _hash_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _check_trusted(manifest: Mapping[str, Any], url: str) -> None:
-    """Check that a bundle is one of those that the file which the environment names has, where it names one."""
+    """Check that a bundle is trusted, if the environment names a file of trusted bundles."""
     if not (trusted := os.environ.get(TRUSTED)):
         return
     lines = storage.read_bytes(trusted).decode(errors="replace").splitlines()

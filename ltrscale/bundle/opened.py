@@ -1,4 +1,4 @@
-"""Opening a bundle: what is inside, and the function that scores.
+"""Opening a bundle: its parts, and the function that scores.
 
 Shapes: N documents.
 """
@@ -40,42 +40,42 @@ Scorer = Callable[[QueryGroups], Tensor]
 
 @contextmanager
 def fitting(where: str) -> Iterator[None]:
-    """Turn what is raised where the files of a bundle do not fit each other into one line."""
+    """Turn the many errors of a bundle whose files do not fit each other into one line."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # too deep JSON is the fourth
+    except (ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:  # RecursionError: deep JSON
         raise InputError(f"{where}: the bundle's files do not fit each other ({error}); train it again") from error
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle, opened and checked against its hashes; `load` makes it."""
+    """A bundle, opened and checked against its hashes by `load`."""
 
     url: str
     kind: Kind
     features: tuple[Feature, ...]
     config: Mapping[str, Any]
-    """Settings of the run that made it."""
+    """Settings of the run that made the bundle."""
     architecture: Architecture | CombinedArchitecture | None
     dataset_hash: str
     metrics: Mapping[str, Metric]
     made_by: Mapping[str, Any]
     trees: TreesArchitecture | None
     contents: Mapping[str, bytes]
-    """Weights or trees, as they lie in the files, by name."""
+    """Bytes of the files of weights or trees, by name."""
     projection: bytes | None = None
-    """Of trees that see principal components: how these are made of raw features."""
+    """Projection from raw features to principal components, for trees that see these."""
     members: Mapping[str, "Bundle"] = field(default_factory=dict)
-    """Of stacked trees: the bundles whose scores they see, by name."""
+    """Bundles whose scores stacked trees see, by name."""
 
     @property
     def content(self) -> bytes:
-        """Weights or trees of a bundle with one such file."""
+        """Bytes of the weights or trees of a bundle that has one such file."""
         (content,) = self.contents.values()
         return content
 
     def network(self) -> Architecture:
-        """What a single network is built from.
+        """The architecture of a single network.
 
         Raises:
             InputError: the bundle holds trees, or several rankers.
@@ -110,12 +110,12 @@ class Bundle:
             return encoder
 
     def projector_layers(self) -> int:
-        """Hidden layers of a projector that are there to go on from: a finetuned ranker has those that it kept."""
+        """Hidden layers of the projector that finetuning can start from; a finetuned ranker has those that it kept."""
         made = self.network()
         return made.projector_layers if self.kind == "neural" else made.projector.layers if made.projector else 0
 
     def initialise(self, ranker: Ranker) -> None:
-        """Give a fresh ranker this bundle's encoder, and the layers of the projector that it keeps."""
+        """Load this bundle's encoder into a new ranker, with the layers of the projector that the ranker keeps."""
         weights = self.weights()
         layers = _below("neck." if self.kind == "neural" else "projector.layers.", weights)
         with fitting(self.url):
@@ -132,7 +132,7 @@ class Bundle:
             raise InputError(f"{self.url}: a pretrained encoder cannot score; finetune it first with jobs.finetune")
         with fitting(self.url):
             weights = self.weights()
-            with torch.device("meta"):  # first without memory, of which a damaged architecture could want any amount
+            with torch.device("meta"):  # first without memory: a damaged architecture could ask for any amount
                 outline = self._ranker(weights).state_dict()
             if {name: value.shape for name, value in outline.items()} != {n: v.shape for n, v in weights.items()}:
                 raise ValueError("the architecture has other weights")
@@ -141,7 +141,7 @@ class Bundle:
             return model.eval()
 
     def _ranker(self, weights: Mapping[str, Tensor]) -> AnyRanker:
-        """The network as it is built, before it has its weights."""
+        """The network before its weights are loaded."""
         if not isinstance(self.architecture, CombinedArchitecture):
             return _build(self.network(), weights)
         made = self.architecture
@@ -155,15 +155,15 @@ class Bundle:
         device: torch.device | str = "cpu",
         threads: int = 0,
     ) -> Scorer:
-        """The function that scores a batch; scores come back on the CPU.
+        """The function that scores a batch; it returns scores on the CPU.
 
         Args:
-            features: of the batches, matched to the bundle's by name; None where they are the bundle's, in its order.
-            device: where a network runs.
+            features: of the batches, matched to the bundle's by name; None if they are the bundle's, in its order.
+            device: device of a network.
             threads: of a tree model; 0 takes all cores.
 
         Raises:
-            InputError: as `places`; the bundle holds an encoder without a head, or CatBoost's trees and CatBoost is
+            InputError: as `places`; the bundle holds an encoder without a head, or CatBoost's trees while CatBoost is
                 not installed.
         """
         columns = None if features is None else places(self.features, features, whose=self.url)
@@ -173,7 +173,7 @@ class Bundle:
         return lambda groups: score(replace(groups, features_NF=groups.features_NF[:, columns]))
 
     def _scorer(self, *, device: torch.device | str, threads: int) -> Scorer:
-        """The function that scores a batch with the features of the bundle, in its order."""
+        """The function that scores a batch whose features are the bundle's, in its order."""
         if self.trees is not None:
             with fitting(self.url):
                 view = self._view(self.trees, device=device, threads=threads)
@@ -189,7 +189,7 @@ class Bundle:
         return score
 
     def _view(self, trees: TreesArchitecture, *, device: torch.device | str, threads: int) -> views.View:
-        """What the trees see of a batch."""
+        """The view of a batch that the trees see."""
         view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
         if self.projection is not None:
             view = views.projected(view, views.Projection.from_bytes(self.projection, len(self.features)))
@@ -211,14 +211,14 @@ def load(url: str) -> Bundle:
     """Open a bundle and check its content against its hashes.
 
     Raises:
-        InputError: nothing is committed there, it is no bundle or one of another version, or a file is missing or
-            was changed; the file is named.
+        InputError: nothing is committed there, it is not a bundle or has another version, or a file, which the message
+            names, is missing or changed.
     """
     return _open(url, "", read_manifest(url))
 
 
 def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
-    """The bundle in a folder, "" or one that ends with a slash, of a committed directory."""
+    """The bundle in a folder of a committed directory; the folder is "" or ends with a slash."""
 
     def read(name: str) -> bytes:
         return storage.read_verified(url, folder + name, manifest)
@@ -245,8 +245,8 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
 
 
 def _build(architecture: Architecture, weights: Mapping[str, Tensor]) -> Ranker:
-    """A ranker for these weights, of which it has the feature transform only: the rest is to be loaded."""
-    with torch.device("cpu"):  # whatever the device of the rest
+    """A ranker for these weights; it has their feature transform, and the caller loads the rest."""
+    with torch.device("cpu"):  # the transform needs real values even while the rest is built on `meta`
         transform = FeatureTransform.from_state(_below("transform.", weights), architecture.transform)
     return Ranker(architecture, transform)
 

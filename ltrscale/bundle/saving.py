@@ -32,29 +32,29 @@ from ltrscale.views import Projection
 
 
 class Pretrained(Protocol):
-    """A pretrained network: the parts of it that are worth keeping."""
+    """The parts of a pretrained network that a bundle keeps."""
 
     @property
     def transform(self) -> nn.Module:
-        """Of raw features."""
+        """Transform of raw features."""
 
     @property
     def encoder(self) -> nn.Module:
-        """Of transformed features."""
+        """Encoder of transformed features."""
 
     @property
     def projector(self) -> nn.Module | None:
-        """Between the encoder and the pretext loss, where there is one."""
+        """Layers between the encoder and the pretext loss, if there are any."""
 
     @property
     def architecture(self) -> Architecture:
-        """What they are built from."""
+        """Architecture of these parts."""
 
 
 class About(TypedDict):
-    """What every bundle says of itself.
+    """Facts that every bundle records.
 
-    `config`: settings of the run; `files`: more files to lie beside the model, by name.
+    `config`: settings of the run; `files`: further files to store beside the model, by name.
     """
 
     config: Mapping[str, Any]
@@ -92,8 +92,8 @@ def save_trees(
 ) -> None:
     """Commit trees, each model in its library's own format, as a bundle.
 
-    The trees were grown on the output of `boosters.renumber`, whose codes travel in the models. The files of members,
-    see `member_files`, are to be among `files`.
+    The trees were grown on the output of `boosters.renumber`, whose codes are stored in the models. `files` must
+    contain the files of members, see `member_files`.
     """
     contents = dict(zip(trees.files(), models.values(), strict=True))
     if projection is not None:
@@ -102,7 +102,7 @@ def save_trees(
 
 
 def member_files(name: str, url: str) -> dict[str, bytes]:
-    """The files of a bundle, as they lie in a bundle that it is a member of.
+    """The files of a bundle under the names that they have inside a stack's bundle.
 
     Raises:
         InputError: as `load`.
@@ -121,6 +121,7 @@ def _save(
     architecture: Architecture | CombinedArchitecture | None = None,
     trees: TreesArchitecture | None = None,
 ) -> None:
+    # JSON has neither NaN nor infinity
     metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about["metrics"].items()}
     config = BundleConfig(
         kind=kind,
@@ -147,7 +148,7 @@ def _save(
 
 
 def _card(config: BundleConfig) -> str:
-    """What a person wants to know first, in Markdown."""
+    """The card for people, in Markdown."""
     trees = config.trees or TreesArchitecture()
     what = {
         "neural": "A neural ranker: raw features in, one score a document out.",

@@ -1,4 +1,4 @@
-"""How well rankings agree with another of the same documents, such as students' with their teacher's.
+"""Agreement of rankings with a reference ranking of the same documents, such as students' with their teacher's.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, and R of them (a block of
 rows) against all L.
@@ -34,9 +34,10 @@ _SLOTS = 1 << 18
 def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Kendall's tau-b of two rankings of each group, shape [Q], float64 (Kendall 1945).
 
-    `(C - D) / sqrt((n - ties of one) (n - ties of the other))` over the n pairs of documents, of which C stand in the
-    same order and D in opposite ones: 1 for equal orders, -1 for opposite ones. NaN where either ranks nothing: in a
-    group of equal scores, or of one document. Time is O(sum of L^2), memory that of a block of pairs.
+    `(C - D) / sqrt((n - ties of one) (n - ties of the other))` over the n pairs of documents, where C pairs are in the
+    same order in both rankings and D in opposite orders: 1 for equal rankings, -1 for opposite ones. NaN where either
+    has nothing to rank: in a group of equal scores, or of one document. Time is O(sum of L^2); memory is one block of
+    pairs.
 
     Args:
         one_N: finite scores.
@@ -61,12 +62,13 @@ def kendall_tau(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor) -> Tensor:
             products = (first_MRL * second_MRL, first_MRL.abs(), second_MRL.abs())
             sums_3M += torch.stack([product.sum((1, 2), dtype=torch.int64) for product in products])
         agreeing_M, ranked_M, ranked_by_other_M = sums_3M.double()
+        # each pair is counted twice, above and below the diagonal, in numerator and denominator alike
         found_Q[chunk.groups_M] = agreeing_M / (ranked_M.sqrt() * ranked_by_other_M.sqrt())
     return found_Q
 
 
 def _signs(scores_ML: Tensor, block: slice) -> Tensor:
-    """Whether a row's score is above (1), below (-1) or equal to (0) each other, int8; padding is NaN and gives 0."""
+    """1, -1 or 0, int8, where a row's score is above, below or equal to another score; padding is NaN and gives 0."""
     rows_MR1, all_M1L = scores_ML[:, block, None], scores_ML[:, None]
     return (rows_MR1 > all_M1L).to(torch.int8) - (rows_MR1 < all_M1L).to(torch.int8)
 
@@ -74,8 +76,8 @@ def _signs(scores_ML: Tensor, block: slice) -> Tensor:
 def overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """The share of the first k documents of each group that two rankings have in common, shape [Q], float64.
 
-    Of documents that tie for the last places, each has its chance of a place, in either ranking on its own: the
-    overlap is the expected one. NaN in groups of at most k documents, whose first k are all.
+    Documents that tie for the last places have equal chances of a place, independently in both rankings; the value is
+    the expected overlap. NaN in groups of at most k documents, where the first k are all documents.
 
     Args:
         one_N: finite scores.
@@ -102,35 +104,35 @@ def overlap(one_N: Tensor, other_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Te
 
 
 def _chances(scores_ML: Tensor, mask_ML: Tensor, k: int) -> Tensor:
-    """Each document's chance to be among the first k, shape [M, L]."""
+    """Probability of each document to be among the first k, shape [M, L]."""
     last_M1 = scores_ML.topk(k).values[:, -1:]
     above_ML = scores_ML > last_M1
-    tied_ML = (scores_ML == last_M1) & mask_ML
+    tied_ML = (scores_ML == last_M1) & mask_ML  # in a group of fewer than k the last score is padding's
     places_M1 = (k - above_ML.sum(1, keepdim=True)).double()
     return above_ML + tied_ML * (places_M1 / tied_ML.sum(1, keepdim=True).clamp(min=1))
 
 
 class AgreementConfig(Config):
-    """Which bundles are compared with which scores, on which groups."""
+    """The bundles to compare, the reference scores, and the groups."""
 
     models: dict[str, str] = Field(min_length=1)
     """Bundles, by name."""
     scores: str
-    """Directory of the scores that they are compared with, made by jobs.score."""
+    """Directory of the reference scores, made by jobs.score."""
     test: Split
     """All its groups count, with and without labels."""
     overlap_at: tuple[CutOff, ...] = (1, 5, 10)
-    """Numbers of first documents whose overlap is told."""
+    """Each k for which to compute the overlap of the first k documents."""
     resamples: int = Field(10_000, ge=100)
-    """Bootstrap resamples of the groups."""
+    """Number of bootstrap resamples of the groups."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(65_536, ge=1)
-    """Documents scored at once; the result does not depend on it."""
+    """Documents scored in one batch; the result does not depend on it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is measured of each group."""
+        """Names of the measures of each group."""
         return (TAU, *(f"overlap@{k}" for k in self.overlap_at))
 
 
@@ -146,9 +148,10 @@ class Agreement(Findings):
 
 
 def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Agreement:
-    """Compare the rankings of bundles with committed scores, and commit what comes out to a directory.
+    """Compare the rankings of bundles with committed scores, and commit the agreement to a directory.
 
-    The directory holds `agreement.json` (`Agreement.read` reads it) and `groups.parquet`, which has every group.
+    The directory holds `agreement.json` (`Agreement.read` reads it) and `groups.parquet` with the values of every
+    group.
 
     Args:
         config: see `AgreementConfig`.
@@ -157,7 +160,7 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
         report: receives the means of each model.
 
     Raises:
-        InputError: a bundle or the scores are missing, or are of other data.
+        InputError: a bundle or the scores are missing, or belong to other data.
     """
     selection = select(config.test.replace(scores=config.scores, labels="labels"), labelled=True)
     values_QTM, gids_Q, documents = _measure(config, selection)
@@ -199,7 +202,7 @@ def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDA
 
 
 def _of_groups(scores_N: Tensor, given_N: Tensor, offsets_Q1: Tensor, config: AgreementConfig) -> Floats:
-    """What is measured of each group, shape [Q, measures]."""
+    """The measures of each group, shape [Q, measures]."""
     overlaps = [overlap(scores_N, given_N, offsets_Q1, k=k) for k in config.overlap_at]
     found_QM: Floats = torch.stack([kendall_tau(scores_N, given_N, offsets_Q1), *overlaps], dim=1).numpy()
     return found_QM

@@ -1,4 +1,4 @@
-"""What a distillation found: teacher, students and directly trained trees side by side, and how it is shown.
+"""The results of a distillation, teacher, students and directly trained trees side by side, and their report.
 
 Shapes: Q groups, t trials of a method, M metrics.
 """
@@ -23,15 +23,15 @@ TEACHER = "teacher"
 
 
 class Cost(Config):
-    """What it took to train a method, and takes to use it."""
+    """Cost of training and using a method."""
 
     kind: Literal["neural", "trees"]
     bytes: int
-    """Of weights or trees as they lie in the bundle."""
+    """Size of weights or trees in the bundle."""
     documents_per_second: float
-    """Scored on one thread, by processor time."""
+    """Scoring speed on one thread, by processor time."""
     trained_on: int | None
-    """Query groups that it was trained on, with labels or a teacher's scores, where its bundle tells."""
+    """Query groups that it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
 
 
 class DistilledMethod(Config):
@@ -43,9 +43,9 @@ class DistilledMethod(Config):
     against_teacher: Comparison | None
     """The primary metric, on the groups that define it; None for the teacher itself, and without such groups."""
     agreement: dict[str, Summary]
-    """With the teacher, by `tau` or `overlap@K`; empty for the teacher itself."""
+    """Agreement with the teacher, by `tau` or `overlap@K`; empty for the teacher itself."""
     cost: Cost | None
-    """None where there is no bundle."""
+    """None without a bundle."""
 
 
 class Distillation(Findings):
@@ -64,12 +64,12 @@ class Distillation(Findings):
 
 
 def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *, seed: int) -> Distillation:
-    """Put together what was committed of the same methods, and compare each of them with the teacher.
+    """Join the evaluation, agreement and costs of the same methods, and compare each method with the teacher.
 
     Args:
-        evaluation_url: of the teacher and all other methods.
-        agreement_url: of all but the teacher, with the teacher.
-        costs: by method, of those that have a bundle.
+        evaluation_url: evaluation of all methods, including the teacher.
+        agreement_url: agreement of all other methods with the teacher.
+        costs: by method, for methods that have a bundle.
         seed: of the resampling.
 
     Raises:
@@ -139,7 +139,7 @@ def _cost(cost: Cost | None) -> tuple[str, str, str]:
 
 
 def findings(found: Distillation) -> Iterator[str]:
-    """One sentence per finding; a difference is claimed only where its interval leaves 0 out."""
+    """One sentence per finding; it claims a difference only if the interval excludes 0."""
     primary = metric_label(found.primary)
     teacher = next(method for method in found.methods if method.name == TEACHER)
     for method in found.methods:
@@ -188,7 +188,7 @@ def _agreement(method: DistilledMethod) -> Iterator[str]:
 
 
 def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
-    """The whole report in Markdown; `links` are the reports and files to go on to, by what they are."""
+    """The whole report in Markdown; `links` maps descriptions of further reports and files to their places."""
     test = found.test
     primary = metric_label(found.primary)
     lines = [

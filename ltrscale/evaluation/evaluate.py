@@ -43,7 +43,7 @@ class EvaluateSettings(Config):
     """How methods are evaluated and compared."""
 
     baseline: str | None = "gbdt"
-    """The method that the others are compared with; null for no comparison."""
+    """The method to compare the others with; null for no comparison."""
     ndcg_at: tuple[CutOff, ...] = Field(default=(1, 5, 10), min_length=1)
     """Cut-offs of NDCG."""
     precision_at: tuple[CutOff, ...] = (5,)
@@ -51,17 +51,18 @@ class EvaluateSettings(Config):
     primary_cutoff: int = 5
     """The NDCG cut-off of the comparison column and the picture."""
     relevant_from: float = Field(default=1.0, gt=0)
-    """Documents are relevant to MRR, MAP and precision from this label on."""
+    """Lowest label of a relevant document for MRR, MAP and precision."""
     policy: Literal["expected", "letor4"] = "expected"
-    """What is measured: `expected` is ours; `letor4` adds LETOR 4.0's script, beside ours, for published figures."""
+    """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
+    comparison with published figures."""
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found."""
     resamples: int = Field(default=10_000, ge=100)
-    """Bootstrap resamples, and random sign patterns of the test."""
+    """Number of bootstrap resamples, and of random sign patterns of the test."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(default=65_536, ge=1)
-    """Documents scored at once; the result does not depend on it."""
+    """Documents scored in one batch; the result does not depend on it."""
 
     @model_validator(mode="after")
     def _has_the_primary_cutoff(self) -> Self:
@@ -71,19 +72,21 @@ class EvaluateSettings(Config):
 
 
 class EvaluateConfig(EvaluateSettings):
-    """Which bundles are evaluated, on which groups, and how."""
+    """The bundles to evaluate, the groups, and the settings of the evaluation."""
 
     models: dict[str, Texts] = Field(min_length=1)
     """Bundles of each method by its name; several bundles of one method are its trials (seeds)."""
     scores: dict[str, str] = Field(default_factory=dict)
-    """Methods without a bundle at hand: directory of each that jobs.score made of the test split's data set."""
+    """Methods without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
     splits: Splits
-    """Metrics are of the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
+    """Metrics are measured on the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.baseline is not None and self.baseline not in self.trials:
-            raise ValueError(f"baseline {self.baseline!r} is none of the models {', '.join(self.trials)}; or set null")
+            raise ValueError(
+                f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
+            )
         if both := self.scores.keys() & self.models.keys():
             raise ValueError(f"models and scores both have a method {min(both)!r}; give them different names")
         if empty := [name for name, urls in self.models.items() if not urls]:
@@ -92,7 +95,7 @@ class EvaluateConfig(EvaluateSettings):
 
     @property
     def trials(self) -> dict[str, Texts]:
-        """What is evaluated, in the order of the report: scores or bundles of each method."""
+        """Scores or bundles of each method, in the order of the report."""
         return {**{name: (url,) for name, url in self.scores.items()}, **self.models}
 
     @property
@@ -120,7 +123,7 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
 
     Raises:
         InputError: splits overlap, a bundle or a period's scores are missing, a bundle was made for other features or
-            gives scores that are no numbers.
+            gives scores that are not finite.
     """
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
@@ -143,19 +146,19 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
 
 @dataclass(frozen=True)
 class _Trial:
-    """One bundle, the `number`-th of its method, or the scores of one."""
+    """The `number`-th bundle of a method, or its scores."""
 
     method: str
     number: int
     url: str
     kind: str
     labelled_groups: int | None
-    """Groups on whose labels it was trained, where it tells."""
+    """Number of labelled groups that it was trained on; None if the bundle does not state it."""
     scorer: Scorer
 
 
 def _trial(method: str, number: int, url: str, test: Selection, config: EvaluateConfig) -> _Trial:
-    """Open what is evaluated."""
+    """Open a bundle or committed scores for evaluation."""
     if method in config.scores:
         return _Trial(method, number, url, "scores", None, committed_scorer(url, config.splits.test))
     bundle = load(url)
@@ -188,7 +191,7 @@ def _fit_detector(config: EvaluateConfig, test: Selection) -> OutlierDetector:
 
 
 def _metrics(config: EvaluateSettings) -> dict[str, Metric]:
-    """Every metric of the policies that are measured, by name."""
+    """Every metric of the chosen policies, by name."""
     classes: list[type[Metric]] = [*members(MetricConfig)]
     if config.policy == "letor4":
         classes += members(LetorMetricConfig)
@@ -197,14 +200,14 @@ def _metrics(config: EvaluateSettings) -> dict[str, Metric]:
 
 
 def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
-    """Where a metric is cut off: where NDCG is, unless there is a key for it; one value, not used, if it is not."""
+    """Cut-offs of a metric: its own key's, or else those of NDCG."""
     if not cls.has_cutoff():
-        return (1,)
+        return (1,)  # made once; the value is not used
     return config.precision_at if issubclass(cls, PrecisionConfig | LetorPrecisionConfig) else config.ndcg_at
 
 
 def _by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str, QueryGroups]]:
-    """The groups of a selection, and the period that they are of."""
+    """The groups of a selection, with their period."""
     for period in dict.fromkeys(row_group.period for row_group in selection.row_groups):
         part = replace(selection, row_groups=tuple(r for r in selection.row_groups if r.period == period))
         for groups in iterate(part, docs_per_batch=docs_per_batch):
@@ -224,7 +227,7 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
             for trial in trials:
                 scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
-                    raise InputError(f"{trial.url}: gives scores that are no numbers (period {period}); train it again")
+                    raise InputError(f"{trial.url}: gives scores that are not finite (period {period}); train it again")
                 of_trial = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
                 values_TMQ.append(torch.stack(of_trial).double())
             values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
@@ -245,7 +248,7 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
 
 
 def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, config: EvaluateConfig) -> Evaluation:
-    """All figures of the report."""
+    """Compute all figures of the report."""
     everywhere = _scopes(measured.values_QTM, measured.metrics, config)
     outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, config)
     methods = []
@@ -281,7 +284,7 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
 
 
 def _scopes(values_QTM: Floats, metrics: Sequence[str], config: EvaluateConfig) -> list[Scope]:
-    """Summaries and comparisons of each method, over the groups given."""
+    """Summaries and comparisons of each method over the given groups."""
     ends = np.cumsum([len(urls) for urls in config.trials.values()])[:-1]
     baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
     values_K = np.split(values_QTM, ends, axis=1)
@@ -320,7 +323,7 @@ def _group_table(measured: _Measured, t: int, trial: _Trial) -> pa.Table:
 
 
 def committed_scorer(url: str, split: Split) -> Scorer:
-    """The function that looks up the scores of a batch of a split's groups, float64.
+    """The function that looks up the committed scores of a batch of the split's groups, float64.
 
     Raises:
         InputError: as `scored.committed`.

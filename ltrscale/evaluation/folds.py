@@ -1,8 +1,8 @@
-"""Cross-validation: what the evaluations of several folds say together, and how it is shown.
+"""Cross-validation: the joint summary of the evaluations of several folds, and its report.
 
-Every query is in the test part of one fold. Means over folds, with their standard error, are what is published for
-such collections; comparisons are made over the test queries of all folds together, which says far more than five
-comparisons of a fifth of them.
+Every query is in the test part of one fold. Publications on such collections report means over folds; the report has
+these, with their standard error. Comparisons use the test queries of all folds together, which is far stronger than
+five comparisons on a fifth of the queries each.
 
 Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 """
@@ -50,18 +50,18 @@ class FoldMeans(Config):
     folds: tuple[float | None, ...]
     """The mean of each fold over its groups and trials."""
     mean: float | None
-    """Over the folds where the metric is defined."""
+    """Mean over the folds where the metric is defined."""
     std_error: float | None
-    """Of that mean, from the spread of the folds."""
+    """Standard error of that mean, from the spread of the folds."""
 
 
 class CrossvalMethod(Config):
-    """What was found of one method, by metric."""
+    """The results of one method, by metric."""
 
     name: str
     folds: dict[str, FoldMeans]
     pooled: Scope
-    """Over the test groups of all folds together."""
+    """Results over the test groups of all folds together."""
 
 
 class Crossval(Findings):
@@ -72,7 +72,7 @@ class Crossval(Findings):
     folds: dict[str, int]
     """Test groups of each fold, by its name."""
     trials: int
-    """Of each method and fold."""
+    """Number of trials of each method and fold."""
     methods: tuple[CrossvalMethod, ...]
     baseline: str | None
     primary: str
@@ -89,13 +89,13 @@ def summarise_folds(
     Args:
         folds: URL of the committed evaluation of each fold, by the fold's name.
         out: URL of the directory.
-        seed: of the resampling; the number of resamples is that of the evaluations.
+        seed: of the resampling; the number of resamples is taken from the evaluations.
         made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
         report: receives the means over folds of each method.
 
     Raises:
-        InputError: an evaluation is missing, was made with other methods, metrics or settings than the first, or of
-            the same test groups as another.
+        InputError: an evaluation is missing, has other methods, metrics or settings than the first, or the same test
+            groups as another.
     """
     evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
     _check_alike(evaluations)
@@ -109,12 +109,12 @@ def summarise_folds(
 
 
 def print_crossval(url: str) -> None:
-    """Write the tables of a committed cross-validation to standard output, and where its report stands."""
+    """Write the tables of a committed cross-validation and the place of its report to standard output."""
     print_report(url, _tables(Crossval.read(url)))
 
 
 def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
-    """Check that the folds differ in their test groups, and in nothing else."""
+    """Check that the folds differ in their test groups and in nothing else."""
     first, *_ = evaluations
     tested: dict[str, str] = {}
     for fold, evaluation in evaluations.items():
@@ -233,7 +233,7 @@ def plot(found: Crossval, path: Path) -> None:
 
 
 def _tables(found: Crossval) -> list[str]:
-    """The table of methods, and that of both policies where folds were evaluated under both."""
+    """The table of methods, and a table of both policies if the folds were evaluated under both."""
     means = {
         method.name: {metric: _mean(of_folds) for metric, of_folds in method.folds.items()} for method in found.methods
     }

@@ -20,7 +20,7 @@ from ltrscale.errors import InputError, nearest
 
 BINS = 100
 TAIL = 0.01
-"""Values beyond a gap are outliers when fewer than this share of the documents have them."""
+"""Values beyond a gap are outliers if fewer than this share of the documents have them."""
 GAPS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """The gaps that `gap: auto` chooses from."""
 
@@ -29,14 +29,14 @@ Pass = Callable[[], Iterable[QueryGroups]]
 
 
 class OutlierRule(Config):
-    """Which values of a feature are outliers; of several conditions one is enough."""
+    """Conditions for outlier values of a feature; one of them is enough."""
 
     below: float | None = None
-    """Values below this one."""
+    """Values below this one are outliers."""
     at_least: float | None = None
-    """Values of this size and above; 1 for a 0/1 flag."""
+    """This value and higher ones are outliers; 1 for a 0/1 flag."""
     missing: bool = False
-    """Missing values."""
+    """Missing values are outliers."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -58,12 +58,13 @@ class OutlierConfig(Config):
     """How outlier groups are found."""
 
     gap: Annotated[int, Field(ge=1, lt=BINS)] | Literal["auto"] | None = "auto"
-    """Empty histogram bins in a row that part outliers from the rest; auto = the gap that brings the share of outlier
-    groups in the validation set nearest to `target`, of equals the smallest; null = only the features of `known`."""
+    """Number of consecutive empty histogram bins that separates outliers from the rest; auto = the gap whose share of
+    outlier groups in the validation set is nearest to `target`, the smallest among equals; null = only the features of
+    `known`."""
     target: float = Field(default=0.01, gt=0, lt=1)
     """Share of outlier groups that `gap: auto` aims at."""
     known: dict[str, OutlierRule] = Field(default_factory=dict)
-    """Features whose outliers are known, by name; they are judged by their rule and not by their histogram."""
+    """Rules of features whose outliers are known, by feature name; they replace the histogram."""
 
 
 class OutlierDetector(Config):
@@ -74,9 +75,9 @@ class OutlierDetector(Config):
     features: tuple[str, ...]
     gap: int | None
     share: float
-    """Outlier groups among the validation groups."""
+    """Share of outlier groups among the validation groups."""
     rules: dict[str, OutlierRule]
-    """By feature name; a feature without a rule has no outliers."""
+    """Rules by feature name; a feature without a rule has no outliers."""
 
     def outlier_groups(self, groups: QueryGroups) -> Tensor:
         """True for each group that has a document with an outlier value, shape [Q].
@@ -100,13 +101,14 @@ def fit_outliers(
 ) -> OutlierDetector:
     """Find the values of each feature that lie beyond a gap of its histogram.
 
-    100 bins from the smallest to the largest value; from left to right until `gap` empty bins follow each other: if
-    fewer than 1% of the documents lie above, values above are outliers, otherwise the scan goes on behind the gap. The
-    same from right to left (HOU24, A.2.2). Missing values are in no bin; categorical and constant features have no
-    histogram. Three passes over the validation set: range, histogram, share of outlier groups.
+    The histogram has 100 bins from the smallest to the largest value. A scan from left to right looks for `gap`
+    consecutive empty bins: if fewer than 1% of the documents lie above them, the values above are outliers; otherwise
+    the scan continues after the gap. A second scan runs from right to left (HOU24, A.2.2). Missing values are in no
+    bin; categorical and constant features have no histogram. This takes three passes over the validation set: range,
+    histogram, share of outlier groups.
 
     Args:
-        validation: starts a pass; every pass must give the same groups.
+        validation: starts a pass; every pass must yield the same groups.
         features: the data set's features, in order.
         config: see `OutlierConfig`.
         data: hash of the validation data, kept with the rules.
@@ -148,14 +150,14 @@ def fit_outliers(
 
 @dataclass
 class _Histogram:
-    """Documents in each bin, the bins' edges, and how many documents there are with missing ones."""
+    """Documents in each bin, edges of the bins, and the number of documents including those with a missing value."""
 
     counts_B: NDArray[np.int64]
     edges_B1: NDArray[np.float64]
     documents: int
 
     def rule(self, gap: int) -> OutlierRule | None:
-        """The outliers beyond gaps of so many empty bins, or None where there are none."""
+        """The rule for values beyond gaps of `gap` empty bins; None if there are no such values."""
         limit = TAIL * self.documents
         right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
         if right is None and left is None:
@@ -167,7 +169,7 @@ class _Histogram:
 
 
 def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
-    """The first bin after the first `gap` empty bins in a row that have fewer than `limit` documents after them."""
+    """The bin after the first `gap` consecutive empty bins with fewer than `limit` documents behind them."""
     after_B = counts_B.sum() - counts_B.cumsum()
     empty = 0
     for b in range(len(counts_B)):
@@ -178,10 +180,11 @@ def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
 
 
 def _histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, _Histogram]:
-    """Histograms of these columns, by column; none for a column that has fewer than two different values."""
+    """Histograms by column, without columns that have fewer than two different values."""
     low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     for groups in validation():
         values_NC = groups.features_NF.numpy()[:, columns]
+        # unlike min and max, fmin and fmax ignore NaN, which is a missing value
         low_C = np.fmin(low_C, np.fmin.reduce(values_NC, axis=0, initial=np.inf))
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
@@ -199,7 +202,7 @@ def _histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, _Histo
 
 
 def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:
-    """The share of outlier groups by each detector."""
+    """The share of outlier groups according to each detector."""
     outliers, total = [0] * len(detectors), 0
     for groups in validation():
         total += groups.n_groups

@@ -1,4 +1,4 @@
-"""What was found, as it is kept and shown: `metrics.json`, a page in Markdown, a picture; all of one look."""
+"""Storing and showing results: `metrics.json`, a page in Markdown and a picture, alike for all kinds of results."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,19 +17,19 @@ REPORT = "report.md"
 
 
 class Findings(Config):
-    """What a stage found, as it commits it."""
+    """The results of a stage, in the form that it commits."""
 
     called: ClassVar[str]
-    """What messages call it, with its article."""
+    """Name in messages, with its article."""
     made_by_job: ClassVar[str]
     file: ClassVar[str] = "metrics.json"
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """Read back what is committed in a directory.
+        """Read the results that are committed in a directory.
 
         Raises:
-            InputError: none of it is committed there.
+            InputError: none are committed there, or the file does not fit.
         """
         manifest = storage.read_manifest(url)
         if manifest is None:
@@ -42,7 +42,7 @@ class Findings(Config):
             raise InputError(f"{where}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
 
     def to_json(self) -> str:
-        """The text of its file."""
+        """The text of the file."""
         return self.model_dump_json(indent=1) + "\n"
 
 
@@ -58,11 +58,11 @@ def write_report(
     """Write the files of a report to a commit.
 
     Args:
-        commit: of the directory.
-        found: what was found.
-        page: the text of `report.md`.
-        picture: the name of the picture.
-        plot: draws it.
+        commit: commit of the directory.
+        found: the results.
+        page: text of `report.md`.
+        picture: file name of the picture.
+        plot: draws the picture.
         also: texts of other files, by name.
     """
     with commit.file(picture) as path:
@@ -73,7 +73,7 @@ def write_report(
 
 
 def print_report(url: str, tables: Sequence[str]) -> None:
-    """Write the tables of a committed report to standard output, and where the report stands."""
+    """Write the tables of a committed report and its place to standard output."""
     sys.stdout.write("\n\n".join([*tables, storage.join(url, REPORT)]) + "\n")
 
 
@@ -85,13 +85,13 @@ def bullets(lines: Iterable[str]) -> str:
 def rows_of_methods(
     methods: Sequence[str], *, panels: int, width: float, rest: float = 1.6
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure with a row for each method, from above, in some panels side by side.
+    """An empty figure with a row for each method, from the top, in panels side by side.
 
     Args:
-        methods: their names.
-        panels: how many.
-        width: of the figure, in inches.
-        rest: its height without the rows.
+        methods: names of the methods.
+        panels: number of panels.
+        width: width of the figure, in inches.
+        rest: height of the figure without the rows, in inches.
     """
     figure = Figure(figsize=(width, rest + 0.36 * len(methods)), layout="constrained")
     axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
@@ -104,7 +104,7 @@ def rows_of_methods(
 
 
 def draw_interval(axes: Axes, row: int, summary: Summary, colour: str) -> None:
-    """Draw a mean as a dot on the line of its interval, where it has them."""
+    """Draw a mean as a dot on the line of its interval; nothing if either is undefined."""
     if summary.mean is not None and summary.low is not None and summary.high is not None:
         axes.plot([summary.low, summary.high], [row, row], color=colour, linewidth=2)
         axes.plot(summary.mean, row, "o", color=colour)

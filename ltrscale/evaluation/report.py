@@ -1,4 +1,4 @@
-"""What an evaluation found, and how it is shown: one table for all methods, a page in Markdown, a picture."""
+"""The results of an evaluation and their report: one table for all methods, a page in Markdown, a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +29,14 @@ _RULES_SHOWN = 10
 
 
 class MethodResult(Config):
-    """One method: its bundles, one a trial, and what was found on all groups and on outlier groups."""
+    """One method: its bundles, one for each trial, and its results on all groups and on outlier groups."""
 
     name: str
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
-    """Neural or tree, of each bundle."""
+    """Kind of each bundle, neural or trees."""
     labelled_groups: tuple[int | None, ...]
-    """Groups on whose labels each bundle was trained, where it tells."""
+    """Number of labelled groups that each bundle was trained on; None if it does not state it."""
     everywhere: Scope
     outliers: Scope
 
@@ -68,16 +68,16 @@ class Evaluation(Findings):
 
 
 def print_table(url: str) -> None:
-    """Write the tables of a committed evaluation to standard output, and where its report stands."""
+    """Write the tables of a committed evaluation and the place of its report to standard output."""
     print_report(url, _tables(Evaluation.read(url)))
 
 
 def table(evaluation: Evaluation) -> str:
-    """One row per method, as a Markdown table whose columns line up, so that it reads well in a terminal too.
+    """One row per method, as a Markdown table with aligned columns, so that it reads well in a terminal too.
 
-    NDCG at each cut-off with the standard error over trials where there are several, the same on outlier groups for
-    the primary cut-off, the paired difference from the baseline with its interval and adjusted p value, and how many
-    groups define the primary metric.
+    The columns are NDCG at each cut-off, with the standard error if there are several trials; the primary NDCG on
+    outlier groups; the paired difference from the baseline with its interval and adjusted p value; and the numbers of
+    groups with a defined and an undefined primary metric.
     """
     primary = evaluation.primary
     cutoffs = [name for name in _metrics(evaluation) if name.startswith("ndcg@")]
@@ -146,7 +146,7 @@ def _data(evaluation: Evaluation) -> str:
 
 
 def _tables(evaluation: Evaluation) -> list[str]:
-    """The table of methods, and that of both policies where it was evaluated under both."""
+    """The table of methods, and a table of both policies if the evaluation was under both."""
     means = {
         method.name: {metric: _mean(summary) for metric, summary in method.everywhere.summaries.items()}
         for method in evaluation.methods
@@ -179,7 +179,7 @@ def _scopes(evaluation: Evaluation) -> Scopes:
 
 
 def _outliers(detector: OutlierDetector) -> str:
-    """The rules in short; `outliers.json` has them all."""
+    """A summary of the rules; `outliers.json` has all of them."""
     how = "by the named features only" if detector.gap is None else f"beyond gaps of {detector.gap} of 100 bins"
     text = (
         f"A group with an outlier value is an outlier group. Rules were fitted on the validation split, {how}; "

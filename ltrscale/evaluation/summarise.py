@@ -1,8 +1,8 @@
 """From the metrics of every group and trial to means, intervals and comparisons: is one method better than another?
 
-The query group is the unit: a method that was trained several times enters with each group's mean over its trials, so
-that a difference speaks of queries to come and not of seeds. Both resamplings draw the same groups or signs for all
-columns, which keeps methods and metrics paired.
+The query group is the unit: a method with several trials enters with each group's mean over its trials, so that a
+difference generalises to new queries, not to new seeds. Both resamplings draw the same groups or signs for all columns,
+which keeps methods and metrics paired.
 
 Shapes: Q groups, t trials of one method, K methods, M metrics or columns (methods, metrics), S resamples. NaN marks a
 group that a metric leaves undefined.
@@ -24,9 +24,9 @@ _INTERVAL = (0.025, 0.975)
 def bootstrap_means(values_QM: Floats, *, samples: int, seed: int) -> Floats:
     """Means of each column over bootstrap resamples of the groups, shape [S, M] (Efron 1979).
 
-    Each resample draws Q of the Q groups with replacement; undefined values are left out of its mean. A mean of
-    nothing is NaN. Percentiles of column differences give paired intervals; with fewer than about 30 groups these are
-    too narrow.
+    Each resample draws Q of the Q groups with replacement; its mean leaves out undefined values, and is NaN if it drew
+    no others. Percentiles of column differences give paired intervals; with fewer than about 30 groups these are too
+    narrow.
 
     Example:
         >>> means_SM = bootstrap_means(np.array([[0.0], [1.0]]), samples=1000, seed=0)
@@ -41,7 +41,7 @@ def bootstrap_means(values_QM: Floats, *, samples: int, seed: int) -> Floats:
     sums_S2M = np.zeros((samples, 2 * m))
     for first, last in _blocks(samples, q):
         draws_SQ = rng.integers(0, q, size=(last - first, q))
-        draws_SQ += np.arange(last - first)[:, None] * q
+        draws_SQ += np.arange(last - first)[:, None] * q  # separate ranges, so that one bincount counts all resamples
         times_SQ = np.bincount(draws_SQ.ravel(), minlength=draws_SQ.size).reshape(draws_SQ.shape)
         sums_S2M[first:last] = times_SQ.astype(np.float64) @ columns_Q2M
     with np.errstate(invalid="ignore"):
@@ -51,9 +51,9 @@ def bootstrap_means(values_QM: Floats, *, samples: int, seed: int) -> Floats:
 def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
     """Two-sided p value of each column's mean difference by the paired randomisation test, shape [M] (Fisher 1935).
 
-    Without a difference between two methods the sign of each group's difference is a coin toss: p is the share of
-    random sign patterns whose mean is at least as far from 0, the observed pattern counted as one of them, so that p
-    is never 0. Columns without a difference, or without a group, have p = 1.
+    If two methods are equally good, the sign of each group's difference is a coin toss. So p is the share of random
+    sign patterns whose mean is at least as far from 0; the observed pattern counts as one of them, so that p is never
+    0. Columns without a difference, or without a group, have p = 1.
 
     Example:
         >>> p_M = sign_flip_p(np.array([[1.0, 1.0], [1.0, -1.0], [1.0, 1.0], [1.0, -1.0]]), samples=10_000, seed=0)
@@ -67,12 +67,13 @@ def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
     as_far_M = np.ones(m)
     for first, last in _blocks(samples, q):
         kept_SQ = rng.integers(0, 2, size=(last - first, q), dtype=np.int8).astype(np.float64)
+        # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
         as_far_M += (np.abs(2 * kept_SQ @ filled_QM - total_M) >= limit_M).sum(axis=0)
     return np.asarray(as_far_M / (samples + 1))
 
 
 def holm(p_M: Floats) -> Floats:
-    """P values adjusted for having tested several methods (Holm 1979), shape [M].
+    """P values adjusted for testing several methods (Holm 1979), shape [M].
 
     Example:
         >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
@@ -86,7 +87,7 @@ def holm(p_M: Floats) -> Floats:
 
 
 def _blocks(samples: int, groups: int) -> Iterator[tuple[int, int]]:
-    """Cut the resamples so that a block of them draws about four million groups."""
+    """Cut the resamples into blocks that draw about four million groups each, which bounds memory."""
     size = max(1, _BLOCK // max(groups, 1))
     for first in range(0, samples, size):
         yield first, min(first + size, samples)
@@ -96,7 +97,7 @@ class Summary(Config):
     """A metric of one method over query groups; None where no group defines it."""
 
     mean: float | None
-    """Over the groups where the metric is defined, and over trials."""
+    """Mean over the groups where the metric is defined, and over trials."""
     low: float | None
     """Lower end of the 95% bootstrap interval of the mean over groups."""
     high: float | None
@@ -104,19 +105,19 @@ class Summary(Config):
     trials: tuple[float | None, ...]
     """The mean of each trial."""
     std_error: float | None
-    """Of the mean over trials; None with one trial."""
+    """Standard error of the mean over trials; None with one trial."""
     groups: int
     """Groups where the metric is defined."""
     undefined: int
-    """Groups where it is not: no document is relevant."""
+    """Groups without a relevant document, where it is undefined."""
     as_zero: float | None
-    """The mean with 0 in place of undefined values."""
+    """The mean with undefined values counted as 0."""
     as_one: float | None
-    """The mean with 1 in place of undefined values."""
+    """The mean with undefined values counted as 1."""
 
 
 class Comparison(Config):
-    """A method against the baseline on the groups that both define; positive differences speak for the method."""
+    """A method against the baseline, on the groups where both are defined; positive differences favour the method."""
 
     difference: float
     low: float
@@ -126,26 +127,26 @@ class Comparison(Config):
     p: float
     """Two-sided p value of the sign-flip test."""
     p_holm: float
-    """The same, adjusted for the number of methods compared."""
+    """The p value, adjusted for the number of compared methods."""
 
 
 class Scope(Config):
-    """What was found on some of the groups, by metric."""
+    """Results on some of the groups, by metric."""
 
     summaries: dict[str, Summary]
     comparisons: dict[str, Comparison]
-    """With the baseline; empty for the baseline itself, and where no group defines the metric."""
+    """Comparisons with the baseline; none for the baseline itself, nor for a metric that no group defines."""
 
 
 def scopes(
     values_K: Sequence[Floats], metrics: Sequence[str], *, baseline: int | None, samples: int, seed: int
 ) -> list[Scope]:
-    """Summaries of each method over the groups given, and comparisons with the baseline.
+    """Summaries of each method over the given groups, and comparisons with the baseline.
 
     Args:
         values_K: for each method the metrics of every group and trial, [Q, t, M]; methods may differ in t.
         metrics: names of the M metrics.
-        baseline: number of the method that the others are compared with, or None.
+        baseline: index of the method to compare the others with, or None.
         samples: bootstrap resamples, and random sign patterns of the test.
         seed: of the resampling.
 
@@ -171,7 +172,7 @@ def scopes(
 
 
 def _summary(values_Qt: Floats, means_S: Floats) -> Summary:
-    """One metric of one method; the trials define the same groups, for that depends on labels alone."""
+    """One metric of one method; it is defined on the same groups in all trials, for that depends only on labels."""
     defined_Q = ~np.isnan(values_Qt[:, 0])
     n, undefined = int(defined_Q.sum()), int((~defined_Q).sum())
     total_t = values_Qt[defined_Q].sum(axis=0)
@@ -192,7 +193,7 @@ def _summary(values_Qt: Floats, means_S: Floats) -> Summary:
 
 
 def _p_values(values_QKM: Floats, baseline: int, samples: int, seed: int) -> Floats:
-    """Of each method's difference from the baseline, shape [K, M]."""
+    """P values of each method's difference from the baseline, shape [K, M]."""
     q, k, m = values_QKM.shape
     differences_QKM = values_QKM - values_QKM[:, [baseline]]
     return sign_flip_p(differences_QKM.reshape(q, k * m), samples=samples, seed=seed).reshape(k, m)
@@ -201,7 +202,7 @@ def _p_values(values_QKM: Floats, baseline: int, samples: int, seed: int) -> Flo
 def _comparisons(
     values_QKM: Floats, means_SKM: Floats, p_KM: Floats, metrics: Sequence[str], baseline: int
 ) -> list[dict[str, Comparison]]:
-    """Each method against the baseline, by metric; for a metric that some group defines."""
+    """Comparisons of each method with the baseline, for each metric that at least one group defines."""
     k = values_QKM.shape[1]
     found: list[dict[str, Comparison]] = [{} for _ in range(k)]
     others = [i for i in range(k) if i != baseline]

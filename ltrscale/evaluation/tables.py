@@ -1,4 +1,4 @@
-"""How figures are written in Markdown: metric names, numbers, tables whose columns line up, and the policies of all."""
+"""Figures in Markdown: names and definitions of metrics, numbers, and tables with aligned columns."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -8,17 +8,17 @@ from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
 
 Scopes = Mapping[str, Mapping[str, Scope]]
-"""What was found of each method, by the name of the groups and that of the method."""
+"""Results by the name of the groups and the name of the method."""
 
 LETOR = "letor_"
-"""Names of metrics under LETOR's policy begin so."""
+"""Prefix of the names of metrics under LETOR's policy."""
 
 
 _LABELS = {cls.model_fields["kind"].default: cls.label for cls in members(MetricConfig | LetorMetricConfig)}
 
 
 def metric_label(metric: str) -> str:
-    """How a metric is written in tables; one under LETOR's policy says so.
+    """The name of a metric in tables; metrics under LETOR's policy are marked.
 
     Example:
         >>> metric_label("ndcg@5"), metric_label("precision@10"), metric_label("map")
@@ -31,12 +31,12 @@ def metric_label(metric: str) -> str:
 
 
 def has_letor(metrics: Iterable[str]) -> bool:
-    """Whether some of these metrics are under LETOR's policy."""
+    """Whether any of these metrics is under LETOR's policy."""
     return any(metric.startswith(LETOR) for metric in metrics)
 
 
 def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
-    """How the metrics are defined, and under which policy, a sentence or two each."""
+    """Definitions and policies of the metrics, in one or two sentences each."""
     kinds = {metric.partition("@")[0] for metric in metrics}
     ours = [cls for cls in members(MetricConfig) if cls.model_fields["kind"].default in kinds]
     binary = [metric_label(cls.model_fields["kind"].default) for cls in ours if "threshold" in cls.model_fields]
@@ -58,7 +58,7 @@ def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
 
 
 def policies(cells: Mapping[str, Mapping[str, str]]) -> str:
-    """Two rows a method, its figures under LETOR's policy and under ours; `cells` has them by method and metric.
+    """Two rows for each method, its figures under LETOR's policy and under ours; `cells` is by method and metric.
 
     Example:
         >>> print(policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}}))
@@ -76,7 +76,7 @@ def policies(cells: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A metric's value; a dash where there is none.
+    """A metric's value; a dash for None.
 
     Example:
         >>> number(0.5), number(None)
@@ -86,7 +86,7 @@ def number(value: float | None) -> str:
 
 
 def with_error(mean: float | None, std_error: float | None) -> str:
-    """A mean and its standard error, where it has one.
+    """A mean, with its standard error if it has one.
 
     Example:
         >>> with_error(0.5, 0.01), with_error(0.5, None)
@@ -96,7 +96,7 @@ def with_error(mean: float | None, std_error: float | None) -> str:
 
 
 def against_header(metric: str, baseline: str) -> list[str]:
-    """The header over what `against` gives."""
+    """The header of the columns that `against` fills."""
     return [f"{metric_label(metric)} - {baseline} [95%]", "p"]
 
 
@@ -114,7 +114,7 @@ def against(comparison: Comparison | None) -> list[str]:
 
 
 def all_summaries(scopes: Scopes) -> str:
-    """A row for each metric of each method: mean, interval, counts, and what undefined groups would make of it."""
+    """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
     rows = []
     for groups, metric, method, scope in _each(scopes):
         s = scope.summaries[metric]
@@ -126,7 +126,7 @@ def all_summaries(scopes: Scopes) -> str:
 
 
 def all_comparisons(scopes: Scopes) -> str:
-    """A row for each metric of each method that is compared with the baseline."""
+    """A row for each metric of each method, except the baseline."""
     rows = []
     for groups, metric, method, scope in _each(scopes):
         if c := scope.comparisons.get(metric):
@@ -142,9 +142,9 @@ def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with columns of one width, so that it reads well in a terminal too; numbers to the right.
+    """A Markdown table with aligned columns, so that it reads well in a terminal too; numbers are right-aligned.
 
-    Cells are texts, or code as `ltrscale.markdown.code` gives it.
+    Cells are text, or code made by `ltrscale.markdown.code`.
 
     Example:
         >>> print(markdown(["method", "MAP"], [["gbdt", "0.5"]]))

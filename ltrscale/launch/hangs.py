@@ -1,8 +1,8 @@
-"""Finding workers that hang: their processes are stopped, or their functions go no further.
+"""Finding workers that hang: their process is stopped, or their function makes no progress.
 
-A worker counts its steps and the tables that it reads, and a thread of it sends these counts around. Another process
-judges, by its own clock. All workers wait for one that hangs, so none of them moves: it is the one whose thread is
-silent, or else the one with the fewest steps.
+A worker counts its steps and the tables that it reads, and one of its threads sends these counts to the others. Another
+process judges, by its own clock. All workers wait for the worker that hangs, so none of them makes a step: the culprit
+is the worker whose thread is silent, or else the worker with the fewest steps.
 """
 
 import threading
@@ -20,26 +20,26 @@ from ltrscale.launch.workers import Context
 
 _EVERY_S = 1.0
 _SILENT_S = 15.0
-_TO_BEGIN_S = 600.0  # at least: to load data and start readers takes as long as it takes
+_TO_BEGIN_S = 600.0  # loading data and starting readers may take longer than any later step
 
 
 class Counts(NamedTuple):
-    """How far a worker has come."""
+    """Progress of a worker."""
 
     steps: int = 0
     tables: int = 0
 
 
 class Pulse:
-    """Counts what the function of a worker does."""
+    """Counts the steps of a worker's function, and the tables that it reads."""
 
     def __init__(self) -> None:
         self._steps = self._tables = 0
 
     def counting(self, context: Context) -> Context:
-        """The context, whose questions and readings are counted."""
+        """The context, with its calls of `stopping` and its reads counted."""
 
-        def stopping() -> bool:  # is asked in each step
+        def stopping() -> bool:  # called once a step, so that the training function needs no further hook
             self._steps += 1
             return context.stopping()
 
@@ -55,7 +55,7 @@ class Pulse:
 
     @contextmanager
     def sent(self, send: Callable[[Counts], object]) -> Iterator[None]:
-        """While the block runs a thread sends the counts every second."""
+        """Send the counts from a thread every second while the block runs."""
         over = threading.Event()
 
         def beat() -> None:
@@ -79,10 +79,11 @@ class _Worker:
 
 
 class Watch:
-    """Judges which workers hang, by what it hears of them.
+    """Judges from the counts of the workers which of them hang.
 
     Args:
-        limit_s: seconds without a step or a table after which a worker hangs; the first step has ten minutes at least.
+        limit_s: seconds without a step or a table after which a worker counts as hanging; at least ten minutes for the
+            first step.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -90,44 +91,44 @@ class Watch:
         self._workers: dict[int, _Worker] = {}
 
     def joined(self, rank: int) -> None:
-        """A worker has begun, perhaps anew."""
+        """Record that a worker has started or restarted."""
         now = time.monotonic()
         self._workers[rank] = _Worker(Counts(), heard=now, moved=now)
 
     def left(self, rank: int) -> None:
-        """A worker is done, or was ended: the others have as long as ever to notice."""
+        """Record that a worker has finished or was killed; the others get the full limit to notice it."""
         self._workers.pop(rank, None)
         for worker in self._workers.values():
             worker.heard = worker.moved = time.monotonic()
 
     def clear(self) -> None:
-        """All workers have ended."""
+        """Record that all workers have ended."""
         self._workers.clear()
 
     def heard(self, rank: int, counts: Counts) -> None:
-        """A worker has sent its counts."""
+        """Record the counts that a worker sent; ignored once it has left."""
         if (worker := self._workers.get(rank)) is not None:
             worker.heard = time.monotonic()
             if counts != worker.counts:
                 worker.counts, worker.moved = counts, worker.heard
 
     def hung(self) -> dict[int, str]:
-        """The workers that hold up all, by rank, and how that shows; none while any of them moves."""
+        """The workers that block all others, by rank, with the symptom; empty while any worker makes progress."""
         if not self._workers:
             return {}
         now = time.monotonic()
         steps = [worker.counts.steps for worker in self._workers.values()]
-        # who begins the second step has seen that all made the first
+        # a worker in its second step has summed with all others, so all have completed the first
         limit_s = self._limit_s if max(steps) > 1 else max(self._limit_s, _TO_BEGIN_S)
         if now - max(worker.moved for worker in self._workers.values()) < limit_s:
             return {}
         silent = {
-            rank: f"was not heard of for {now - worker.heard:.0f} s: its process is stopped, or its machine cut off"
+            rank: f"has been silent for {now - worker.heard:.0f} s: its process is stopped, or its machine cut off"
             for rank, worker in self._workers.items()
             if now - worker.heard > min(_SILENT_S, self._limit_s / 2)
         }
         return silent or {
-            rank: f"has not moved for {now - worker.moved:.0f} s"
+            rank: f"has made no progress for {now - worker.moved:.0f} s"
             for rank, worker in self._workers.items()
             if worker.counts.steps == min(steps)
         }

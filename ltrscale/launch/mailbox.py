@@ -1,8 +1,8 @@
-"""What travels between the workers of Ray Train and the process that launched them, over one small actor.
+"""Messages between the workers of Ray Train and the process that launched them, through one small actor.
 
-The workers post metrics and log lines, which the launching process takes; they count the checkpoints that were
-committed; and they ask whether they are to stop. The mailbox is owned by the launching process: once that has ended the
-mailbox is gone, and a worker that finds it gone ends too, for nobody waits for its work.
+The workers post metrics and log lines, which the launching process takes; they count committed checkpoints; and they
+ask whether to stop. The launching process owns the mailbox, which disappears with it. A worker that finds the mailbox
+gone ends too, for nobody waits for its work.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ltrscale.launch.hangs import Counts
 from ltrscale.progress import log
 
-_UNANSWERED = 64
+_UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow
 
 
 class Record(NamedTuple):
@@ -37,7 +37,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The workers have failed or stopped, and are to be started again."""
+    """The workers have failed or stopped, and will be started again."""
 
 
 class Joined(NamedTuple):
@@ -45,17 +45,17 @@ class Joined(NamedTuple):
 
     rank: int
     actor: Any
-    """The worker as an actor of Ray, for the case that it hangs."""
+    """The worker's Ray actor, to kill it if it hangs."""
 
 
 class Left(NamedTuple):
-    """A worker has come to the end of the training function."""
+    """A worker has left the training function."""
 
     rank: int
 
 
 class Beat(NamedTuple):
-    """How far a worker has come."""
+    """Progress of a worker."""
 
     rank: int
     counts: Counts
@@ -65,12 +65,12 @@ Post = Record | Line | Started | Ended | Joined | Left | Beat
 
 
 class Standing(NamedTuple):
-    """How a run stands."""
+    """Counts of a run, and whether it must stop."""
 
     starts: int
-    """How often the workers have been started."""
+    """Number of times that the workers have been started."""
     commits: int
-    """Checkpoints committed over all starts."""
+    """Checkpoints committed since the first start."""
     stop_asked: bool
 
 
@@ -83,30 +83,30 @@ class Mailbox:
         self._stop_asked = False
 
     def post(self, post: Post) -> None:
-        """Leave something for the launching process."""
+        """Leave a message for the launching process."""
         self._starts += isinstance(post, Started)
         self._posts.append(post)
 
     def take(self) -> list[Post]:
-        """All that was posted since the last call, in order."""
+        """All messages since the last call, in order."""
         taken, self._posts = self._posts, []
         return taken
 
     def count_commit(self) -> None:
-        """A checkpoint was committed."""
+        """Count a committed checkpoint."""
         self._commits += 1
 
     def ask_to_stop(self) -> None:
-        """The workers are to leave a checkpoint and end."""
+        """Ask the workers to commit a checkpoint and end."""
         self._stop_asked = True
 
     def standing(self) -> Standing:
-        """How the run stands."""
+        """The counts of the run, and whether it must stop."""
         return Standing(self._starts, self._commits, self._stop_asked)
 
 
 def open_mailbox() -> Any:
-    """A new mailbox on this process's node of the cluster."""
+    """A new mailbox on this process's node of the cluster, so that losing another node leaves it alive."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -115,7 +115,7 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Posts without waiting, but never more than a few posts ahead of the mailbox.
+    """Posts without waiting for the mailbox, as long as only a few posts are unanswered.
 
     Raises:
         ray.exceptions.RayActorError: the mailbox, and so the launching process, is gone.
@@ -126,12 +126,12 @@ class Sender:
         self._sent: deque[Any] = deque()
 
     def __call__(self, post: Post) -> None:
-        """Post."""
+        """Post a message."""
         self._await_all_but(_UNANSWERED)
         self._sent.append(self.mailbox.post.remote(post))
 
     def flush(self) -> None:
-        """Wait until everything has arrived."""
+        """Wait until all posts have arrived."""
         self._await_all_but(0)
 
     def _await_all_but(self, count: int) -> None:
@@ -147,7 +147,7 @@ class Sender:
 
 @contextmanager
 def forwarded_logs(sender: Sender, rank: int) -> Iterator[None]:
-    """While the block runs the log of this process goes to the mailbox: all of rank 0's, the others' warnings."""
+    """Send this process's log to the mailbox while the block runs: rank 0 everything, the others their warnings."""
     handler = _Forwarding(sender)
     handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s" if rank else "%(message)s"))
     before = log.level, log.propagate

@@ -1,9 +1,9 @@
-"""Do the work of a training in this process, as the processes of torchrun, or as the workers of Ray Train.
+"""Run the work of a training in this process, in the processes of torchrun, or in the workers of Ray Train.
 
-The work is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the
-request to stop in the context that it is given. It can be started again at any moment, for it goes on from its newest
-checkpoint; that is all that recovery is. What the workers report and log travels to the launching process, so the
-metrics and the log of a run are in one place.
+The work is the same in all three: it finds its rank through `torch.distributed`, and its data reader and the request to
+stop in its context. It can be started again at any moment, for it resumes from its newest checkpoint; recovery is
+nothing more. Reports and log lines of the workers travel to the launching process, so the metrics and the log of a run
+are in one place.
 """
 
 import functools
@@ -20,7 +20,7 @@ from ltrscale.progress import Report
 
 
 def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
-    """Ray while the block runs, where these workers need it; a cluster of our own has CPUs left for read tasks.
+    """Connect to Ray while the block runs, if these workers need it; a cluster started here has CPUs for read tasks.
 
     Without such CPUs training would wait for data for ever.
     """
@@ -29,7 +29,7 @@ def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
 
 
 def run_for(workers: WorkersConfig) -> Run:
-    """What runs a function over the parts of a data set before training, on the cluster if these workers take one."""
+    """The runner of functions over the parts of a data set before training: on the cluster if these workers use one."""
     return functools.partial(run_with_ray, read_on=workers.read_on) if _needs_ray(workers) else run_here
 
 
@@ -39,7 +39,7 @@ def _needs_ray(workers: WorkersConfig) -> bool:
 
 @dataclass(frozen=True)
 class _Holding:
-    """Work in a process that acts for who holds these leases, and so may commit below them."""
+    """Work in a process that joins the launching process's leases, and so may commit below them."""
 
     work: Work
     leases: tuple[storage.Lease, ...]
@@ -50,12 +50,12 @@ class _Holding:
 
 
 def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
-    """Do this work on the workers; with one worker in this very process.
+    """Run the work on the workers; a single worker runs in this process.
 
     Args:
-        work: the same for every worker; what it makes it writes to storage.
-        workers: how many; more than one start Ray, or use the cluster this process is connected to. Processes that
-            torchrun started are the workers themselves.
+        work: the same for every worker; it writes its results to storage.
+        workers: more than one start Ray, or use the cluster that this process is connected to. Processes that torchrun
+            started are the workers themselves.
         report: receives the records of rank 0.
 
     Raises:
@@ -66,7 +66,7 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
     if under_torchrun.is_running():
         under_torchrun.lead(work, report, workers.hang_s)
     elif _needs_ray(workers):
-        from ltrscale.launch import under_ray  # here, for Ray takes seconds
+        from ltrscale.launch import under_ray  # not at the top: importing Ray takes seconds
 
         with cluster_for(workers):
             under_ray.train(work, workers, report)

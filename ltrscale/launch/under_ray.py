@@ -1,9 +1,9 @@
-"""Workers of Ray Train: started, watched and started again until the work has come to its end.
+"""Workers of Ray Train: started, watched and restarted until the work is done.
 
-The work goes on from its newest checkpoint, so recovery is to start all workers anew: after one has died, after a
-node was lost, and before a node that was given notice is taken away. Ray Train does the starting; what is decided here
-is when there is no use in that: after an error that the user has to read, after too many failures in a row, and when
-the launching process was asked to stop.
+The work resumes from its newest checkpoint, so recovery restarts all workers: after a worker has died, after a node was
+lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
+start is useless: after an error that the user must read, after too many failures in a row, and when the launching
+process was asked to stop.
 """
 
 import functools
@@ -46,16 +46,16 @@ from ltrscale.progress import Report, log
 _POLL_S = 0.2
 _WATCH_S = 0.5
 _PATIENCE_S = 60.0
-_COLLECTIVE_S = 1800
+_COLLECTIVE_S = 1800  # torch's own default for gloo
 
 
 def train(work: Work, workers: WorkersConfig, report: Report) -> None:
-    """Do the work of a training on workers of Ray Train in the cluster that this process is connected to.
+    """Run the work of a training on workers of Ray Train, in the cluster that this process is connected to.
 
     Raises:
-        InputError: a worker raised one, or workers died again and again.
-        Stopped: this process was asked to stop, and the workers have left a checkpoint.
-        Exception: what a worker raised again and again.
+        InputError: a worker raised one, or workers died too many times in a row.
+        Stopped: this process was asked to stop, and the workers have committed a checkpoint.
+        Exception: a worker raised it too many times in a row.
     """
     mailbox = open_mailbox()
     with storage.scratch.directory() as scratch, stop_on_sigterm() as stopping:
@@ -65,15 +65,15 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
         def fit() -> None:
             try:
                 trainer.fit()
-            except BaseException as error:  # handed to the caller below
+            except BaseException as error:  # raised in the calling thread below
                 failures.append(error)
 
-        run = threading.Thread(target=fit, daemon=True)
+        run = threading.Thread(target=fit, daemon=True)  # fit blocks, and this thread must deliver posts meanwhile
         run.start()
         try:
             _attend(run, mailbox, report, workers, stopping)
         finally:
-            ray.kill(mailbox)
+            ray.kill(mailbox)  # workers that are still alive end once they find it gone
     if failures:
         error = failures[0]
         raise error.controller_failure if isinstance(error, ControllerError) else error
@@ -82,16 +82,16 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
 def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> TorchTrainer:
     return TorchTrainer(
         _worker,
-        train_loop_config={"task": _Task(work, mailbox, workers.read_on)},  # Ray Train takes nothing but a dict
+        train_loop_config={"task": _Task(work, mailbox, workers.read_on)},  # Ray Train takes only a dict
         scaling_config=ScalingConfig(
             num_workers=workers.number, use_gpu=workers.gpus > 0, resources_per_worker=_resources(workers)
         ),
-        # a worker that hangs is to be found before the others give up waiting for it
+        # the watch must find a worker that hangs before the others' collectives time out
         torch_config=OnItsNode(backend=_backend(workers), timeout_s=max(_COLLECTIVE_S, math.ceil(2 * workers.hang_s))),
         run_config=RunConfig(
             storage_path=scratch,
             name="train",
-            failure_config=FailureConfig(max_failures=-1),  # counted by the callback
+            failure_config=FailureConfig(max_failures=-1),  # no limit: the callback counts, and raises at ours
             callbacks=[_Overseer(mailbox, workers.max_failures)],
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
@@ -103,19 +103,19 @@ def _resources(workers: WorkersConfig) -> dict[str, float]:
 
 
 def _backend(workers: WorkersConfig) -> str:
-    """NCCL between GPUs, gloo for what is on the CPU; NCCL refuses two workers on one GPU."""
+    """NCCL for tensors on GPUs, gloo for those on the CPU; gloo alone where workers share a GPU, which NCCL refuses."""
     return "cpu:gloo,cuda:nccl" if workers.gpus >= 1 else "gloo"
 
 
 def _attend(
     run: threading.Thread, mailbox: Any, report: Report, workers: WorkersConfig, stopping: Callable[[], bool]
 ) -> None:
-    """Deliver what the workers post until the run ends, and pass on the request to stop."""
+    """Deliver the workers' posts until the run ends, and forward the request to stop."""
     running, asked = False, False
     waiting_since = time.monotonic()
     watch, actors = Watch(workers.hang_s), dict[int, Any]()
     while True:
-        alive = run.is_alive()
+        alive = run.is_alive()  # before taking posts, so that the last ones are delivered
         for post in ray.get(mailbox.take.remote()):
             match post:
                 case Record(values):
@@ -138,11 +138,11 @@ def _attend(
         if not alive:
             return
         for rank, how in watch.hung().items():
-            log.warning("rank %d hangs: it %s; it is ended", rank, how)
-            ray.kill(actors[rank])  # which Ray Train takes for any other death
+            log.warning("rank %d hangs: it %s; ending it", rank, how)
+            ray.kill(actors[rank])  # Ray Train then restarts all workers, as after any death
             watch.left(rank)
         if stopping() and not asked:
-            if not running:
+            if not running:  # nobody would answer, for instance while the cluster has no room
                 raise Stopped("no worker was running")
             ray.get(mailbox.ask_to_stop.remote())
             asked = True
@@ -161,11 +161,11 @@ def _free() -> dict[str, float]:
 
 
 class _Overseer(UserCallback):  # type: ignore[misc]
-    """Decides, in the controller of Ray Train, whether workers that failed start again: unless it raises, they do.
+    """Decides, in the controller of Ray Train, whether failed workers restart: they do unless it raises.
 
     Args:
         mailbox: of the run.
-        max_failures: so many in a row, without a new checkpoint, are passed over.
+        max_failures: number in a row, without a new checkpoint, after which workers still restart.
     """
 
     def __init__(self, mailbox: Any, max_failures: int) -> None:
@@ -173,28 +173,28 @@ class _Overseer(UserCallback):  # type: ignore[misc]
         self._failures = self._commits = self._starts = 0
 
     def after_exception(self, run_context: object, worker_exceptions: dict[int, Exception]) -> None:  # noqa: ARG002
-        """Called, possibly several times, while there are workers that raised something or are gone."""
+        """Ray Train calls this, possibly several times, while some workers have failed or are gone."""
         rank, error = _cause(worker_exceptions)
         if _is_final(error):
             raise error
         standing: Standing = ray.get(self._mailbox.standing.remote())
         if isinstance(error, Stopped) and standing.stop_asked:
             raise error
-        if standing.starts == self._starts:
+        if standing.starts == self._starts:  # this start's failure is counted already
             return
         self._starts = standing.starts
-        self._tell(Ended())
+        self._post(Ended())
         if isinstance(error, Stopped) or (isinstance(error, RayActorError) and error.preempted):
-            self._tell(Line(20, "a node is to be taken away: all workers start again without it"))
+            self._post(Line(20, "a node is about to be removed: all workers start again without it"))
             return
         self._failures = self._failures + 1 if standing.commits == self._commits else 1
         self._commits = standing.commits
         if self._failures > self._max_failures:
             raise self._final(rank, error)
         count = f"failure {self._failures} of {self._max_failures} in a row without a new checkpoint"
-        self._tell(Line(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
+        self._post(Line(30, f"{_one_line(rank, error)}; all workers start again ({count})"))
 
-    def _tell(self, post: Line | Ended) -> None:
+    def _post(self, post: Line | Ended) -> None:
         ray.get(self._mailbox.post.remote(post))
 
     def _final(self, rank: int, error: Exception) -> Exception:
@@ -207,7 +207,10 @@ class _Overseer(UserCallback):  # type: ignore[misc]
 
 
 def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
-    """The exception that explains the others: what the user is to read, a stop, a death, or else any."""
+    """The exception that explains the others: first an error that the user must read, then a stop, a death, any other.
+
+    A death comes before other errors because the other workers fail in their collectives once one is gone.
+    """
     errors = {rank: getattr(error, "health_check_failure", error) for rank, error in worker_exceptions.items()}
     for rank, error in errors.items():
         if _is_final(error):
@@ -220,7 +223,7 @@ def _cause(worker_exceptions: Mapping[int, Exception]) -> tuple[int, Exception]:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether there is no use in another start: the user has to read the error; storage that is gone may come back."""
+    """Whether another start is useless, for the user must read the error; unavailable storage may come back."""
     return isinstance(error, InputError) and not isinstance(error, UnavailableError)
 
 
@@ -231,7 +234,7 @@ def _one_line(rank: int, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class _Task:
-    """What Ray Train hands to each worker."""
+    """The value that Ray Train hands to each worker."""
 
     work: Work
     mailbox: Any
@@ -239,7 +242,7 @@ class _Task:
 
 
 def _worker(config: dict[str, _Task]) -> None:
-    """What Ray Train runs in each worker."""
+    """The function that Ray Train runs in each worker."""
     task, context = config["task"], ray.train.get_context()
     rank, sender = context.get_world_rank(), Sender(task.mailbox)
     if rank == 0:
@@ -250,6 +253,7 @@ def _worker(config: dict[str, _Task]) -> None:
     with (
         forwarded_logs(sender, rank),
         _watching(sender.mailbox, rank) as stopping,
+        # not through the sender, which may wait: a beat that is late looks like a hang
         pulse.sent(lambda counts: sender.mailbox.post.remote(Beat(rank, counts))),
     ):
         given = Context(
@@ -263,7 +267,7 @@ def _worker(config: dict[str, _Task]) -> None:
         except (InputError, Stopped):
             raise
         except Exception as error:
-            error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # its traceback does not travel
+            error.add_note(f"raised by rank {rank}:\n{traceback.format_exc()}")  # pickling drops the traceback
             raise
         finally:
             sender(Left(rank))
@@ -272,10 +276,10 @@ def _worker(config: dict[str, _Task]) -> None:
 
 @contextmanager
 def _watching(mailbox: Any, rank: int) -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a node is to be taken away or the launching process was asked to stop.
+    """Yields a function that reports whether a node has a preemption notice or the launching process was asked to stop.
 
-    A thread asks, for both questions take milliseconds. Ray Train's own question is a collective: the threads of all
-    workers ask it together, whatever the workers are doing.
+    A thread asks both, for each question takes milliseconds. Ray Train's question is a collective: the threads of all
+    workers ask it together, independently of the steps.
     """
     asked, over = threading.Event(), threading.Event()
 
@@ -286,7 +290,7 @@ def _watching(mailbox: Any, rank: int) -> Iterator[Callable[[], bool]]:
                 if stop_asked or ray.train.get_preemption_info() is not None:
                     asked.set()
                     return
-        except RayError:  # the cluster is being shut down, or other workers are gone and this one will follow
+        except RayError:  # the cluster is shutting down, or other workers are gone and this one will follow
             return
 
     threading.Thread(target=watch, name="watch", daemon=True).start()

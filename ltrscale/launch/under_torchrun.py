@@ -1,9 +1,9 @@
 """Workers that torchrun started: rank 0 runs the job, the others follow it from training to training.
 
-Every process runs the same command. Rank 0 alone reads the config, checks the data and writes the run directory; when
-it comes to a training it hands its work to the others, which wait for that and do nothing else. When one
-process fails, all end with what it has said, and not each with the loss of its neighbours. During a training they
-watch one another: where one hangs, another says so and ends, whereupon torchrun ends all, or starts them again.
+Every process runs the same command. Only rank 0 reads the config, checks the data and writes the run directory. For
+each training it hands the work to the others, which otherwise do nothing but wait. When one process fails, all end with
+its error instead of their own lost connections. During a training they watch one another: where one hangs, another
+reports it and ends itself, whereupon torchrun ends all processes or restarts them.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class _Group(NamedTuple):
 
     rank: int
     store: Store
-    """The agent's, which outlives each of the processes."""
+    """The store of torchrun's agent, which outlives the processes."""
     control: dist.ProcessGroup
 
 
@@ -56,15 +56,16 @@ def rank() -> int:
 
 
 def is_restarted() -> bool:
-    """Whether torchrun has started this process in place of one that failed."""
+    """Whether torchrun has restarted this process after a failure."""
     return is_running() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def take_part(job: Callable[[], object]) -> None:
-    """Run a job in the processes of torchrun: here if this is rank 0, else take part in its trainings.
+    """Run a job on rank 0 of the processes of torchrun; the others take part in its trainings.
 
     Raises:
-        InputError: a process raised one; on all of them, and so with a request to stop.
+        InputError: a process raised one; every process raises it.
+        Stopped: a process was asked to stop; every process raises it.
     """
     group = _join()
     with _ending_together(group):
@@ -77,12 +78,12 @@ def take_part(job: Callable[[], object]) -> None:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that tells the user why all of them end."""
+    """Whether this process reports to the user why all of them end: the one that failed first."""
     return _group is None or json.loads(_group.store.get(_FAILURE))["rank"] == _group.rank
 
 
 def leave() -> None:
-    """Wait for rank 0 to have written its log, for the agent ends all processes once one has ended."""
+    """Wait until rank 0 has written its log, for the agent kills all processes once one has ended."""
     if _group is None:
         return
     if _group.rank == 0:
@@ -95,7 +96,7 @@ def leave() -> None:
 
 
 def lead(work: Work, report: Report, hang_s: float) -> None:
-    """What rank 0 does with a training: share it, and take part."""
+    """Share a training with the other processes and take part in it; only rank 0 calls this."""
     assert _group is not None
     dist.broadcast_object_list([(work, hang_s)], group=_group.control)
     _train(_group, work, report, hang_s)
@@ -109,7 +110,7 @@ def _join() -> _Group:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     shared, number, world = next(rendezvous("env://"))
     start = f"ltrscale/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{world}"
-    store = PrefixStore(start, shared)  # the agent's may be the same after it has started all processes anew
+    store = PrefixStore(start, shared)  # the agent may keep its store, with old keys, when it restarts the processes
     backend = "cpu:gloo,cuda:nccl" if own_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=world)
     _group = _Group(number, store, dist.new_group(backend="gloo", timeout=_LONG))
@@ -117,7 +118,7 @@ def _join() -> _Group:
 
 
 def _follow(group: _Group) -> None:
-    """Take part in each training until rank 0 has no more."""
+    """Take part in each training until rank 0 has no more of them."""
     while True:
         given: list[tuple[Work, float] | None] = [None]
         dist.broadcast_object_list(given, group=group.control)
@@ -138,7 +139,7 @@ def _train(group: _Group, work: Work, report: Report, hang_s: float) -> None:
 
 
 class _Watchers:
-    """What a process tells the others of one training, and hears of them, by the agent's store."""
+    """Exchanges the counts of the processes during one training through the agent's store, and finds hanging ones."""
 
     def __init__(self, group: _Group, hang_s: float) -> None:
         self._rank, self._store = group.rank, PrefixStore(f"training-{next(_trainings)}", group.store)
@@ -148,8 +149,8 @@ class _Watchers:
             self._watch.joined(number)
 
     def beat(self, counts: Counts) -> None:
-        """Tell the others how far this process has come; end it if others hang and it is the first to see that."""
-        self._beats += 1
+        """Publish this process's counts and read the others'; kill this process if others hang and it has to report."""
+        self._beats += 1  # so that each entry differs from the one before: equal ones would look like silence
         self._store.set(f"beat-{self._rank}", json.dumps([self._beats, *counts]))
         for key, number in self._ranks.items():
             if not self._store.check([key]) or (said := self._store.get(key).decode()) == self._heard.get(key):
@@ -161,29 +162,29 @@ class _Watchers:
                 self._watch.left(number)
         if hung := self._watch.hung():
             others = set(self._ranks.values()) - set(hung)
-            if self._rank == min(others or hung):
+            if self._rank == min(others or hung):  # one process reports, and torchrun ends the rest
                 for number, how in hung.items():
                     log.warning("rank %d hangs: it %s; all processes end", number, how)
-                os.kill(os.getpid(), signal.SIGKILL)  # its own function waits in a sum over all workers
+                os.kill(os.getpid(), signal.SIGKILL)  # an exception would not do: the main thread waits in a collective
 
     def leave(self) -> None:
-        """Tell the others that this process is done."""
+        """Announce to the others that this process is done."""
         with suppress(dist.DistError):
             self._store.set(f"beat-{self._rank}", "")
 
 
 @contextmanager
 def _ending_together(group: _Group) -> Iterator[None]:
-    """Let the first failure of any process be the one that all of them raise.
+    """Let all processes raise the first failure of any of them.
 
-    The others lose their connection to the process that failed, and would tell of nothing but that.
+    The others lose their connection to the failed process, and would report only that.
     """
     try:
         yield
     except Exception as error:
         kind = next(name for name, cls in _KINDS.items() if isinstance(error, cls) or name == "defect")
         said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error)})
-        first = json.loads(group.store.compare_set(_FAILURE, "", said))
+        first = json.loads(group.store.compare_set(_FAILURE, "", said))  # atomic: the first failure stays
         if first["rank"] == group.rank:
             raise
         where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""

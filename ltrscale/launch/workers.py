@@ -1,4 +1,4 @@
-"""What workers are and what they get: their config, their context, their rank, and requests to stop."""
+"""Workers: their config, their context, their rank, and requests to stop."""
 
 import signal
 import threading
@@ -17,27 +17,27 @@ from ltrscale.progress import Report, log
 
 
 class WorkersConfig(Config):
-    """Data-parallel workers, what each of them takes, and where data is read for them.
+    """Number and resources of data-parallel workers, and the place where their data is read.
 
-    Networks do not depend on any of this, and a run may be resumed with other workers; trees nearly do not, and start
-    again.
+    A trained network does not depend on these settings, and a run may resume with others. Trees depend on them only
+    slightly, and start again.
     """
 
     number: int | tuple[int, int] = Field(1)
-    """How many; more than one run under Ray Train. [min, max] takes as many as the cluster has room for, and changes
+    """Number of workers; several run under Ray Train. [min, max] takes as many as the cluster has room for, and changes
     their number when nodes come and go."""
     gpus: float = Field(0, ge=0)
-    """GPUs of each; a fraction shares one among several workers."""
+    """GPUs of each worker; a fraction shares one GPU among several workers."""
     cpus: float = Field(1, gt=0)
-    """Logical CPUs of each; the cluster needs some more for reading."""
+    """Logical CPUs of each worker; the cluster needs some more for reading."""
     read_on: dict[str, float] = Field(default_factory=dict)
-    """Custom Ray resources that a task which reads data takes, such as {reader: 1}, to keep reading on CPU nodes."""
+    """Custom Ray resources of each task that reads data, such as {reader: 1}, to keep reading on CPU nodes."""
     max_failures: int = Field(3, ge=0)
-    """Failures in a row without a new checkpoint that are passed over; a node that was preempted is none."""
+    """Failures in a row without a new checkpoint after which workers still restart; a preempted node does not count."""
     hang_minutes: float = Field(10, gt=0)
-    """Minutes in which no worker makes a step or reads anything, after which the one that the others wait for is ended:
-    a failure. Let it be more than the longest time of one tree, a validation or a wait for storage. The first step has
-    ten minutes at least."""
+    """Minutes without a step or a read of any worker after which the worker that blocks the others is killed, which
+    counts as a failure. Set it above the longest time of one tree, a validation or a wait for storage. The first step
+    has at least ten minutes."""
 
     @model_validator(mode="after")
     def _is_positive(self) -> "WorkersConfig":
@@ -47,12 +47,12 @@ class WorkersConfig(Config):
 
     @property
     def least(self) -> int:
-        """Workers without which the run does not go on."""
+        """Minimum number of workers; with fewer the run waits."""
         return self.number if isinstance(self.number, int) else self.number[0]
 
     @property
     def most(self) -> int:
-        """Workers at most."""
+        """Maximum number of workers."""
         return self.number if isinstance(self.number, int) else self.number[1]
 
     @property
@@ -74,18 +74,18 @@ Workers = Annotated[WorkersConfig, BeforeValidator(_or_number)]
 
 @dataclass(frozen=True)
 class Context:
-    """What a training function gets from its launcher."""
+    """The launcher's services for a training function."""
 
     reader: Reader = read_direct
     report: Report = lambda _: None
     stopping: Callable[[], bool] = lambda: False
     """Whether this worker was asked to stop: then it leaves a checkpoint and raises `Stopped`."""
     progressed: Callable[[], None] = lambda: None
-    """Tells the launcher that a checkpoint was committed."""
+    """Notifies the launcher that a checkpoint was committed."""
 
 
 Work = Callable[[Context], None]
-"""What every worker does: a frozen value of a class of some module, which is pickled, and called at every start."""
+"""The work of every worker: a frozen value, pickled to the worker and called at every start."""
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -95,9 +95,9 @@ def rank_and_world() -> tuple[int, int]:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
-    """While the block runs SIGTERM does not end the process; yields a function that says whether it has come.
+    """Keep SIGTERM from ending the process while the block runs; yields a function that reports whether it has come.
 
-    Outside the main thread, where Python takes no signals, the answer is always no.
+    Outside the main thread, where Python handles no signals, it always returns False.
     """
     asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
@@ -111,7 +111,7 @@ def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
 
 
 class _Asked:
-    """Whether a signal has come; says so in the log when that is noticed, for a signal handler must not write."""
+    """Whether a signal has come. Logs it when first asked, for a signal handler must not write."""
 
     def __init__(self) -> None:
         self._come = self._told = False

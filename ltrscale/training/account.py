@@ -1,8 +1,8 @@
-"""The account of an epoch: how many groups and documents were read, and a checksum that says which groups.
+"""The account of an epoch: how many groups and documents were read, and a checksum that identifies the groups.
 
-Two collections of groups with the same counts and the same checksum are the same, but for a chance of about 2^-32; the
-order does not matter, and sums of parts add up. So one number shows that no group was missed or read twice, over any
-number of workers and restarts.
+Two collections of groups with the same counts and the same checksum are the same, except with probability of about
+2^-32. The order does not matter, and the checksums of parts add up. So one number shows that no group was missed or
+read twice, over any number of workers and restarts.
 
 Shapes: Q groups.
 """
@@ -24,18 +24,18 @@ from ltrscale.training.reduce import sum_over_workers
 
 
 class Account(NamedTuple):
-    """What was read."""
+    """Counts and checksum of the groups that were read."""
 
     groups: int = 0
     documents: int = 0
     checksum: int = 0
 
     def plus(self, groups: float, documents: float, checksum: float) -> "Account":
-        """Both together."""
+        """The account with these counts and this checksum added."""
         return Account(self.groups + int(groups), self.documents + int(documents), self.checksum + int(checksum))
 
     def agrees_with(self, expected: "Account") -> bool:
-        """Whether it is what was expected; documents count where they are told."""
+        """Whether it equals the expected account; documents are compared only where their expected count is known."""
         documents = self.documents if expected.documents else 0
         return self._replace(documents=documents) == expected
 
@@ -53,7 +53,7 @@ def checksum(ids_Q: NDArray[np.int64]) -> int:
 
 
 def account_of(batches: Iterable[QueryGroups]) -> Account:
-    """What is in batches, which lie on the CPU; the checksum leaves out groups without ids."""
+    """The account of batches on the CPU; the checksum leaves out groups without ids."""
     total = Account()
     for groups in batches:
         which = 0 if groups.ids_Q is None else checksum(groups.ids_Q.numpy())
@@ -62,9 +62,9 @@ def account_of(batches: Iterable[QueryGroups]) -> Account:
 
 
 def listed(selection: Selection, reader: Reader) -> Account:
-    """What an epoch over a selection has to read, from its files' ids; all workers share the reading.
+    """The account that an epoch over a selection must reach, from the ids in its files; all workers share the reading.
 
-    Documents are 0, not told, where only some groups of a row group are served.
+    Documents are 0, which means unknown, where only some groups of a row group are served.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -74,6 +74,7 @@ def listed(selection: Selection, reader: Reader) -> Account:
     for ids_Q in _served_ids(selection, reader, rank, world):
         sums += torch.tensor([len(ids_Q), checksum(ids_Q)])
     groups, total = sum_over_workers(sums).tolist()
+    # the manifest counts documents by row group, so it cannot count those of some of its groups
     whole = all(selection.served_groups(row_group) == row_group.groups for row_group in selection.row_groups)
     return Account(groups, selection.n_documents if whole else 0, total)
 

@@ -1,8 +1,8 @@
-"""Checkpoints: when a run saves its state, how that is written, and from which one it goes on.
+"""Checkpoints: when a run saves its state, how it writes the state, and from which checkpoint it resumes.
 
-A checkpoint is a committed directory, `checkpoints/step-00000120`, of safetensors files and a manifest. One that was
-cut short is not committed and not seen; one whose content is damaged is passed over. The one before is kept until the
-next is committed.
+A checkpoint is a committed directory, `checkpoints/step-00000120`, of safetensors files and a manifest. An interrupted
+write is never committed, and so never read; a checkpoint with damaged content is skipped. The previous checkpoint is
+kept until the next is committed.
 """
 
 import re
@@ -26,12 +26,12 @@ from ltrscale.training.reduce import from_rank_0
 from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
-_KEPT = 2
+_KEPT = 2  # should the newest prove damaged, a run resumes from the one before
 _FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
 
 
 class _Content(Config, extra="ignore"):
-    """Of a checkpoint's manifest: what `read` gives back."""
+    """The part of a checkpoint's manifest that `read` returns."""
 
     tensors: dict[str, str]
     """Names of the files, by kind."""
@@ -44,18 +44,18 @@ def write(url: str, snapshot: Snapshot, *, origin: Mapping[str, Any], data: str)
     """Commit a snapshot as a checkpoint.
 
     Args:
-        url: its directory.
-        snapshot: what to save.
-        origin: config and inputs of the run, as `ltrscale.config.made_by` gives them.
-        data: hash of what is read, on which positions depend.
+        url: directory of the checkpoint.
+        snapshot: the state to save.
+        origin: config and inputs of the run, as `ltrscale.config.made_by` returns them.
+        data: hash of the selections that the run reads; stream positions depend on them.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the checkpoint cannot be written.
     """
     files = {}
     with storage.Commit(url) as commit:
         for kind, tensors in snapshot.tensors.items():
-            # named by content: two writers of one step, of which one was thought dead, leave each other's files alone
+            # named by content, so that a writer thought dead and its successor do not overwrite each other's files
             size = sum(value.nbytes for value in tensors.values())
             with commit.file(f"{kind}-{{hash}}.safetensors", size=size) as path:
                 safetensors.torch.save_file({name: value.contiguous() for name, value in tensors.items()}, path)
@@ -78,7 +78,7 @@ def read(checkpoint: str) -> Snapshot:
     """The content of a checkpoint, checked against the hashes in its manifest.
 
     Raises:
-        InputError: it is missing, damaged, or of another version of this package.
+        InputError: the checkpoint is missing, damaged, or of another version of this package.
     """
     manifest = storage.read_manifest(checkpoint)
     if manifest is None:
@@ -87,7 +87,7 @@ def read(checkpoint: str) -> Snapshot:
         raise InputError(f"{checkpoint}: not a checkpoint of this version; start anew with --fresh")
     content = validate(_Content, manifest, storage.join(checkpoint, storage.MANIFEST))
     step = content.state.get("step")
-    if type(step) is not int or step < 0:
+    if type(step) is not int or step < 0:  # isinstance would let a bool pass
         raise InputError(f"{checkpoint}: its state has no step; remove it")
     tensors = {}
     for kind, name in content.tensors.items():
@@ -99,7 +99,7 @@ def read(checkpoint: str) -> Snapshot:
 
 
 def withdraw(checkpoint: str) -> None:
-    """Delete a checkpoint, its manifest first, or what is left of one."""
+    """Delete a checkpoint, its manifest first, or the remains of an interrupted write."""
     storage.withdraw(checkpoint, _FILES)
 
 
@@ -109,19 +109,19 @@ def list_checkpoints(url: str) -> list[str]:
 
 
 class Checkpoints:
-    """The checkpoints of one run: saves when it is time or when the run is to stop, and tells from where to go on.
+    """The checkpoints of one run: saves them when they are due or the run must stop, and finds the one to resume from.
 
-    All workers make the same calls after the same steps. Rank 0 copies the state to memory between two steps, and a
-    thread of it writes the copy while training goes on. One is written at a time: while it is, no other is due, and the
-    next comes as soon as it is written if its time has come meanwhile. So training never waits for storage, and memory
-    holds one copy. A context manager: leaving it waits for what is being written.
+    All workers make the same calls after the same steps. Rank 0 copies the state to memory between two steps, and its
+    writing thread saves the copy while training goes on. Only one checkpoint is written at a time: no other is due
+    until it is committed, and one that fell due meanwhile follows at once. So training never waits for storage, and
+    memory holds one copy. A context manager: leaving it waits for the write in progress.
 
     Args:
-        url: their directory.
-        origin: config and inputs of the run; checkpoints of others are left alone.
-        data: hash of what is read; a position means nothing in other data.
-        every_s: from one checkpoint to the next.
-        failures: checkpoints in a row that cannot be written after which the run ends.
+        url: directory of the checkpoints.
+        origin: config and inputs of the run; checkpoints of other runs are left alone.
+        data: hash of the selections that the run reads; a stream position means nothing in other data.
+        every_s: seconds from one checkpoint to the next.
+        failures: failed writes in a row that end the run.
         progressed: called on rank 0, in the writing thread, when a checkpoint is committed.
     """
 
@@ -155,9 +155,9 @@ class Checkpoints:
         self._writer.shutdown()
 
     def newest(self) -> Snapshot | None:
-        """The newest checkpoint of this run that is whole; None where there is none.
+        """The newest undamaged checkpoint of this run; None if it has none.
 
-        Rank 0 chooses, so that all workers go on from the same one.
+        Rank 0 chooses, so that all workers resume from the same one.
 
         Raises:
             InputError: another worker does not see what rank 0 sees.
@@ -170,16 +170,16 @@ class Checkpoints:
             except UnavailableError:
                 raise
             except InputError as error:
-                raise InputError(f"{error}; rank 0 can read it: put out where all workers reach it") from error
+                raise InputError(f"{error}; rank 0 can read it: put out on storage that all workers reach") from error
         return snapshot
 
     def _choose(self) -> Snapshot | None:
-        """Read the newest that is whole, and remember it; what was cut short is deleted."""
+        """Read the newest undamaged checkpoint and remember it; the remains of interrupted writes are deleted."""
         foreign = False
         for checkpoint in reversed(storage.children(self.url)):
             try:
                 manifest = storage.read_manifest(checkpoint)
-                if manifest is None:
+                if manifest is None:  # an interrupted write, for the manifest comes last
                     withdraw(checkpoint)
                 elif not self._is_ours(manifest):
                     foreign = True
@@ -188,15 +188,15 @@ class Checkpoints:
                 else:
                     snapshot = read(checkpoint)
                     self._good.append(checkpoint)
-            except UnavailableError:  # of a checkpoint that may be whole
+            except UnavailableError:  # the checkpoint may be undamaged: an older one would lose steps for nothing
                 raise
             except InputError as error:
                 log.warning("%s; trying the checkpoint before", error)
                 self._stale.add(checkpoint)
         if foreign:
             log.warning(
-                "%s: there are checkpoints of another config or other data, which are not resumed; they are deleted "
-                "when this run has finished, or at once with --fresh",
+                "%s: not resuming from the checkpoints there, which belong to another config or other data; they are "
+                "deleted when this run has finished, or at once with --fresh",
                 self.url,
             )
         if not self._good:
@@ -208,15 +208,15 @@ class Checkpoints:
         return is_made_by(manifest, self.origin) and manifest.get("data") == self.data
 
     def due(self) -> bool:
-        """Whether this worker says that it is time for a checkpoint; only rank 0 looks at its clock."""
+        """Whether this worker asks for a checkpoint; only rank 0 does, by its own clock."""
         return self._first and time.monotonic() >= self._due_at and not self._is_writing()
 
     def failed(self) -> bool:
-        """Whether this worker could not write too many checkpoints in a row."""
+        """Whether too many writes in a row have failed on this worker."""
         return len(self._failed) >= self.failures
 
     def after(self, result: StepResult, trainer: Trainer, progress: Progress) -> None:
-        """Do what the result of a step says: save, or save and stop, or end a run that cannot save.
+        """Act on the result of a step: save, save and stop, or end a run that cannot save.
 
         Raises:
             Stopped: a worker was asked to stop; the checkpoint is committed.
@@ -244,13 +244,13 @@ class Checkpoints:
         return self._good[-1].rsplit("/", 1)[-1] if self._good else "the beginning"
 
     def _save(self, trainer: Trainer, progress: Progress) -> None:
-        self._wait()
+        self._wait()  # the write in progress reads the buffers that the next copy fills
         began = time.monotonic()
         snapshot = take(trainer, progress, self._buffers)
         if snapshot is None:
             return
         name = f"step {snapshot.step} ({_place(trainer)})"
-        self._due_at = began + self.every_s
+        self._due_at = began + self.every_s  # not from the commit: slow storage must not space checkpoints out
         self._writing = self._writer.submit(self._write, snapshot, name, time.monotonic() - began)
 
     def _is_writing(self) -> bool:
@@ -259,19 +259,19 @@ class Checkpoints:
         return self._writing is not None
 
     def _wait(self) -> None:
-        """Wait for the checkpoint that is being written; a defect in writing is raised here."""
+        """Wait for the write in progress; an unexpected exception of the writing thread is raised here."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
 
     def _write(self, snapshot: Snapshot, name: str, paused_s: float) -> None:
-        """What the thread does with a snapshot."""
+        """Commit a snapshot and delete old checkpoints, in the writing thread."""
         began = time.monotonic()
         target = storage.join(self.url, f"step-{snapshot.step:08d}")
         try:
             write(target, snapshot, origin=self.origin, data=self.data)
         except (InputError, OSError, SafetensorError) as error:
-            lost = isinstance(error, storage.LeaseLost)  # for good
+            lost = isinstance(error, storage.LeaseLost)  # another process owns the output now: trying again is futile
             self._failed += [str(error)] * (self.failures if lost else 1)
             self._stale.add(target)
             log.warning(
@@ -286,7 +286,7 @@ class Checkpoints:
         self._prune()
 
     def _prune(self) -> None:
-        """Delete all checkpoints of this run but the last good ones."""
+        """Delete this run's checkpoints except the newest good ones."""
         self._stale.update(self._good[:-_KEPT])
         self._good = self._good[-_KEPT:]
         self._stale.difference_update(self._good)
@@ -295,11 +295,11 @@ class Checkpoints:
                 withdraw(checkpoint)
                 self._stale.remove(checkpoint)
         except InputError as error:
-            log.warning("%s; old checkpoints are left there", error)
+            log.warning("%s; old checkpoints are left in place", error)
 
 
 def _place(trainer: Trainer) -> str:
-    """Where a trainer stands, for the log."""
+    """Epoch, progress and loss of a trainer, for the log."""
     state = trainer.state
     share = min(1.0, state.account.groups / max(1, trainer.stream.groups_per_epoch))
     loss = f", loss {state.loss / state.count:.4g}" if state.count else ""

@@ -25,12 +25,12 @@ from ltrscale.training.validation import Best, LabelledData
 
 
 class CombineConfig(RankingConfig):
-    """How finetuned rankers become one; all but `how` concerns the layer that `concat` trains."""
+    """How to combine finetuned rankers; every setting but `how` concerns the layer that `concat` trains."""
 
     how: How = "mean"
     """`mean` of the scores, nothing to train; `concat` trains one linear layer over the rankers' last embeddings."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Between the joint embedding and the layer; HOU24 has .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo."""
+    """Dropout between the joint embedding and the layer; HOU24 has .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo."""
     epochs: int = Field(100, ge=1)
     """Epochs of the layer's training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
@@ -47,37 +47,37 @@ def combine(
     report: Report,
     workers: WorkersConfig = ONE,
 ) -> None:
-    """Make one ranker of several and commit it as a bundle, which holds all of them.
+    """Combine several rankers into one and commit it as a bundle that holds all of them.
 
     Args:
-        config: how.
+        config: how to combine, and how to train the layer of `concat`.
         bundles: finetuned neural rankers of the same features.
         train: its labelled groups train the layer of `concat`.
         validation: its labelled groups choose the epoch whose weights are kept.
         out: directory of the bundle.
-        origin: recorded in the bundle's manifest; tells the run from others.
+        origin: recorded in the bundle's manifest; identifies the run.
         report: receives a record of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers.
 
     Raises:
-        InputError: a bundle is no single neural ranker or was made for other features, or a split has no labelled
-            group, or a run that was cut short here read other data.
+        InputError: a bundle is not a single neural ranker or was made for other features, a split has no labelled
+            group, or an interrupted run into `out` read other data.
         Stopped: the run was asked to stop.
     """
     (first, *_) = _opened(bundles)
-    select(train, labelled=True).serving(first.features, whose=first.url)
+    select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
     if config.how == "concat":
-        GroupStream(data.train, config.stream, world=workers.most)  # refuses before anything is started
+        GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
     work = Combining(config, tuple(bundles), data, out, origin)
-    launch(work, workers=workers if config.how == "concat" else ONE, report=report)
+    launch(work, workers=workers if config.how == "concat" else ONE, report=report)  # a mean has nothing to train
 
 
 @dataclass(frozen=True)
 class Combining:
-    """A combination, as every worker gets it."""
+    """The work of a combination, the same value on every worker."""
 
     config: CombineConfig
     bundles: tuple[str, ...]
@@ -105,7 +105,7 @@ class Combining:
 
 
 def _opened(bundles: Sequence[str]) -> list[bundle.Bundle]:
-    """The bundles that are combined; the one network that comes of them sees the features of the first."""
+    """The bundles to combine; all must have the features of the first, for the combined network has one input."""
     opened = [bundle.load(url) for url in bundles]
     for one in opened[1:]:
         if one.features != opened[0].features:

@@ -1,4 +1,4 @@
-"""Reading ahead: the next steps are read, decoded, counted and copied to the device while this one is computed."""
+"""Reading ahead: a thread reads, decodes, counts and copies the next steps to the device during the current step."""
 
 import threading
 from collections.abc import Generator, Iterator
@@ -13,7 +13,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import Position, Step
 from ltrscale.training.account import Account, account_of
 
-_POLL_S = 0.1
+_POLL_S = 0.1  # how soon the thread notices that the consumer has stopped
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class _Failed:
 
 
 class _End:
-    """No step is left."""
+    """Marks the end of the steps."""
 
 
 class Fed(NamedTuple):
@@ -31,20 +31,20 @@ class Fed(NamedTuple):
     micro_batches: dict[int, QueryGroups | None]
     positions: dict[int, Position]
     account: Account
-    """What all micro-batches hold, counted before they left the CPU: a GPU would have to send the ids back."""
+    """Counts and checksum of all micro-batches, taken on the CPU: a GPU would have to send the ids back."""
 
 
 def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Generator[Fed]:
-    """The same steps, their micro-batches on the device; a thread stays up to `depth` steps ahead.
+    """Yield the steps with their micro-batches on the device; a thread stays up to `depth` steps ahead.
 
-    On a GPU the thread copies from pinned memory on a CUDA stream of its own, so that neither reading nor copying waits
-    for the computation. What the thread raises is raised here, in its place in the order. Closing the generator ends
-    the thread.
+    On a GPU the thread copies from pinned memory on a separate CUDA stream, so that neither reading nor copying waits
+    for the computation. An exception of the thread is raised here, after the steps that precede it. Closing the
+    generator ends the thread.
 
     Args:
-        steps: of a `GroupStream`; closed at the end where they can be.
-        depth: steps; 0 reads each one when it is asked for, without a thread.
-        device: where the micro-batches are wanted.
+        steps: of a `GroupStream`; a generator is closed at the end.
+        depth: steps to read ahead; 0 reads each step on request, without a thread.
+        device: destination of the micro-batches.
     """
     move = _Mover(device)
     if depth == 0:
@@ -54,7 +54,7 @@ def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Ge
     stopped = threading.Event()
 
     def put(item: Fed | _Failed | _End) -> None:
-        while not stopped.is_set():
+        while not stopped.is_set():  # a plain put on a full queue would block for ever once the consumer has left
             try:
                 ready.put(item, timeout=_POLL_S)
                 break
@@ -84,7 +84,7 @@ def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Ge
             yield item
     finally:
         stopped.set()
-        _drain(ready)
+        _drain(ready)  # frees the batches, and makes room for a put that is waiting
         thread.join()
 
 
@@ -97,28 +97,31 @@ def _drain(ready: Queue[Fed | _Failed | _End]) -> None:
 
 
 class _Mover:
-    """Brings the micro-batches of a step to a device."""
+    """Moves the micro-batches of a step to a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def __call__(self, step: Step) -> Fed:
-        """The step with its micro-batches on the device, all copies done."""
+        """The step with its micro-batches on the device; all copies are complete."""
         account = account_of(filter(None, step.micro_batches.values()))
         if self.side is None:
             moved = {c: g and g.to(self.device) for c, g in step.micro_batches.items()}
             return Fed(moved, step.positions, account)
         with torch.cuda.stream(self.side):
             moved = {c: g and self._to_gpu(g) for c, g in step.micro_batches.items()}
-        self.side.synchronize()  # in this thread, while the consumer computes
+        self.side.synchronize()  # blocks this thread only; the consumer goes on computing
         return Fed(moved, step.positions, account)
 
     def _to_gpu(self, groups: QueryGroups) -> QueryGroups:
         return groups.map(Tensor.pin_memory).to(self.device, non_blocking=True)
 
     def take(self, step: Fed) -> None:
-        """Tell the allocator that the consumer's CUDA stream uses memory which came from the copying one."""
+        """Register the batch's memory with the consumer's CUDA stream.
+
+        It was allocated on the copying stream: without this, the allocator may reuse it while the consumer computes.
+        """
         if self.side is None:
             return
         current = torch.cuda.current_stream(self.device)

@@ -1,8 +1,8 @@
-"""Finetuning with a ranking loss: the head first, then everything, with early stopping on validation (HOU24).
+"""Finetuning with a ranking loss: first the head, then the whole network, with early stopping on validation (HOU24).
 
 Without a pretrained bundle the same network starts from random weights: the `no pretraining` baseline, and every
-supervised ranker of the papers. Probing is finetuning with `epochs: 0`: the encoder stays as pretraining left it, under
-a head of one layer (linear probing) or several (multilayer probing).
+supervised ranker of the papers. Probing is finetuning with `epochs: 0`: the pretrained encoder stays fixed under a head
+of one layer (linear probing) or several (multilayer probing).
 """
 
 from collections.abc import Mapping
@@ -40,17 +40,17 @@ class FinetuneConfig(RankingConfig):
     """A second loss on whole lists, for a context that embeds them (rankformer)."""
     head: HeadConfig = HeadConfig()
     context: ContextConfig | None = None
-    """Lets scores depend on the rest of the list; empty scores each document on its own."""
+    """Lets scores depend on the rest of the list; empty scores each document independently."""
     network: NetworkConfig = NetworkConfig()
-    """Used without a pretrained bundle, which brings its own."""
+    """The network without a pretrained bundle; a pretrained bundle brings its own."""
     projector_layers: int = Field(0, ge=0)
-    """Hidden layers of the pretrained projector that are finetuned on; HOU23 keeps the first of a large one."""
+    """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
     noise: float = Field(0.0, ge=0)
-    """Deviation of normal noise on numeric inputs in training (DASALC)."""
+    """Standard deviation of normal noise on numeric inputs in training (DASALC)."""
     head_epochs: int = Field(100, ge=0)
-    """Epochs in which only what pretraining did not make is trained; passed over without a pretrained bundle."""
+    """Epochs that train only the layers without pretrained weights; skipped without a pretrained bundle."""
     epochs: int = Field(100, ge=0)
-    """Epochs in which everything is trained; 0 with a pretrained bundle is probing."""
+    """Epochs that train the whole network; 0 with a pretrained bundle is probing."""
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
@@ -65,16 +65,16 @@ class FinetuneConfig(RankingConfig):
         return self
 
     def check_start(self, projector_layers: int | None) -> None:
-        """Check that the settings fit what there is to start from.
+        """Check that the settings fit the start: a pretrained bundle or random weights.
 
         Args:
             projector_layers: hidden layers of the pretrained projector, None without pretraining.
 
         Raises:
-            ValueError: probing, or layers of a projector, that are not there.
+            ValueError: probing without a pretrained encoder, or more layers of the projector than it has.
         """
         if projector_layers is None and self.epochs == 0:
-            raise ValueError("finetune.epochs is 0, which is probing, and nothing pretrained to probe; name a bundle")
+            raise ValueError("finetune.epochs is 0, which is probing, but there is nothing pretrained; name a bundle")
         if self.projector_layers > (projector_layers or 0):
             raise ValueError(
                 f"finetune.projector_layers asks for {self.projector_layers} hidden layers of a pretrained projector "
@@ -95,21 +95,21 @@ def finetune(
 ) -> None:
     """Train a ranker on the labelled groups of a split and commit it as a bundle.
 
-    Interrupted, the same call goes on from the newest checkpoint below `out`.
+    After an interruption the same call resumes from the newest checkpoint below `out`.
 
     Args:
         config: loss, head, phases, optimizer.
-        train: its labelled groups, or the fraction of them that it says, are trained on.
+        train: its labelled groups, or the fraction of them that it sets, are trained on.
         validation: its labelled groups choose the epoch whose weights are kept.
         out: directory of the bundle.
         pretrained: bundle to start from; None starts from random weights.
-        origin: recorded in the bundle's manifest; tells the run from others.
+        origin: recorded in the bundle's manifest; identifies the run.
         report: receives a record of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers; the updates do not depend on their number.
 
     Raises:
         InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
-            layers asked for, nothing would be trained, or a run that was cut short here read other data.
+            requested layers, nothing would be trained, or an interrupted run into `out` read other data.
         Stopped: the run was asked to stop.
     """
     start = bundle.load(pretrained) if pretrained else None
@@ -118,12 +118,12 @@ def finetune(
     except ValueError as error:
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
     if start is not None:
-        select(train, labelled=True).serving(start.features, whose=start.url)  # refuses before anything is started
+        select(train, labelled=True).serving(start.features, whose=start.url)  # raises before anything is started
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
-    GroupStream(data.train, config.stream, world=workers.most)  # refuses before anything is started
-    with cluster_for(workers):
+    GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
+    with cluster_for(workers):  # one cluster for the fit and the workers
         transform = None
         if start is None:
             documents = select(train, labelled=False, without=good.without)
@@ -133,7 +133,7 @@ def finetune(
 
 @dataclass(frozen=True)
 class Finetuning:
-    """A finetuning, as every worker gets it."""
+    """The work of a finetuning, the same value on every worker."""
 
     config: FinetuneConfig
     data: LabelledData
@@ -162,7 +162,7 @@ class Finetuning:
 
 
 def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None) -> Ranker:
-    """The ranker before finetuning."""
+    """The ranker before finetuning, with pretrained or random weights."""
     torch.manual_seed(config.seed)
     added: dict[str, Any] = {
         "context": config.context,

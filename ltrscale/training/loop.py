@@ -1,9 +1,9 @@
 """The training loop: pretraining and finetuning, one process or many, with or without Ray.
 
-A step takes one micro-batch from each of the C canonical streams of the data; this worker has those of its own
-streams. Losses are summed, not averaged: the sum over all micro-batches of all workers is divided once by the count
-of what the objective averages over, so the update does not depend on how the streams are dealt to workers.
-Randomness is seeded before each micro-batch from (seed, step, stream) and so does not depend on it either.
+A step takes one micro-batch from each of the C canonical streams of the data; each worker computes those of its local
+streams. Losses are summed, not averaged: the sum over all micro-batches of all workers is divided once by the number of
+documents or groups that the objective averages over. So the update does not depend on how the streams are dealt to
+workers. Nor does randomness, which is seeded before each micro-batch from (seed, step, stream).
 
 Shapes: see `ltrscale.batch`.
 """
@@ -30,33 +30,33 @@ from ltrscale.training.schedules import OptimizerConfig, build_optimizer, learni
 from ltrscale.training.settings import Precision
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
-"""Summed loss of a micro-batch, and the count it is to be divided by: documents for pretext objectives, groups with a
-defined loss for ranking losses."""
+"""Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
+loss for ranking losses."""
 
 
 @dataclass
 class State:
-    """Where training stands: enough, with weights and optimizer, to go on as if never stopped."""
+    """Progress of training; with weights and optimizer it is all that an exact resume needs."""
 
     epoch: int = 0
     step: int = 0
     account: Account = field(default_factory=Account)
-    """What all workers have read in this epoch: how far the schedule of the learning rate is, too."""
+    """What all workers have read in this epoch; the learning rate's schedule follows it too."""
     loss: float = 0.0
     """Summed loss of this epoch, over all workers."""
     count: float = 0.0
-    """What the summed loss is to be divided by."""
+    """Divisor of the summed loss."""
     positions: dict[int, Position] = field(default_factory=dict)
-    """Position in each local stream within the epoch; empty at an epoch's start."""
+    """Position in each local stream within the epoch; empty at the start of an epoch."""
 
     @property
     def mean_loss(self) -> float:
-        """Of this epoch so far; NaN while there is nothing to average."""
+        """Mean loss of this epoch so far; NaN while the count is 0."""
         return self.loss / self.count if self.count else math.nan
 
 
 class _Sums(NamedTuple):
-    """What is summed over all workers in a step: the first five over its micro-batches, the others over workers."""
+    """Sums of a step over all workers: the first five over micro-batches, the others one value a worker."""
 
     loss: float
     averaged: float
@@ -74,7 +74,7 @@ class StepResult:
     """One step, over all workers."""
 
     loss: float
-    """Mean over `count`; NaN where the step has nothing to average."""
+    """Mean over `count`; NaN where `count` is 0."""
     count: float
     groups: int
     documents: int
@@ -82,11 +82,11 @@ class StepResult:
     wait_s: float = field(compare=False)
     """Time spent waiting for data, mean over the workers."""
     checkpoint_due: bool
-    """Whether a worker says that it is time for a checkpoint; the same on all workers."""
+    """Whether a worker asks for a checkpoint; the same on all workers."""
     stopping: bool
     """Whether a worker was asked to stop; the same on all workers."""
     failed: bool
-    """Whether a worker cannot go on and all are to end; the same on all workers."""
+    """Whether a worker cannot go on, so that all must end; the same on all workers."""
 
 
 def _never() -> bool:
@@ -97,17 +97,17 @@ class Trainer:
     """Trains the parameters that require gradients, step by step.
 
     Args:
-        model: moved to its device already; its BatchNorms are `MicroBatchNorm`.
+        model: already on its device; its BatchNorms are `MicroBatchNorm`.
         objective: summed loss and count of a micro-batch.
         stream: this worker's share of the data.
         config: optimizer settings.
-        epochs: how many there will be, for the schedule of the learning rate.
+        epochs: total number, for the schedule of the learning rate.
         seed: of augmentation, dropout and noise.
-        precision: of matrix products; parameters and gradients are float32 always.
-        expected: what an epoch has to read, checked at its end; None where that is not known.
-        due: whether it is time for a checkpoint; this and the following are asked once a step, and one worker's yes
-            is a yes in the result of all.
-        stopping: whether this worker is to stop soon.
+        precision: of matrix products; parameters and gradients are always float32.
+        expected: the account that every epoch must reach, checked at its end; None where it is unknown.
+        due: whether a checkpoint is due; this and the next two are called once a step, and one worker's yes becomes
+            the answer of all.
+        stopping: whether this worker was asked to stop.
         failed: whether this worker cannot go on.
     """
 
@@ -135,25 +135,26 @@ class Trainer:
         self.generator = torch.Generator(self.device)
         self.state = State()
         self.past = State()
-        """The epoch before, as it ended."""
+        """The state at the end of the previous epoch."""
         self.waited_s = 0.0
         """Time that this worker has spent waiting for data."""
 
     def epoch(self) -> Generator[StepResult]:
-        """Run the rest of the current epoch, yielding after each step, when `state` is good to be saved.
+        """Run the rest of the current epoch; yields after each step, when `state` may be saved.
 
         Raises:
-            RuntimeError: the epoch did not read what was expected.
+            RuntimeError: the account of the epoch differs from the expected one.
         """
         epoch = self.stream.epoch(self.state.epoch, self.state.positions or None)
         with closing(read_ahead(epoch, depth=self.stream.config.prefetch, device=self.device)) as steps:
             while True:
                 asked = time.monotonic()
+                # a worker whose streams have run out takes empty steps: the others still need its part in their sums
                 step = next(steps, Fed({}, self.state.positions, Account()))
                 wait_s = time.monotonic() - asked
                 result, checksum = self.step(step, wait_s=wait_s)
                 self.waited_s += wait_s
-                if result.groups == 0:  # on every worker: the counts are summed over all
+                if result.groups == 0:  # the count is summed over all workers, so all of them end here
                     break
                 self.state.step += 1
                 if result.count:
@@ -170,14 +171,15 @@ class Trainer:
         """Accumulate the micro-batches of the local streams, reduce over the workers, update.
 
         Returns:
-            The step, and the checksum of the groups that were read.
+            The result, and the checksum of the groups that all workers read.
         """
         loss, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
-        for stream, groups in sorted(step.micro_batches.items()):
+        for stream, groups in sorted(step.micro_batches.items()):  # in order, so that sums have the same bits each time
             if groups is not None:
                 of_stream, count = self.backward(stream, groups)
                 loss += of_stream  # on the device: a step copies its loss to the CPU once, in the next line
                 averaged += count
+        # one all-reduce carries the sums and the three questions; float64 keeps counts and checksums exact
         own = _Sums(loss.item(), averaged, *step.account, self.due(), self.stopping(), self.failed(), wait_s)
         total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
         self._check_finite("loss", total.loss)
@@ -198,29 +200,32 @@ class Trainer:
         return result, int(total.checksum)
 
     def backward(self, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
-        """Add one micro-batch's gradient; returns its summed loss and what that is to be divided by."""
+        """Add the gradient of one micro-batch; returns its summed loss and the count that divides it."""
         seed = step_seed(self.seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             loss, count = self.objective(groups, self.generator)
-        if count > 0:
+        if count > 0:  # otherwise there is nothing to add, and perhaps no graph to differentiate
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach().double(), count
 
     def update(self, count: float, groups: float) -> float:
-        """Apply the mean gradient of a step that read so many groups; returns its norm before clipping."""
+        """Divide the summed gradient by `count` and apply it; returns its norm before clipping.
+
+        `groups` is the number that the step read, by which the learning rate's schedule advances.
+        """
         reduce_gradients(self.parameters, count)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
         self._check_finite("norm of the gradient", norm)
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
-        for group in self.optimizer.param_groups:
+        for group in self.optimizer.param_groups:  # min: an epoch of drawn groups may read more than planned
             group["lr"] = learning_rate(self.config, done=self.state.epoch + min(1.0, middle), epochs=self.epochs)
         self.optimizer.step()
         return norm
 
     def _check_finite(self, name: str, value: float) -> None:
-        """Stop a run that has diverged; the values are sums over all workers, so all of them stop."""
+        """Stop a run that has diverged; every worker sees the same sums, so all of them stop."""
         if not math.isfinite(value):
             raise InputError(
                 f"step {self.state.step + 1}: the {name} is {value}, training has diverged; "

@@ -27,13 +27,13 @@ _TENSORS = "tensors.safetensors"
 def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> FeatureTransform:
     """Fit the feature transform on all documents of a training split, in one streaming pass.
 
-    Unlabelled groups count too: what a feature looks like needs no label, and so a baseline without pretraining gets
-    the same transform as a pretrained network.
+    Unlabelled groups count too: a feature's distribution needs no label. So a baseline without pretraining gets the
+    same transform as a pretrained network.
 
     Args:
         selection: all groups of the training split.
-        config: the transform is fitted for it.
-        run: reads the data, here or in tasks of a Ray cluster; the transform does not depend on it.
+        config: its `transform` is fitted.
+        run: reads the data, here or in tasks of a Ray cluster; the transform does not depend on the choice.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
@@ -58,14 +58,14 @@ def _statistics(needed: Wanted, part: Part) -> Statistics:
 def sample_inputs(
     selection: Selection, transform: FeatureTransform, *, size: int = 4096, run: Run = run_here
 ) -> Tensor:
-    """A uniform sample of a training split's documents as the encoder sees them, shape [S, F].
+    """A uniform sample of a training split's documents after the transform, shape [S, F].
 
-    Columns of the sample are the features' marginals. The sample depends on the documents and their order alone.
+    The columns of the sample are the features' marginals. The sample depends only on the documents and their order.
 
     Args:
         selection: all groups of the training split.
-        transform: fitted.
-        size: documents.
+        transform: a fitted one.
+        size: number of documents, S.
         run: as for `fit`.
 
     Raises:
@@ -81,7 +81,10 @@ def sample_inputs(
 
 
 def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part) -> Sample:
-    """The sample's share in a part; only groups with a document in it are transformed, but these as a whole."""
+    """The sampled documents of a part.
+
+    Transforms only groups with a sampled document, but these whole: `per_query` needs all documents of a group.
+    """
     sample, first = Sample(size, documents), part.first
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
         numbers_N = np.arange(first, first + groups.n_documents)
@@ -93,12 +96,12 @@ def _sampled(transform: FeatureTransform, size: int, documents: int, part: Part)
 
 
 def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = run_here) -> FeatureTransform:
-    """What `fit` gives, committed as a directory and read from there the next time, so that a resumed run need not fit.
+    """The transform of `fit`, kept in a committed directory, so that a resumed run reads it instead of fitting again.
 
     Args:
         selection: as for `fit`.
         config: as for `fit`.
-        url: the directory, which the caller deletes when it is needed no more.
+        url: the directory; the caller deletes it when it is no longer needed.
         run: as for `fit`.
 
     Raises:
@@ -110,13 +113,13 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
 
 
 def _kept(url: str, origin: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors of this origin: those committed as a directory, or new ones, which are committed."""
+    """Tensors of this origin: read from the directory if they are committed there, otherwise made and committed."""
     if is_current(url, origin):
         try:
             data = storage.read_verified(url, _TENSORS, storage.read_manifest(url) or {})
             log.info("%s: made before with the same settings and data; read from there", url)
             return safetensors.torch.load(data)
-        except UnavailableError:
+        except UnavailableError:  # the directory may be undamaged, and the new one could not be written either
             raise
         except InputError as error:
             log.warning("%s; making it again", error)

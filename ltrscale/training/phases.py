@@ -1,7 +1,7 @@
-"""The one driver of all trainings: phase after phase, epoch after epoch, step after step.
+"""The driver of every training: phase after phase, epoch after epoch, step after step.
 
-After an epoch of finetuning or combining a validation says which weights are kept, and whether the phase is to end
-early. Pretraining is one phase without validation.
+After each epoch of finetuning or combining, validation decides which weights are kept and whether the phase ends early.
+Pretraining is one phase without validation.
 """
 
 import itertools
@@ -36,38 +36,38 @@ Record = dict[str, object]
 
 @dataclass(frozen=True)
 class Phase:
-    """Some epochs in which some modules are fixed functions: no gradient, no dropout, running statistics."""
+    """A number of epochs during which some modules are frozen: no gradient, no dropout, running statistics."""
 
     name: str
     title: str
-    """Of the log and of the progress bar."""
+    """Name in the log and the progress bar."""
     epochs: int
-    """At most; a phase without epochs is passed over."""
+    """Maximum number; a phase with 0 is skipped."""
     frozen: tuple[nn.Module, ...] = ()
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training on one worker, all of which make the same calls; cut short, it goes on from its newest checkpoint.
+    """A training on one worker; all workers make the same calls. It resumes from its newest checkpoint.
 
-    A checkpoint holds, besides the trainer's state, what `Best` adds to it.
+    A checkpoint holds the trainer's state and the progress of `Best`.
     """
 
     model: nn.Module
-    """On its device; called with a micro-batch and a generator, it gives the summed loss and the count."""
+    """On its device; called with a micro-batch and a generator, it returns the summed loss and the count."""
     config: TrainingConfig
     selection: Selection
     out: str
-    """Directory of the bundle, below which checkpoints lie."""
+    """Directory of the bundle; checkpoints lie below it."""
     origin: Mapping[str, Any]
     context: Context
     best: Best | None = None
-    """Validates after each epoch; without it there is one phase, which takes all of its epochs."""
+    """Validates after each epoch; without it the training has one phase, which runs all its epochs."""
     keep: Callable[[int, float], None] = lambda _epoch, _loss: None
     """Called after each epoch with its number and its mean loss."""
 
     def run(self, *phases: Phase) -> float:
-        """Train in each phase until its epochs or its patience end; returns the mean loss of the last epoch.
+        """Train in each phase until its epochs or its patience run out; returns the mean loss of the last epoch.
 
         Raises:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
@@ -90,7 +90,7 @@ class Training:
                 trainer = self._trainer(phase, checkpoints, expected)
                 if self.best is not None:
                     self.best.begin()
-                if saved is not None:
+                if saved is not None:  # after `begin`: the saved weights replace the best ones
                     restore(trainer, saved)
                     if self.best is not None:
                         self.best.restore(saved)
@@ -99,23 +99,23 @@ class Training:
         return loss
 
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
-        """The phases to run: from that of the checkpoint on."""
+        """The phases to run, starting with the checkpoint's."""
         left = [phase for phase in phases if phase.epochs]
         if saved is None or self.best is None:
             return left
         return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], left))
 
     def _expected(self, phase: Phase) -> Account | None:
-        """What an epoch has to read; None where chance says how often a group is served."""
+        """The account that every epoch must reach; None where the number of times a group is served is random."""
         order = self.config.order(phase.name)
         return None if order.regroup or order.repeat else listed(self.selection, self.context.reader)
 
     def _trainer(self, phase: Phase, checkpoints: Checkpoints, expected: Account | None) -> Trainer:
-        """A trainer of what is not fixed in a phase."""
+        """A trainer of the parameters that are not frozen in a phase."""
         config, context = self.config, self.context
         rank, world = rank_and_world()
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
-        for parameter in self.model.parameters():
+        for parameter in self.model.parameters():  # before the trainer is made, which collects what requires gradients
             parameter.requires_grad_(id(parameter) not in frozen)
         return Trainer(
             self.model,
@@ -132,15 +132,16 @@ class Training:
         )
 
     def _phase(self, phase: Phase, trainer: Trainer, checkpoints: Checkpoints, steps_before: int) -> float:
-        """Run the epochs of a phase that remain; returns the mean loss of the last one."""
+        """Run the remaining epochs of a phase; returns the mean loss of the last one."""
         best, log_epoch = self.best, _EpochLog(phase, exact=trainer.expected is not None)
         left = (phase.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
         with progress(phase.title, left - trainer.state.account.documents) as advance:
             ended = False
             while not ended:
-                self.model.train()
+                self.model.train()  # each epoch again, for validation sets eval mode
                 for module in phase.frozen:
                     module.eval()
+                # once an epoch: only the validation after it changes `best`
                 kept = Progress() if best is None else best.progress(phase=phase.name, steps_before=steps_before)
                 labels = {} if best is None else {"phase": phase.name}
                 clock = _Clock(trainer)
@@ -170,14 +171,14 @@ class Training:
 
 
 class _Clock:
-    """Measures an epoch; its rates are those since it was begun or resumed."""
+    """Measures an epoch; rates count from its start or from the resume."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.began, self.waited_s = trainer, time.monotonic(), trainer.waited_s
         self.documents = trainer.state.account.documents
 
     def record(self, done: State) -> Record:
-        """Loss and account of the whole epoch; speed, waiting and memory of all workers, all of which call it."""
+        """Loss and account of the whole epoch; speed, waiting and memory of the workers, all of which must call it."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         gpu = self.trainer.device.type == "cuda"
         gpu_bytes = torch.cuda.max_memory_allocated(self.trainer.device) if gpu else 0
@@ -202,17 +203,17 @@ class _Clock:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had resident so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Peak resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB on Linux
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
 class _EpochLog:
-    """Writes a line of the log for the first epoch, the last, and others that end at least so many seconds apart.
+    """Logs the first epoch, the last, and in between at most one every `EVERY_S` seconds.
 
     Args:
-        phase: of the epochs.
-        exact: whether the trainer compares what an epoch has read with what it has to read.
+        phase: the phase that the epochs belong to.
+        exact: whether the trainer compares each epoch's account with an expected one.
     """
 
     EVERY_S = 10.0

@@ -1,8 +1,9 @@
-"""Published settings of pretraining: `paper` as HOU24's text has them, `hou24` as its authors' public code does.
+"""Published settings of pretraining: `paper` follows HOU24's text, `hou24` its authors' public code.
 
-What HOU24 leaves open about a baseline (SCARF's temperature, VIME's weights) has the value of that method's own paper.
+Where HOU24 does not state a setting of a baseline (SCARF's temperature, VIME's weights), the preset takes the value of
+that method's own paper.
 
-A preset stands below what a config says itself, so that a study may start from it and change one thing.
+Settings in a config override those of its preset, so that a study can start from a preset and change one thing.
 """
 
 from typing import Any, Literal
@@ -15,19 +16,19 @@ from ltrscale.pretext.objective import Objective
 Preset = Literal["paper", "hou24"]
 
 _EVERYTHING = 1_000_000_000
-"""A shuffle window of so many row groups covers any data set."""
+"""A shuffle window of this many row groups covers any data set."""
 
 _CLASSES: dict[str, type[Objective]] = {cls.model_fields["kind"].default: cls for cls in members(MethodConfig)}
 
 
 def preset(name: Preset, method: str) -> dict[str, Any]:
-    """Settings of `PretrainConfig` for a method's kind; what they leave out has the usual defaults.
+    """Settings of `PretrainConfig` for a kind of method; settings that they leave out keep their defaults.
 
-    Both have 300 epochs of Adam at 5e-4 on a ResNet of three blocks, and batches of about 200,000 documents, or 2,000
-    for the methods that contrast all documents of a batch (HOU24, A.2.3). The text leaves sizes and schedule open:
-    `hou24` takes them from the authors' code.
+    Both presets have 300 epochs of Adam at 5e-4 on a ResNet of three blocks, and batches of about 200,000 documents, or
+    2,000 for the methods that contrast all documents of a batch (HOU24, A.2.3). The text does not state sizes and
+    schedule: `hou24` takes them from the authors' code.
     """
-    cls = _CLASSES.get(method, Objective)  # an unknown one is refused when the settings are read
+    cls = _CLASSES.get(method, Objective)  # an unknown kind is refused later, when the settings are validated
     stream = {"docs_per_batch": 2000 if cls.contrasts_batch else 200_000, "streams": 1}
     settings: dict[str, Any] = {
         "method": {"kind": method},
@@ -37,7 +38,7 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
         "stream": stream,
     }
     if method == "subtab":
-        # Six contrasts of 200,000 documents with each other are out of reach.
+        # Contrasting 200,000 documents with each other, six times a step, is out of reach.
         settings["method"]["within_groups"] = True
     if method == "scarf" and name == "hou24":
         settings["method"]["fixed_count"] = False
@@ -52,7 +53,7 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
             "weight_decay": 1e-4 if method == "simsiam" else 1e-3,
             "schedule": {"kind": "step", "every": 20, "factor": 0.9},
         }
-    if name == "hou24" and issubclass(cls, Contrastive):  # those with SimCLR's projector and temperature
+    if name == "hou24" and issubclass(cls, Contrastive):  # the methods with SimCLR's projector and temperature
         settings["method"] |= {"temperature": 0.01, "projector": {"layers": 3, "width": 136, "output": 64}}
     if name == "hou24" and method == "simsiam":
         projector = {"layers": 2, "width": 136, "output": 136, "batch_norm": True}

@@ -38,20 +38,20 @@ class PretrainConfig(TrainingConfig):
     preset: Preset | None = None
     """Start from published settings: `paper` as HOU24's text has them, `hou24` as its public code does."""
     method: MethodConfig = SimCLRRankConfig()
-    """What the encoder is to learn without labels."""
+    """What the encoder learns without labels."""
     augment: AugmentConfig = ZeroingConfig()
     """How a view differs from the document, for SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam."""
     network: NetworkConfig = NetworkConfig()
     epochs: int = Field(20, ge=1)
     """Passes over all groups of the training split (HOU24: 300)."""
     keep_every: int | None = Field(None, ge=1)
-    """Commit the encoder every so many epochs too, as a bundle of its own: `epochs/00020` below the output."""
+    """Also commit the encoder every this many epochs, as a separate bundle: `epochs/00020` below the output."""
     stream: StreamConfig = StreamConfig(docs_per_batch=8192, streams=8)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
 
     def identity(self) -> Self:
-        """As for any training; what is kept along the way changes nothing in the result either."""
+        """As for any training; bundles kept along the way do not change the result either."""
         return super().identity().replace(keep_every=None)
 
     def order(self, phase: str) -> StreamConfig:
@@ -59,15 +59,15 @@ class PretrainConfig(TrainingConfig):
         return super().order(phase).replace(regroup=self.stream.regroup or self.method.regroups)
 
     def noise_seed(self, phase: str) -> int:  # noqa: ARG002
-        """That of the run, for there is one phase."""
+        """The seed of the run, for there is only one phase."""
         return self.seed
 
     @model_validator(mode="before")
     @classmethod
     def _over_the_preset(cls, values: Any) -> Any:
-        """What the config says stands over the preset."""
+        """The config's settings override those of its preset."""
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
-            return values
+            return values  # no preset, or an unknown one, which the validation of the field refuses
         method = values.get("method", SimCLRRankConfig())
         kind = method.get("kind", SimCLRRankConfig().kind) if isinstance(method, Mapping) else method.kind
         return overlay(preset(values["preset"], kind), values)
@@ -84,24 +84,24 @@ def pretrain(
 ) -> None:
     """Pretrain an encoder on a split and commit it as a bundle.
 
-    Interrupted, the same call goes on from the newest checkpoint below `out`.
+    After an interruption the same call resumes from the newest checkpoint below `out`.
 
     Args:
         config: method, network, optimizer.
-        train: where the documents come from; its labels are not read.
+        train: split of the documents; its labels are not read.
         out: directory of the bundle.
-        origin: recorded in the bundle's manifest; tells the run from others.
+        origin: recorded in the bundle's manifest; identifies the run.
         report: receives a record of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers; the updates do not depend on their number.
 
     Raises:
-        InputError: there is less than one canonical stream a worker, the data cannot be read, or a run that was cut
-            short here read other data.
+        InputError: there are fewer canonical streams than workers, the data cannot be read, or an interrupted run into
+            `out` read other data.
         Stopped: the run was asked to stop.
     """
     good = begin({"train": train}, config.preflight, out, origin=origin, report=report)
     selection, marginals_SF = select(train, labelled=False, without=good.without), None
-    GroupStream(selection, config.stream, world=workers.most)  # refuses before anything is started
+    GroupStream(selection, config.stream, world=workers.most)  # raises before any worker is started
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
@@ -113,14 +113,14 @@ def pretrain(
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A pretraining, as every worker gets it."""
+    """The work of a pretraining, the same value on every worker."""
 
     config: PretrainConfig
     selection: Selection
     transform: dict[str, Tensor]
     """State of the fitted transform."""
     marginals_SF: Tensor | None
-    """Documents that corrupted values are drawn from, where the method does."""
+    """Documents from which corrupted values are drawn; None where the method draws none."""
     out: str
     origin: Mapping[str, Any]
 
@@ -140,7 +140,7 @@ class Pretraining:
             log.info("pretrained on %d groups, loss %.4f: %s", selection.n_groups, loss, self.out)
 
     def _keep(self, model: Pretrainer, report: Report, epoch: int, loss: float) -> None:
-        """Commit the encoder where it is to be kept after this epoch, unless a run before has, and report that."""
+        """Commit and report the encoder after every `keep_every` epochs; a resumed run keeps bundles already there."""
         config, every = self.config, self.config.keep_every
         if every is None or epoch % every or epoch == config.epochs or rank_and_world()[0] != 0:
             return
@@ -150,7 +150,7 @@ class Pretraining:
         report({"epoch": epoch, "bundle": url})
 
     def _save(self, model: Pretrainer, url: str, loss: float, origin: Mapping[str, Any]) -> None:
-        """Commit the encoder as it stands."""
+        """Commit the encoder with its current weights."""
         bundle.save_pretrained(
             url,
             model,

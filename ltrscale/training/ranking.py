@@ -1,4 +1,4 @@
-"""What all trainings with labels share: their settings, and the loss of a ranker on a micro-batch."""
+"""Settings that all trainings with labels share, and the loss of a ranker on a micro-batch."""
 
 from typing import Annotated, Literal, Self
 
@@ -22,12 +22,12 @@ from ltrscale.training.settings import TrainingConfig
 
 
 class ListLossConfig(Config):
-    """RankFormer's second loss: tell the best label of each list, also of lists in which nothing is relevant."""
+    """RankFormer's second loss: predict the best label of each list, also of lists in which nothing is relevant."""
 
     alpha: float = Field(0.25, gt=0)
-    """Its weight beside the ranking loss (BUYL23: 0, .25 or 1)."""
+    """Weight of this loss beside the ranking loss (BUYL23: 0, .25 or 1)."""
     grades: int = Field(4, ge=1)
-    """The highest label; higher ones count as this."""
+    """The highest label; higher labels count as this one."""
 
 
 class WeightsConfig(Config):
@@ -35,7 +35,7 @@ class WeightsConfig(Config):
 
     kind: Literal["weights"] = "weights"
     clip: float | None = Field(None, gt=0)
-    """Weights are cut at this; empty leaves them as they are."""
+    """Upper limit of the weights; empty leaves them unchanged."""
 
 
 class DLAConfig(Config):
@@ -43,23 +43,23 @@ class DLAConfig(Config):
 
     kind: Literal["dla"] = "dla"
     positions: int = Field(10, ge=2)
-    """Positions with a propensity of their own; later ones share the last."""
+    """Positions with separate propensities; later ones share the last."""
     clip: float = Field(10.0, ge=1)
-    """Inverse propensities and inverse relevances are cut at this."""
+    """Upper limit of inverse propensities and inverse relevances."""
 
 
 DebiasConfig = Annotated[WeightsConfig | DLAConfig, Field(discriminator="kind")]
 
 
 class RankingConfig(TrainingConfig):
-    """What all trainings with labels have in common."""
+    """Settings of all trainings with labels."""
 
     loss: LossConfig = LambdaRankConfig()
-    """What is minimised."""
+    """The ranking loss to minimise."""
     debias: DebiasConfig | None = None
-    """What to do about clicks that depend on the position; empty takes labels at their word."""
+    """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
     patience: int = Field(20, ge=1)
-    """Stop a phase after so many epochs without a better validation metric."""
+    """Stop a phase after this many epochs without a better validation metric."""
     validation_metric: str = Field(
         "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
     )
@@ -77,12 +77,12 @@ class RankingConfig(TrainingConfig):
 
 
 class RankingObjective(nn.Module):
-    """A ranker, what else is trained along with it, and the loss of a micro-batch.
+    """A ranker with the propensity model trained beside it, if any, and the loss of a micro-batch.
 
     Args:
         ranker: scores documents.
         config: loss and debiasing.
-        list_loss: of the ranker's list head, if it has one.
+        list_loss: loss of the ranker's list head, if it has one.
     """
 
     def __init__(self, ranker: AnyRanker, config: RankingConfig, list_loss: ListLossConfig | None = None) -> None:
@@ -100,7 +100,7 @@ class RankingObjective(nn.Module):
             scored = Scored(scores_N, groups.labels_N, groups.offsets_Q1, self._weights(groups), generator)
             loss_Q, defined_Q = self.config.loss.of(scored), self.config.loss.counted(*scored[1:3])
         if self.list_loss is not None and grades_QC is not None:
-            defined_Q = groups.lengths_Q > 0
+            defined_Q = groups.lengths_Q > 0  # the best label of a list is defined even where nothing can be ranked
             best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
             loss_Q = loss_Q + self.list_loss.alpha * defined_Q * ordinal(grades_QC, best_Q)
         return loss_Q.sum(), float(defined_Q.sum())
@@ -113,7 +113,7 @@ class RankingObjective(nn.Module):
                 "debias.kind weights: the data set has no `weights` column; write one with jobs.relabel, or map one in "
                 "prepare"
             )
-        weights_N = groups.weights_N.nan_to_num(1.0)
+        weights_N = groups.weights_N.nan_to_num(1.0)  # NaN where a group has no weights
         return weights_N if self.config.debias.clip is None else weights_N.clamp(max=self.config.debias.clip)
 
     def _dual(self, scores_N: Tensor, groups: QueryGroups) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,7 @@ class RankingObjective(nn.Module):
         if groups.positions_N is None:
             raise InputError("debias.kind dla: the data set has no `positions` column; map one in prepare")
         clip = self.config.debias.clip
-        clicks_N = groups.labels_N  # as they are: refined labels are all above 0
+        clicks_N = groups.labels_N  # not refined ones: those are all above 0, as if every document were clicked
         examination_N = self.propensity(groups.positions_N)
         loss_Q = dla_ranking_loss(
             scores_N, clicks_N, groups.offsets_Q1, examination_logits_N=examination_N, clip=clip

@@ -1,8 +1,8 @@
 """Sums over workers: counts, gradients and BatchNorm moments.
 
-Gradients are summed here, once a step, instead of by DistributedDataParallel's hooks: a step accumulates the
-micro-batches of all streams of a worker, one of which may have run out, and divides by the count of the whole step,
-which no worker knows before its last backward pass. In one process every function is the identity.
+Gradients are summed here, once a step, instead of by DistributedDataParallel's hooks. A step accumulates the
+micro-batches of all streams of a worker, some of which may have run out. It divides by the count of the whole step,
+which no worker knows before its last backward pass. In one process the sums are the identity.
 """
 
 from collections.abc import Iterable
@@ -26,23 +26,23 @@ def sum_over_workers(values: Tensor) -> Tensor:
 
 
 def gather_over_workers(values: Tensor) -> Tensor:
-    """The values of every worker, by rank: shape [world, ...]."""
+    """The values of all workers, by rank: shape [world, ...]."""
     rank, world = rank_and_world()
     of_workers = torch.zeros(world, *values.shape, dtype=values.dtype)
-    of_workers[rank] = values
+    of_workers[rank] = values  # the other rows are zero, so that the sum is a gather
     return sum_over_workers(of_workers)
 
 
 def from_rank_0(value: T) -> T:
-    """What rank 0 gives, plain data, on all workers."""
+    """The value that rank 0 passes, on all workers; plain data, for it is pickled."""
     shared = [value]
-    if dist.is_initialized():
+    if dist.is_initialized():  # on the CPU: by default NCCL would copy the pickled bytes through the GPU
         dist.broadcast_object_list(shared, src=0, device=torch.device("cpu"))
     return shared[0]
 
 
 def reduce_gradients(parameters: Iterable[nn.Parameter], count: float) -> None:
-    """Give every parameter the gradient of the step: the sum over all workers divided by `count`.
+    """Set every parameter's gradient to that of the step: the sum over all workers divided by `count`.
 
     All gradients travel as one flat tensor. A worker without micro-batches contributes zeros.
     """

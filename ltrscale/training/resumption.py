@@ -1,4 +1,4 @@
-"""What a run keeps below its output directory so that it can be resumed, and removes once its output is committed."""
+"""The files that a run keeps below its output directory to be resumable, and removes once its output is committed."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transfo
 
 
 def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
-    """Whether a run of this origin was cut short and would go on from a checkpoint."""
+    """Whether a run of this origin was interrupted and can resume from a checkpoint."""
     manifests = map(read_manifest, children(join(out, CHECKPOINTS)))
     return any(manifest is not None and is_made_by(manifest, origin) for manifest in manifests)
 
@@ -25,17 +25,17 @@ def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
 def begin(
     splits: Mapping[str, Split], config: PreflightConfig, out: str, *, origin: Mapping[str, Any], report: Report
 ) -> Preflight:
-    """What a run into `out` begins with, or goes on with: the pre-flight of what it reads.
+    """Check the data of a run that starts or resumes into `out`; returns the result of the pre-flight.
 
     Args:
-        splits: what the run reads, by the names that errors call them.
-        config: of the pre-flight.
+        splits: the splits that the run reads, by the names that errors use.
+        config: settings of the pre-flight.
         out: directory of the output.
         origin: config and inputs of the run.
         report: receives the counts of the pre-flight.
 
     Raises:
-        InputError: a run with the same settings was cut short there, and has read other data; or as `checked`.
+        InputError: a run with the same settings was interrupted there and has read other data; or as `checked`.
     """
     if not is_unfinished(out, origin):
         for checkpoint in list_checkpoints(join(out, CHECKPOINTS)):
@@ -43,13 +43,14 @@ def begin(
             others = [url for url, value in _data(origin).items() if _data(before).get(url) != value]
             if others and _settings(before) == _settings(origin):
                 what = difference(read_by(join(out, PREFLIGHT)), contents_of_read(splits.values()))
-                what = what or f"did not read what is at {others[0]} now: put back what it read to go on with it"
+                what = what or f"read other data than {others[0]} holds now: restore that data to resume the run"
                 raise InputError(f"{out}: the unfinished run there {what}, or start anew with --fresh")
     return checked(splits, config, join(out, PREFLIGHT), origin, report=report)
 
 
 def _settings(origin: Mapping[str, Any]) -> Any:
-    """Stage and config of a run, without the periods that it read."""
+    """Stage and config of a run, without the periods that it read, which change as data arrives."""
+    # through JSON: a deep copy, for the periods of the caller's config must stay
     plain = json.loads(json.dumps({"stage": origin.get("stage"), "config": origin.get("config", {})}))
     for split in plain["config"].get("splits", []):
         split["periods"] = []
@@ -57,27 +58,27 @@ def _settings(origin: Mapping[str, Any]) -> Any:
 
 
 def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """The hashes of the data sets, and of the scores that serve as labels, that a run read."""
+    """Hashes of the data sets that a run read, and of the scores that served as its labels."""
     splits = origin.get("config", {}).get("splits", [])
     urls = {url for split in splits for url in (*split["data"], split["scores"])}
     return {url: value for url, value in origin.get("inputs", {}).items() if url in urls}
 
 
 def finish(out: str) -> None:
-    """Remove what is of no use once the output is committed; the result of the pre-flight tells what it was made of."""
+    """Remove files that are useless once the output is committed; the pre-flight stays, for it names the data read."""
     _withdraw(out, TRANSFORM)
 
 
 def start_anew(out: str) -> None:
-    """Remove all that a run left, so that the next one begins at the beginning."""
+    """Remove everything that a run left, so that the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS)
 
 
 def _withdraw(out: str, *names: str) -> None:
-    """Withdraw all checkpoints, committed directories with these names, and those that lie directly in them."""
+    """Withdraw all checkpoints, the committed directories with these names, and those directly inside them."""
     for checkpoint in children(join(out, CHECKPOINTS)):
         checkpoints.withdraw(checkpoint)
-    checkpoints.withdraw(join(out, CHECKPOINTS))  # their directory
+    checkpoints.withdraw(join(out, CHECKPOINTS))  # the directory that held them
     for url in (join(out, name) for name in names):
         for directory in (*children(url), url):
             withdraw(directory)

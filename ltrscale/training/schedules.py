@@ -1,7 +1,7 @@
 """The optimizer and the schedules of its learning rate.
 
-A schedule is a pure function of how many epochs are done, a fraction while one is under way, so that nothing of it has
-to be saved: a resumed run goes on at the rate at which it was stopped.
+A schedule is a pure function of the number of epochs done, with a fraction for the current one. So a checkpoint need
+not save it: a resumed run continues at the rate at which it stopped.
 """
 
 import math
@@ -16,19 +16,19 @@ from ltrscale.config import Config
 
 
 class ConstantConfig(Config):
-    """The same rate all along."""
+    """A constant rate."""
 
     kind: Literal["constant"] = "constant"
 
 
 class StepConfig(Config):
-    """Multiply the rate by a factor every so many epochs."""
+    """Multiply the rate by a factor every this many epochs."""
 
     kind: Literal["step"] = "step"
     every: int = Field(20, ge=1)
     """Epochs between two multiplications."""
     factor: float = Field(0.9, gt=0, le=1)
-    """What the rate is multiplied by."""
+    """Factor of each multiplication."""
 
 
 class InverseSqrtConfig(Config):
@@ -36,17 +36,17 @@ class InverseSqrtConfig(Config):
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     after: float = Field(20, gt=0)
-    """Epochs at the full rate; after four times as many it is half."""
+    """Epochs at the full rate; after four times as many the rate is half."""
 
 
 class CosineConfig(Config):
-    """Rising linearly from 0, then falling along half a cosine to its end at the last epoch (HOU24, industrial)."""
+    """Rising linearly from 0, then falling along half a cosine until the last epoch (HOU24, industrial)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup: float = Field(0.05, ge=0, lt=1)
-    """Share of the epochs in which the rate rises."""
+    """Share of the epochs during which the rate rises."""
     final: float = Field(0.0, ge=0, le=1)
-    """Share of the rate that is left at the end."""
+    """Rate at the end, as a share of the full rate."""
 
 
 ScheduleConfig = Annotated[ConstantConfig | StepConfig | InverseSqrtConfig | CosineConfig, Field(discriminator="kind")]
@@ -58,11 +58,11 @@ class OptimizerConfig(Config):
     kind: Literal["adam", "adamw", "sgd"] = "adam"
     """`adam` and `sgd` add weight decay to the gradient, `adamw` decouples it."""
     learning_rate: float = Field(5e-4, gt=0)
-    """The full rate, which the schedule lowers (HOU24: 5e-4 for pretraining, 5e-5 for finetuning)."""
+    """The full rate, before the schedule lowers it (HOU24: 5e-4 for pretraining, 5e-5 for finetuning)."""
     weight_decay: float = Field(0.0, ge=0)
     """L2 penalty."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Of `sgd`."""
+    """Momentum of `sgd`."""
     clip_norm: float | None = Field(None, gt=0)
     """Clip the gradient of a step to this norm (HOU23: 2 for pretraining, 1 for finetuning)."""
     schedule: ScheduleConfig = ConstantConfig()
@@ -70,7 +70,7 @@ class OptimizerConfig(Config):
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer of a config, at its full rate."""
+    """The optimizer of a config, at the full rate."""
     rate, decay = config.learning_rate, config.weight_decay
     match config.kind:
         case "adam":

@@ -16,35 +16,35 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 class TrainingConfig(Config):
-    """What every training has."""
+    """Settings of every training."""
 
     stream: StreamConfig
     """Batch size and order of the data."""
     optimizer: OptimizerConfig
     seed: int = 0
-    """Of initial weights, order of the data, augmentation, dropout and sampled losses."""
+    """Seed of initial weights, data order, augmentation, dropout and sampled losses."""
     device: Device = "auto"
-    """`auto` takes this worker's GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
+    """`auto` takes this worker's GPU if it has one; or `cpu`, `cuda`, `cuda:1`."""
     precision: Precision = "float32"
     """`bf16` computes matrix products in bfloat16 (autocast), `tf32` in TensorFloat-32 on GPUs that have it."""
     deterministic: bool = False
-    """Use only algorithms that give the same bits each time, on a GPU too, where some are slower."""
+    """Use only algorithms that give the same bits each time; on a GPU some of them are slower."""
     checkpoint_minutes: float = Field(10.0, gt=0)
     """Time between checkpoints, from which the same command resumes."""
     checkpoint_failures: int = Field(3, ge=1)
-    """Checkpoints in a row that cannot be written, as on a full disk, after which the run ends."""
+    """End the run after this many failed writes of checkpoints in a row, as on a full disk."""
     preflight: PreflightConfig = PreflightConfig()
-    """How the files of the data are checked before workers are started."""
+    """How the data files are checked before workers start."""
 
     def identity(self) -> Self:
-        """The same settings without those that change nothing in the result: a run may be resumed with others."""
+        """The settings that determine the result, all others at their defaults; a resumed run may change the others."""
         fields = type(self).model_fields
         defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
         prefetch = StreamConfig.model_fields["prefetch"].default
         return self.replace(**defaults, stream=self.stream.replace(prefetch=prefetch).model_dump())
 
     def order(self, phase: str) -> StreamConfig:
-        """How a phase of the training reads its data; each has an order of its own."""
+        """How a phase of the training reads its data; each phase has a different order."""
         return self.stream.replace(seed=mix(phase, self.seed, self.stream.seed))
 
     def noise_seed(self, phase: str) -> int:
@@ -53,10 +53,10 @@ class TrainingConfig(Config):
 
 
 def set_up(config: TrainingConfig) -> torch.device:
-    """Apply the settings that hold for the whole process; returns the device of this worker.
+    """Apply the process-wide settings; returns the device of this worker.
 
     Raises:
-        InputError: a GPU is asked for and there is none.
+        InputError: the config asks for a GPU and the worker has none.
     """
     torch.use_deterministic_algorithms(config.deterministic)
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")

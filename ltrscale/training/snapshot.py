@@ -1,7 +1,7 @@
-"""A snapshot of training: all that a run needs to go on as if never stopped, in memory on the CPU.
+"""A snapshot of training: everything that an exact resume needs, in memory on the CPU.
 
-Tensors are weights, buffers and the optimizer's moments; the rest is plain data. There is nothing of the schedule of
-the learning rate and of random generators, which are functions of the step and the seed.
+Tensors are weights, buffers and the optimizer's moments; the rest is plain data. The learning rate's schedule and the
+random generators need no saving: they are functions of the step and the seed.
 """
 
 from collections.abc import Mapping
@@ -22,45 +22,45 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run adds to the trainer's own state: plain data, and tensors that are not changed any more."""
+    """The run's additions to the trainer's state: plain data, and tensors that no longer change."""
 
     steps_before: int = 0
-    """Steps of trainers that came before this one."""
+    """Steps of earlier phases."""
     place: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a trainer after a step, with the run's own progress."""
+    """The state of a trainer after a step, with the progress of the run."""
 
     state: Mapping[str, Any]
-    """Of the trainer: step, epoch, sums of the epoch, positions of all streams, settings of the optimizer."""
+    """The trainer's step, epoch, sums of the epoch, positions of all streams, and settings of the optimizer."""
     tensors: Mapping[str, Tensors]
-    """`weights` and `optimizer`, and those of the run's progress."""
+    """`weights` and `optimizer`, and the tensors of the run's progress."""
     progress: Mapping[str, Any]
     """Plain data of the run's progress."""
     steps_before: int = 0
-    """Steps of trainers that came before."""
+    """Steps of earlier phases."""
 
     @property
     def step(self) -> int:
-        """Steps done by the run."""
+        """Steps of the whole run so far."""
         return int(self.steps_before + self.state["step"])
 
 
 class Buffers:
-    """Memory on the CPU that tensors are copied to, the same each time: taking new memory costs more than copying."""
+    """CPU memory for copies of tensors, reused each time: allocating memory costs more than copying."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], Tensor] = {}
 
     def copy(self, kind: str, tensors: Tensors) -> dict[str, Tensor]:
-        """A copy of some tensors, good until the next copy of the same kind."""
+        """A copy of the tensors, valid until the next copy of the same kind."""
         copies = {name: self._buffer(kind, name, value) for name, value in tensors.items()}
         for name, value in tensors.items():
             copies[name].copy_(value.detach(), non_blocking=True)
-        for device in {value.device for value in tensors.values() if value.is_cuda}:
+        for device in {value.device for value in tensors.values() if value.is_cuda}:  # the copies are asynchronous
             torch.cuda.current_stream(device).synchronize()
         return copies
 
@@ -73,11 +73,11 @@ class Buffers:
 
 
 def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | None:
-    """The snapshot after a step, on rank 0; None on the others, which tell it the positions of their streams.
+    """The snapshot after a step, on rank 0; None on the others, which send it the positions of their streams.
 
-    It is good until the next one is taken into the same buffers.
+    It is valid until the next snapshot into the same buffers.
     """
-    positions = _all_positions(trainer)
+    positions = _all_positions(trainer)  # a collective, so before any worker returns
     if rank_and_world()[0] != 0:
         return None
     state = trainer.state
@@ -105,7 +105,10 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
 
 
 def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
-    """The positions of the streams of all workers; none at the start of an epoch."""
+    """The positions of the streams of all workers; empty at the start of an epoch.
+
+    Each row is written by the one worker that has the stream, so the sum over workers gathers them.
+    """
     known = torch.zeros(trainer.stream.config.streams, 1 + len(Position()), dtype=torch.int64)
     for stream, position in trainer.state.positions.items():
         known[stream] = torch.tensor([1, *position])
@@ -113,20 +116,20 @@ def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors by `parameter.key`; parameters are numbered in order."""
+    """The optimizer's tensors by `parameter.key`, where `parameter` is a number in order."""
     states = optimizer.state_dict()["state"]
     return {f"{index}.{key}": torch.as_tensor(value) for index, s in states.items() for key, value in s.items()}
 
 
 def restore(trainer: Trainer, snapshot: Snapshot) -> None:
-    """Give a trainer the state that a snapshot holds; it may have another number of workers."""
+    """Restore a trainer from a snapshot, which another number of workers may have made."""
     trainer.model.load_state_dict(dict(snapshot.tensors["weights"]))
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in snapshot.tensors["optimizer"].items():
         index, key = name.split(".")
         moments.setdefault(int(index), {})[key] = value
     saved = snapshot.state
-    groups = trainer.optimizer.state_dict()["param_groups"]
+    groups = trainer.optimizer.state_dict()["param_groups"]  # with the parameters' numbers, which snapshots leave out
     for group, settings in zip(groups, saved["optimizer"], strict=True):
         group.update(settings)
     trainer.optimizer.load_state_dict({"state": moments, "param_groups": groups})

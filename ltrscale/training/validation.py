@@ -1,4 +1,4 @@
-"""The data of a training with labels, and the validation that chooses the weights which are kept."""
+"""The data of a training with labels, and the validation that chooses the weights to keep."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -25,14 +25,14 @@ from ltrscale.training.snapshot import Progress, Snapshot
 
 @dataclass(frozen=True)
 class LabelledData:
-    """What a ranker is trained on, and what chooses the epoch whose weights are kept."""
+    """The groups that train a ranker, and those that choose the epoch whose weights are kept."""
 
     train: Selection
     validation: Selection
 
     @classmethod
     def of(cls, train: Split, validation: Split, *, without: Collection[str]) -> Self:
-        """The labelled groups of two splits, without the files that are left out; the features are those of the first.
+        """The labelled groups of two splits, except in the files `without`, with the features of the training split.
 
         Raises:
             InputError: as `select`, or the validation split lacks a feature.
@@ -41,18 +41,18 @@ class LabelledData:
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
-        """The same groups with these features; see `Selection.serving`."""
+        """The same groups, served with these features; see `Selection.serving`."""
         splits = (self.train, self.validation)
         return type(self)(*(split.serving(features, whose=whose, where=where) for split in splits))
 
 
 class Best:
-    """The weights with the best validation metric so far, and where they were reached.
+    """The weights with the best validation metric so far, with their phase and epoch.
 
     Args:
         model: on its device; all workers have the same weights.
-        config: names the metric, and how long a phase waits for a better value.
-        data: its validation part judges.
+        config: sets the metric, and how long a phase waits for a better value.
+        data: its validation groups are scored.
     """
 
     def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
@@ -61,15 +61,15 @@ class Best:
         self.state = state_on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
         self._last_better = 0
-        """The epoch of the phase in training in which the value last rose."""
+        """The epoch of the current phase in which the value last rose."""
 
     def begin(self) -> None:
-        """Give the model its best weights, from which each phase begins."""
+        """Load the best weights into the model; each phase starts from them."""
         self.model.load_state_dict(self.state)
         self._last_better = 0
 
     def update(self, phase: str, epoch: int) -> float:
-        """Validate, and remember the weights if they are the best; returns the metric.
+        """Validate, and keep the weights if they are the best so far; returns the metric.
 
         Raises:
             InputError: no validation group has a relevant document.
@@ -86,24 +86,24 @@ class Best:
         return value
 
     def is_stale(self, epoch: int) -> bool:
-        """Whether the phase is to end after this epoch, for too many epochs have brought nothing better."""
+        """Whether to end the phase after this epoch: the value has not risen for `patience` epochs."""
         return epoch - self._last_better >= self.config.patience
 
     def progress(self, *, phase: str, steps_before: int) -> Progress:
-        """What a checkpoint of the phase in training holds besides the trainer's state."""
-        best = None if self.value == -math.inf else [self.value, self.phase, self.epoch]
+        """The state that a checkpoint of the current phase adds to the trainer's."""
+        best = None if self.value == -math.inf else [self.value, self.phase, self.epoch]  # JSON has no infinity
         place = {"phase": phase, "last_better": self._last_better, "best": best}
         return Progress(steps_before, place, {"best": self.state})
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on as a checkpoint says."""
+        """Restore the state that `progress` added to a checkpoint."""
         self.state = dict(snapshot.tensors["best"])
         self._last_better = snapshot.progress["last_better"]
         if (best := snapshot.progress["best"]) is not None:
             self.value, self.phase, self.epoch = best
 
     def commit(self, out: str, *, origin: Mapping[str, Any]) -> None:
-        """Give the model its best weights; rank 0 commits it as a bundle."""
+        """Load the best weights into the model; rank 0 commits it as a bundle."""
         self.begin()
         if rank_and_world()[0] != 0:
             return
@@ -130,7 +130,7 @@ class Best:
 
 
 def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
-    """Mean of a metric over the groups where it is defined; each worker scores a part."""
+    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share."""
     rank, world = rank_and_world()
     where = next(model.parameters()).device
     measure = named(metric)

@@ -1,1 +1,1 @@
-"""Gradient boosted trees on the same data sets, in the same bundles."""
+"""Gradient boosted trees, from the same data sets into the same bundles as networks."""

@@ -1,7 +1,7 @@
-"""Settings of gradient boosted trees: what libraries share, what each calls its own, and trees that imitate a teacher.
+"""Settings of gradient boosted trees: those that libraries share, those of each library, and students of a teacher.
 
 BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer. A student is an ordinary `train_gbdt`: the
-training split names the scores, all of its groups count as labelled, and validation keeps its true labels.
+training split names the scores, all its groups count as labelled, and validation keeps its true labels.
 """
 
 from typing import Annotated, Literal, Self
@@ -17,26 +17,26 @@ _STUDENT_TREES = 2_000
 
 
 class TreesConfig(Config):
-    """What all libraries understand."""
+    """Settings that all libraries share."""
 
     num_trees: int = Field(500, ge=1)
-    """Trees at most."""
+    """Maximum number of trees."""
     learning_rate: float = Field(0.1, gt=0)
     """Weight of each tree."""
     label_gain: Literal["exponential", "linear"] | tuple[Gain, ...] = "exponential"
-    """What a document of label 0, 1, 2, ... is worth to a ranking objective: 2^y - 1, y, or a list of your own."""
+    """Gain of a document of label 0, 1, 2, ... in a ranking objective: 2^y - 1, y, or a list of gains."""
     targets: TargetsConfig | None = None
-    """What training labels become before trees see them; empty takes them as they are."""
+    """How to transform training labels before trees see them; empty uses them unchanged."""
     early_stopping_rounds: int | None = Field(50, ge=1)
-    """Stop after so many trees without a better validation NDCG and keep those up to the best; empty keeps them all."""
+    """Stop after this many trees without a better validation NDCG, and keep those up to the best; empty keeps all."""
     stop_on: int = Field(5, ge=1)
-    """The cut-off of that NDCG."""
+    """Cut-off of that NDCG."""
     seed: int = 0
-    """Seed of what the library draws."""
+    """Seed of the library's random draws."""
     deterministic: bool = True
     """The same trees each time with the same number of threads."""
     num_threads: int = Field(0, ge=0)
-    """0 = one for each core; of several workers, `workers.cpus` each."""
+    """0 = one for each core; with several workers, `workers.cpus` each."""
 
 
 class LightGBMConfig(TreesConfig):
@@ -47,11 +47,11 @@ class LightGBMConfig(TreesConfig):
     objective: Literal["lambdarank", "rank_xendcg", "regression", "softmax"] = "lambdarank"
     """LambdaRank; cross entropy that bounds NDCG; squared error; softmax cross entropy against softmax(label)."""
     temperature: float = Field(1.0, gt=0)
-    """Softmax: labels are divided by it."""
+    """Divisor of the labels in the softmax objective."""
     num_leaves: int = Field(31, ge=2)
-    """Leaves of a tree at most."""
+    """Maximum number of leaves of a tree."""
     min_data_in_leaf: int = Field(20, ge=1)
-    """Documents of a leaf at least."""
+    """Minimum number of documents of a leaf."""
     feature_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the features that each tree may use, drawn at random."""
     bagging_fraction: float = Field(1.0, gt=0, le=1)
@@ -59,13 +59,13 @@ class LightGBMConfig(TreesConfig):
     lambda_l2: float = Field(0.0, ge=0)
     """Weight of the squared leaf values in the loss."""
     max_bin: int = Field(255, ge=2, le=65_535)
-    """Bins of a feature at most."""
+    """Maximum number of bins of a feature."""
     truncation: int = Field(30, ge=1)
-    """LambdaRank: only pairs with one document ranked this high count."""
+    """LambdaRank counts only pairs with at least one document within this rank."""
     cegb_tradeoff: float = Field(1.0, gt=0)
     """Weight of the costs below against the loss."""
     cegb_penalty_split: float = Field(0.0, ge=0)
-    """Cost of a split, which keeps trees cheap to score."""
+    """Cost of a split; it keeps trees cheap to score."""
 
     @property
     def is_custom(self) -> bool:
@@ -81,13 +81,13 @@ class XGBoostConfig(TreesConfig):
     objective: Literal["rank:ndcg", "rank:pairwise", "reg:squarederror"] = "rank:ndcg"
     """LambdaRank with NDCG; LambdaRank without weights; squared error."""
     max_leaves: int = Field(31, ge=2)
-    """Leaves of a tree at most, split best first."""
+    """Maximum number of leaves of a tree, split best first."""
     max_depth: int = Field(0, ge=0)
     """0 = no limit."""
     min_child_weight: float = Field(10.0, ge=0)
-    """Second derivatives of a leaf at least; codes with less are not ordered for splits by sets of codes. Documents of
-    ranking objectives have about 0.1 each, so this is near the 100 that LightGBM wants of a code; with less, rare codes
-    fit noise."""
+    """Minimum sum of second derivatives in a leaf; codes with less are not sorted for splits by sets of codes. With
+    ranking objectives a document has about 0.1, so the default is near the 100 documents that LightGBM requires of a
+    code; with less, rare codes fit noise."""
     colsample_bytree: float = Field(1.0, gt=0, le=1)
     """Share of the features that each tree may use, drawn at random."""
     subsample: float = Field(1.0, gt=0, le=1)
@@ -95,9 +95,9 @@ class XGBoostConfig(TreesConfig):
     reg_lambda: float = Field(1.0, ge=0)
     """Weight of the squared leaf values in the loss."""
     max_bin: int = Field(256, ge=2)
-    """Bins of a feature at most."""
+    """Maximum number of bins of a feature."""
     truncation: int = Field(30, ge=1)
-    """Only pairs with one document ranked this high count."""
+    """Only pairs with at least one document within this rank count."""
 
     @model_validator(mode="after")
     def _has_gains(self) -> Self:
@@ -112,7 +112,7 @@ class CatBoostConfig(TreesConfig):
     kind: Literal["catboost"] = "catboost"
     """The library."""
     objective: Literal["YetiRank", "QueryRMSE"] = "YetiRank"
-    """Pairwise over randomised orders; squared error up to a constant of each group."""
+    """Pairwise loss over randomised orders; squared error up to a constant for each group."""
     depth: int = Field(6, ge=1, le=16)
     """Levels of its symmetric trees."""
     l2_leaf_reg: float = Field(3.0, ge=0)
@@ -120,7 +120,7 @@ class CatBoostConfig(TreesConfig):
     rsm: float = Field(1.0, gt=0, le=1)
     """Share of the features that each split may use, drawn at random."""
     border_count: int = Field(254, ge=1, le=65_535)
-    """Bins of a feature at most."""
+    """Maximum number of borders between the bins of a feature."""
 
     @model_validator(mode="after")
     def _has_gains(self) -> Self:
@@ -153,7 +153,7 @@ class LambdaRankStudent(Config):
     trees: LightGBMConfig = LightGBMConfig(
         objective="lambdarank",
         targets=QuantisedConfig(standardise=True),
-        label_gain="linear",  # with 2^y - 1 the highest of 31 grades would be all that counts
+        label_gain="linear",  # with 2^y - 1 only the highest of 31 grades would count
         num_trees=_STUDENT_TREES,
         early_stopping_rounds=None,
     )

@@ -1,7 +1,7 @@
-"""What trees are grown on: labels and group sizes in memory, features streamed into a library's bins.
+"""Data for growing trees: labels and group sizes in memory, features streamed into a library's bins.
 
-A float matrix of all documents is never made. A first pass gathers labels, lengths, the codes of categorical features
-and a sample of documents for the borders of bins; a second hands the features on, some thousand documents at a time.
+No float matrix of all documents is made. A first pass gathers labels, lengths, the codes of categorical features and a
+sample of documents for the borders of bins. A second pass streams the features, some thousand documents at a time.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents.
 """
@@ -25,39 +25,39 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.views import View, raw
 
 LONGEST = 10_000
-"""LightGBM takes no longer group; the others follow, so that the same data trains all."""
+"""LightGBM's limit on documents of a group; it holds for the other libraries too, so that the same data trains all."""
 SAMPLE = 200_000
-"""Documents from which bins are made, as LightGBM itself takes."""
+"""Documents from which bins are made; LightGBM's default."""
 _DOCS_PER_BATCH = 1 << 13
 
 
 class Codes(NamedTuple):
-    """What the first pass finds out for the bins: codes of categorical columns, and a sample of documents."""
+    """Findings of the first pass for the bins: codes of categorical columns, and a sample of documents."""
 
     vocabularies: Mapping[int, Vocabulary]
     sample: Sample
 
     def merge(self, other: "Codes") -> None:
-        """Take what was found in other documents."""
+        """Add the findings from other documents."""
         for column, vocabulary in self.vocabularies.items():
             vocabulary.merge(other.vocabularies[column])
         self.sample.merge(other.sample)
 
     def sample_rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The sampled documents as trees see them, shape [M, F]; they are handed over and kept here no longer."""
+        """The sampled documents as trees see them, shape [M, F]; releases them here to save memory."""
         return renumber(self.sample.take_MF(), vocabularies)
 
     def known(self) -> dict[int, NDArray[np.float32]]:
-        """The codes of each categorical column, rising; trees see a code's number in this list."""
+        """The codes of each categorical column, ascending; trees see a code's index in this list."""
         found = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
         return {column: codes for column, codes in found.items() if codes is not None}
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The labelled groups of a split without their features; `rows` reads these, as trees see them.
+    """The labelled groups of a split without their features, which `rows` streams as trees see them.
 
-    `weights_N` are ones where a document has none, and None where the split has none at all.
+    `weights_N` is 1 for a document without a weight, and None if the whole split has no weights.
     """
 
     split: str
@@ -74,16 +74,16 @@ class Labelled:
         return np.diff(self.offsets_Q1)
 
     def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-        """All documents in the order of the labels, some thousand at a time; categorical codes are renumbered."""
+        """All documents in the order of the labels, some thousand at a time, with categorical codes renumbered."""
         for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH):
             yield renumber(self.view.columns(groups), vocabularies)
 
     def group_of(self, row: int) -> int:
-        """Id of the group that a document belongs to."""
+        """Id of a document's group."""
         return int(self.ids_Q[np.searchsorted(self.offsets_Q1, row, side="right") - 1])
 
     def mean_ndcg(self, scores_N: NDArray[np.float64], k: int) -> float:
-        """NDCG@k over the groups that define it."""
+        """Mean NDCG@k over the groups that define it."""
         labels_N, offsets_Q1 = torch.from_numpy(self.labels_N), torch.from_numpy(self.offsets_Q1)
         return float(ndcg(torch.from_numpy(scores_N), labels_N, offsets_Q1, k=k).nanmean())
 
@@ -92,12 +92,12 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
     """The first pass over the labelled groups of a split.
 
     Args:
-        selection: labelled groups; where it serves all groups, their labels are NaN, for the caller to replace.
+        selection: labelled groups; if it serves all groups, labels are NaN, which the caller replaces.
         split: its name in error messages.
-        view: what trees see of the documents; by default their raw features.
+        view: the columns that trees see; by default the raw features.
 
     Raises:
-        InputError: a group is longer than trees take, or the data cannot be read.
+        InputError: a group is too long for trees, or the data cannot be read.
     """
     view = view or raw(selection.features)
     categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
@@ -116,7 +116,7 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
 
 
 def _without_features(groups: QueryGroups) -> QueryGroups:
-    nothing_N0 = groups.features_NF.new_empty(groups.n_documents, 0)
+    nothing_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # not a slice, which would keep the features alive
     return QueryGroups(nothing_N0, groups.offsets_Q1, groups.labels_N, groups.ids_Q, groups.weights_N)
 
 
@@ -136,7 +136,7 @@ def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: Vi
 
 
 def _numbers(groups: QueryGroups) -> NDArray[np.int64]:
-    """A number for each document that no other has, however the data is cut: its group's id and its place there."""
+    """A unique number for each document, from its group's id and its index there; independent of how data is cut."""
     assert groups.ids_Q is not None
     group_N = group_index(groups.offsets_Q1)
     place_N = torch.arange(groups.n_documents) - groups.offsets_Q1[group_N]

@@ -1,4 +1,4 @@
-"""The mean of several models that differ in their seed alone, chosen on validation.
+"""The mean of several models that differ only in their seed, chosen on validation.
 
 Shapes: N documents, C candidates.
 """
@@ -21,19 +21,19 @@ from ltrscale.trees.targets import Floats
 
 
 class EnsembleConfig(Config):
-    """How many models are trained, and how many of them the mean may take."""
+    """How many models to train, and how many of them to average."""
 
     candidates: int = Field(10, ge=2)
     """Models to choose from: the same settings with seeds s, s + 1, ..."""
     most: int = Field(5, ge=1)
-    """Models of the mean at most; each costs time when documents are scored."""
+    """Maximum number of models in the mean; each costs time when documents are scored."""
 
 
 def check_draws(config: GBDTConfig) -> None:
-    """Check that a seed makes a difference, since otherwise all candidates are the same.
+    """Check that the seed makes a difference, for otherwise all candidates are the same.
 
     Raises:
-        ValueError: it makes none.
+        ValueError: it makes no difference.
     """
     match config:
         case LightGBMConfig():
@@ -56,13 +56,13 @@ def choose(
     *,
     made_by: Mapping[str, Any],
 ) -> Bundle:
-    """Commit the mean of those models that have the best validation NDCG together as a bundle, which holds these alone.
+    """Choose the models whose mean score has the best validation NDCG, and commit only these as a bundle.
 
     Args:
-        config: settings of the candidates; their `stop_on` is the cut-off of the NDCG.
+        config: settings of the candidates; its `stop_on` is the cut-off of the NDCG.
         ensemble: how many models to take.
         candidates: bundles of trees of one library and the same features.
-        validation: its labelled groups choose.
+        validation: the choice is made on its labelled groups.
         out: directory of the bundle.
         made_by: origin, recorded in the bundle's manifest.
 
@@ -108,18 +108,18 @@ def forward_selection(
 ) -> tuple[list[int], float, float]:
     """Models whose mean score has the highest value, chosen greedily (Caruana et al. 2004).
 
-    The best model comes first; then, again and again, the one that the mean gains most from or loses least. Of the
-    means on the way the best one counts, the smallest among equals. A model is taken once only, other than in the
-    paper, whose models are of many kinds: these are equally good but for chance, weights would fit the validation
-    groups' noise, and as the best mean counts, a model that harms is never forced in.
+    Starts with the best model; each round adds the model that raises the value of the mean most, or lowers it least.
+    Returns the best mean of all rounds, and among equals the one of fewest models. So a model that harms is never
+    forced in. Unlike in the paper, each model is taken only once: the paper's models are of many kinds, while these are
+    equally good except for chance, so that weights would fit the noise of the validation groups.
 
     Args:
         scores_CN: scores of each candidate.
-        value_of: of scores [N], higher is better.
-        most: models at most.
+        value_of: value of scores [N], higher is better.
+        most: maximum number of models.
 
     Returns:
-        The chosen in order, the value of their mean, and the value of the best candidate alone.
+        The chosen models in order, the value of their mean, and the value of the best candidate alone.
 
     Example:
         >>> scores_CN = np.array([[0.0, 2.0], [3.0, 0.0], [0.0, 9.0]])

@@ -1,9 +1,11 @@
-"""Export of LightGBM trees as files that LightGBM alone can read, published after a check that they give equal scores.
+"""Export of LightGBM trees as files that LightGBM can read without this package.
+
+They are published only after a check that they give the same scores.
 
     model.txt       LightGBM's own text, byte for byte as in the bundle
-    features.json   the columns of its matrix: order, names, kinds, and the codes of categorical ones
-    parity.json     on how many documents the scores were compared, and how far they were apart at most
-    README.md       how to read these, for people
+    features.json   the columns of its matrix: order, names, kinds, and the codes of categorical columns
+    parity.json     number of documents whose scores were compared, and the largest difference
+    README.md       how to read these files, for people
 
 Shapes: N documents, G columns of the matrix.
 """
@@ -28,23 +30,23 @@ MODEL, FEATURES, PARITY, _CARD = "model.txt", "features.json", "parity.json", "R
 
 
 class ParityConfig(Config):
-    """The check without which nothing is published."""
+    """The check that exported trees must pass."""
 
     rows: int = Field(10_000, ge=1)
-    """Documents whose scores are compared; all where there are fewer."""
+    """Number of documents whose scores are compared; all if there are fewer."""
     tolerance: float = Field(1e-9, ge=0)
-    """How far scores may be apart."""
+    """Largest difference of scores that passes."""
 
 
 class Column(Config):
     """A column of the matrix that the model reads."""
 
     column: int
-    """From 0."""
+    """Index, from 0."""
     name: str
     kind: Literal["numeric", "categorical"]
     codes: tuple[int, ...] | None = None
-    """Of a categorical column: the matrix has a code's place in this list, from 0."""
+    """Codes of a categorical column; the matrix holds a code's index in this list, from 0."""
 
 
 class ExportedFeatures(Config):
@@ -68,7 +70,7 @@ class Parity(Config):
 
 
 def columns_of(bundle: Bundle) -> ExportedFeatures:
-    """What each column of the model's matrix has.
+    """The columns of the model's matrix.
 
     Raises:
         InputError: the bundle is not one LightGBM model of raw features.
@@ -87,7 +89,7 @@ def columns_of(bundle: Bundle) -> ExportedFeatures:
             f"{bundle.url}: several models, or trees on components or on other models' scores, which LightGBM alone "
             "cannot score; export a bundle of one model on raw features, such as a student of this one"
         )
-    bundle.scorer()  # which checks the model
+    bundle.scorer()  # raises if the model is damaged
     codes = iter(lightgbm.Booster(model_str=bundle.content.decode()).pandas_categorical or [])
     kinds = {feature.name: feature.kind for feature in bundle.features}
     return ExportedFeatures(
@@ -99,11 +101,11 @@ def columns_of(bundle: Bundle) -> ExportedFeatures:
 
 
 def matrix(features: ExportedFeatures, names: Sequence[str], features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The matrix [N, G] that the exported model reads, as the card says how to make it.
+    """The matrix [N, G] that the exported model reads, made as the card describes.
 
     Args:
-        features: of the export.
-        names: of the raw features.
+        features: columns of the export.
+        names: names of the raw features.
         features_NF: raw features.
 
     Example:
@@ -123,10 +125,10 @@ def matrix(features: ExportedFeatures, names: Sequence[str], features_NF: NDArra
 
 
 def check_parity(bundle: Bundle, split: Split, config: ParityConfig) -> tuple[dict[str, bytes], Parity]:
-    """The files to publish, and how well LightGBM on its own, reading these files alone, agrees with the bundle.
+    """The files to publish, and how well LightGBM, reading only these files, agrees with the bundle.
 
     Raises:
-        InputError: scores are further apart than allowed; the bundle cannot be exported or has other features.
+        InputError: scores differ by more than the tolerance; the bundle cannot be exported or has other features.
     """
     import lightgbm
 
@@ -144,7 +146,7 @@ def check_parity(bundle: Bundle, split: Split, config: ParityConfig) -> tuple[di
         theirs_N = booster.predict(matrix_NG, raw_score=True)
         apart_N = np.abs(scorer(groups).numpy()[: len(theirs_N)] - theirs_N)
         documents, largest = documents + len(theirs_N), max(largest, float(apart_N.max(initial=0.0)))
-    if not largest <= config.tolerance:
+    if not largest <= config.tolerance:  # not `>`: a difference of NaN must not pass
         raise InputError(
             f"{bundle.url}: LightGBM on its own gives scores up to {largest:.3g} away from the bundle's on "
             f"{documents:,} documents, more than tolerance {config.tolerance:g}; nothing is published"
@@ -161,7 +163,7 @@ def check_parity(bundle: Bundle, split: Split, config: ParityConfig) -> tuple[di
 
 
 def publish(files: Mapping[str, bytes], parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
-    """Commit what passed the check to a directory."""
+    """Commit the checked files to a directory."""
     card = _card(ExportedFeatures.model_validate_json(files[FEATURES]), parity)
     more = {PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), _CARD: card.encode()}
     with storage.Commit(out) as commit:
@@ -176,7 +178,7 @@ def publish(files: Mapping[str, bytes], parity: Parity, out: str, *, made_by: Ma
 
 
 def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
-    """The first groups of a split, until they have so many documents."""
+    """The first groups of a split that together have at least `rows` documents."""
     selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
     for groups in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
         yield groups
@@ -186,7 +188,7 @@ def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
 
 
 def _card(features: ExportedFeatures, parity: Parity) -> str:
-    """What a person needs to score with the files."""
+    """The card that explains to people how to score with the files."""
     categorical = sum(column.codes is not None for column in features.columns)
     return f"""# A ranker as LightGBM's own text
 

@@ -1,4 +1,4 @@
-"""Gradient boosted trees, from the same data sets and into the same bundles as the networks.
+"""Gradient boosted trees, which read the same data sets and write the same bundles as networks.
 
 Shapes: N documents, Q groups.
 """
@@ -23,7 +23,7 @@ from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch, watching
 
 HIGHEST_EXPONENTIAL = 31
-"""Above, gains 2^y - 1 swamp all others."""
+"""Highest label; gains 2^y - 1 of higher labels would swamp all others."""
 HIGHEST_LINEAR = 10_000
 
 
@@ -38,10 +38,10 @@ def train_gbdt(
 ) -> Bundle:
     """Train trees on the labelled groups of the training split and commit them as a bundle.
 
-    Missing values are split on as such; categorical features are split by sets of codes. Features are streamed into
-    the library's bins. The validation NDCG is this package's own: groups without a relevant document are left out,
-    while the library's, reported beside it, counts them as 1. Where the training groups are too few for
-    `min_data_in_leaf` there is nothing to split: the scores are then equal, which is logged.
+    Missing values are not imputed: a split sends them to one side. Categorical features are split by sets of codes.
+    Features are streamed into the library's bins. The validation NDCG is this package's own, which leaves out groups
+    without a relevant document; the library's NDCG, reported beside it, counts them as 1. If the training groups are
+    too few for `min_data_in_leaf`, there is nothing to split: all scores are equal, and a warning is logged.
 
     Args:
         config: library, objective (LambdaRank: Burges 2010) and the size of trees.
@@ -49,37 +49,37 @@ def train_gbdt(
         out: directory of the bundle.
         made_by: origin, recorded in the bundle's manifest; see `ltrscale.config.made_by`.
         report: receives a record for each tree.
-        workers: with more than one, each holds a share of the training groups and all validation groups; trees are
-            nearly those of one process, for LightGBM then estimates the documents of a leaf, and XGBoost merges
-            quantiles. When one dies all start again, from the first tree.
+        workers: with more than one, each holds a share of the training groups and all validation groups. The trees
+            differ slightly from those of one process, because LightGBM then estimates the number of documents of a leaf
+            and XGBoost merges quantiles. If a worker dies, all restart from the first tree.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
-            documents; no validation group has a relevant document; the library is not installed or takes one worker
-            only; there are fewer row groups than workers.
+            documents; no validation group has a relevant document; the library is not installed or takes only one
+            worker; there are fewer row groups than workers.
     """
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
     check_library(config, world)
     train, validation = (select(split, labelled=True) for split in (splits.train, splits.validation))
-    deal(train, rank=0, world=world)  # refuses before anything is started
+    deal(train, rank=0, world=world)  # raises before any worker is started
     work = TreeGrowing(config, train, with_features_of(train, validation), out, made_by, workers.cpus)
     launch(work, workers=workers, report=report)
     return load(out)
 
 
 def with_features_of(train: Selection, validation: Selection) -> Selection:
-    """The groups of the split `validation`, with the features of the training split.
+    """The validation groups, with the features of the training split.
 
     Raises:
-        InputError: it lacks some.
+        InputError: the validation split lacks some of these features.
     """
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
 @dataclass(frozen=True)
 class TreeGrowing:
-    """The training of trees, as every worker gets it."""
+    """The work of training trees, the same value on every worker."""
 
     config: GBDTConfig
     train: Selection
@@ -87,7 +87,7 @@ class TreeGrowing:
     out: str
     made_by: Mapping[str, Any]
     cpus: float
-    """Of each worker."""
+    """Logical CPUs of each worker."""
 
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes the bundle."""
@@ -97,7 +97,7 @@ class TreeGrowing:
         check_complete(self.train, train)
         validation, _ = read(self.validation, "validation")
         check_validation(validation)
-        if world > 1 and config.num_threads == 0:
+        if world > 1 and config.num_threads == 0:  # 0 would take all cores of a machine that workers may share
             config = config.replace(num_threads=max(1, int(self.cpus)))
         grown = grow(config, train, codes, validation, together(context))
         if rank > 0:
@@ -116,7 +116,7 @@ class TreeGrowing:
 
 
 class Grown(NamedTuple):
-    """A model in its library's own format, and what is to be said of it."""
+    """A model in its library's own format, and its metrics."""
 
     model: bytes
     metrics: Mapping[str, float]
@@ -128,8 +128,8 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
     Args:
         config: library, objective and size.
         train: this worker's training groups.
-        codes: of these groups.
-        validation: all validation groups, as `check_validation` lets pass.
+        codes: codes and sample of these groups.
+        validation: all validation groups, checked by `check_validation`.
         context: receives a record for each tree.
 
     Raises:
@@ -149,7 +149,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
 def _boost(
     config: GBDTConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
 ) -> bytes:
-    """Grow trees with the library of the config, which alone is loaded; the model in its own format."""
+    """Grow trees with the config's library, importing no other; returns the model in the library's format."""
     match config:
         case LightGBMConfig():
             from ltrscale.trees import with_lightgbm
@@ -166,10 +166,10 @@ def _boost(
 
 
 def check_library(config: GBDTConfig, world: int) -> None:
-    """Check that the library is installed, and can be spread over so many workers.
+    """Check that the library is installed and supports this number of workers.
 
     Raises:
-        InputError: CatBoost is not installed, or is asked for several workers.
+        InputError: CatBoost is not installed, or there are several workers for it.
     """
     if not isinstance(config, CatBoostConfig):
         return
@@ -184,7 +184,7 @@ def check_alone(config: GBDTConfig) -> None:
     """Check that the library is installed and this process is the only one, for trainers that are not distributed.
 
     Raises:
-        InputError: it is not installed, or there are other processes.
+        InputError: the library is not installed, or there are other processes.
     """
     check_library(config, 1)
     if rank_and_world()[1] > 1:
@@ -192,10 +192,10 @@ def check_alone(config: GBDTConfig) -> None:
 
 
 def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> None:
-    """Check that every target has a gain, where the objective has gains.
+    """Check that every target has a gain, if the objective uses gains.
 
     Raises:
-        InputError: names the group, the label and the remedy.
+        InputError: a target has none; the message names the group, the label and the remedy.
     """
     highest = highest_label(config)
     if highest is None:
@@ -208,7 +208,7 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
 
 
 def _first_misfit(groups: Labelled, labels_N: Floats, highest: int) -> str | None:
-    """Names the first document whose label is no integer from 0 to the highest."""
+    """Describes the first document whose label is not an integer from 0 to the highest; None if there is none."""
     rows = np.flatnonzero((labels_N != labels_N.round()) | (labels_N < 0) | (labels_N > highest))
     if not len(rows):
         return None
@@ -217,7 +217,7 @@ def _first_misfit(groups: Labelled, labels_N: Floats, highest: int) -> str | Non
 
 
 def highest_label(config: GBDTConfig) -> int | None:
-    """The highest label that has a gain; None where the objective takes any number."""
+    """The highest label that has a gain; None if the objective takes any number."""
     if config.objective in ("regression", "softmax", "reg:squarederror", "QueryRMSE"):
         return None
     match config.label_gain:
@@ -233,7 +233,7 @@ def check_validation(validation: Labelled) -> None:
     """Check that NDCG is defined on the validation groups.
 
     Raises:
-        InputError: none has a relevant document, or a label is no grade.
+        InputError: no group has a relevant document, or a label is not a grade.
     """
     if misfit := _first_misfit(validation, validation.labels_N, HIGHEST_EXPONENTIAL):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Trees that learn from groups without labels too: principal components, pseudo-labels, or both (HOU24, A.2.3).
+"""Trees that also learn from unlabelled groups: through principal components, pseudo-labels, or both (HOU24, A.2.3).
 
 Shapes: N documents, Q groups, P1 = groups without a label in use + 1; F raw features, C numeric ones, K components.
 """
@@ -36,14 +36,15 @@ T = TypeVar("T")
 
 
 class SemiConfig(Config):
-    """What is learnt without labels, and the trees that are grown with it."""
+    """How to learn without labels, and the trees that use it."""
 
     pca: int | None = Field(None, ge=1)
-    """Principal components of all training documents, which trees see after the raw features; HOU24: 5, 10, 15."""
+    """Number of principal components, fitted on all training documents; trees see them after the raw features. HOU24:
+    5, 10, 15."""
     pseudo_labels: QuantisedConfig | None = None
-    """Grades that trees grown on the labelled groups give the others; all groups then train the final trees."""
+    """Grades for the unlabelled groups, from trees grown on the labelled groups; all groups train the final trees."""
     first: GBDTConfig | None = None
-    """The trees that give these grades; empty takes the settings of the final ones."""
+    """The trees that give these grades; empty takes the settings of the final trees."""
     gbdt: GBDTConfig = LightGBMConfig()
     """The final trees."""
 
@@ -63,26 +64,26 @@ class SemiConfig(Config):
         return self
 
     def with_seed(self, seed: int) -> Self:
-        """The same with another seed everywhere."""
+        """The config with this seed for all trees."""
         first = None if self.first is None else self.first.replace(seed=seed)
         return self.replace(gbdt=self.gbdt.replace(seed=seed), first=first)
 
 
 def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping[str, Any], report: Report) -> Bundle:
-    """Train trees on labelled groups with the help of the training split's other groups; commit them as a bundle.
+    """Train trees on labelled groups, helped by the training split's other groups; commit them as a bundle.
 
     With `pca` the trees see principal components of the numeric features (Duh and Kirchhoff 2008), fitted on all
     training documents; the bundle holds them, so that it scores raw features. With `pseudo_labels` trees grown on the
-    labelled groups score the others, the scores are cut into grades, and the final trees are grown on all groups,
-    where those whose labels are in use keep them (self-training). Features are streamed, as for other trees: labels
-    and scores of all training documents are in memory, their features are not.
+    labelled groups score the others, and the scores are cut into grades. The final trees are grown on all groups;
+    groups whose labels are in use keep them (self-training). Features are streamed, as for other trees: labels and
+    scores of all training documents are in memory, their features are not.
 
     Args:
         config: see `SemiConfig`.
         splits: training and validation; the test split is not read.
         out: directory of the bundle.
         made_by: origin, recorded in the bundle's manifest.
-        report: receives a record for each tree; those of the first trees have `"model": "first"`.
+        report: receives a record for each tree; records of the first trees have `"model": "first"`.
 
     Raises:
         InputError: as `train_gbdt` and `fit_projection`.
@@ -107,7 +108,7 @@ def _grow(
     made_by: Mapping[str, Any],
     context: Context,
 ) -> None:
-    """What `train_semi` does, where it can be asked to stop."""
+    """The work of `train_semi`, launched so that SIGTERM can stop it between trees."""
     projection = None if config.pca is None else fit_projection(everything, config.pca)
     view = views.raw(labelled.features)
     view = view if projection is None else views.projected(view, projection)
@@ -141,7 +142,7 @@ def _all_groups(
     validation: Labelled,
     context: Context,
 ) -> tuple[Labelled, Codes]:
-    """All groups of the training split, where those without a label in use have grades of the first trees' scores."""
+    """All groups of the training split; groups without a label in use get grades of the first trees' scores."""
     assert config.pseudo_labels is not None
     groups, codes_of_all = read(everything, labelled.split, labelled.view)
     settings = config.first or config.gbdt
@@ -155,9 +156,9 @@ def _all_groups(
 
 
 def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Floats) -> Floats:
-    """Labels [N] of all groups: their own where they are in use, grades of their scores elsewhere.
+    """Labels [N] of all groups: their own if these are in use, otherwise grades of their scores.
 
-    The range of the grades is that of the scores of the groups without a label in use.
+    Only scores of groups without a label in use determine the borders of the grades.
 
     Args:
         config: how scores become grades.
@@ -176,15 +177,15 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
 
 
 def fit_projection(selection: Selection, components: int, *, run: Run = run_here) -> Projection:
-    """Principal components of the numeric features, each standardised, with the mean for a missing value.
+    """Principal components of the numeric features, each standardised, with the mean in place of missing values.
 
-    They are the eigenvectors of the features' correlation matrix with the largest eigenvalues, which two passes over
-    the data gather in float64: means, then products of deviations. The largest entry of each is positive.
+    They are the eigenvectors of the features' correlation matrix with the largest eigenvalues. Two passes over the data
+    gather the matrix in float64: means, then products of deviations. The largest entry of each component is positive.
 
     Args:
         selection: all groups of the training split.
-        components: how many.
-        run: reads the data, here or in tasks of a Ray cluster; the result does not depend on it.
+        components: number of components.
+        run: reads the data, here or in tasks of a Ray cluster; the result does not depend on the choice.
 
     Raises:
         InputError: there are fewer numeric features than components, or the data cannot be read.
@@ -217,14 +218,14 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
     """
     _, vectors_CC = np.linalg.eigh(correlation_CC)
     components_KC = vectors_CC.T[::-1][:components]
-    # among entries equal up to rounding the first one decides
+    # an eigenvector's sign is arbitrary; rounding lets the first of nearly equal entries decide it on every machine
     sizes_KC = np.abs(components_KC).round(9)
     largest_K = components_KC[np.arange(components), sizes_KC.argmax(axis=1)]
     return np.asarray(components_KC * np.sign(largest_K)[:, None])
 
 
 def _over(selection: Selection, function: Callable[[Part], T], what: str, run: Run) -> Iterator[T]:
-    """What a function gives for each part of a selection, with a progress bar."""
+    """The results of a function for each part of a selection, with a progress bar."""
     parts = cut(selection)
     with progress(what, selection.n_documents) as advance:
         for part, of_part in zip(parts, run(function, parts), strict=True):

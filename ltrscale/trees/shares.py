@@ -1,7 +1,7 @@
-"""What each of several workers holds, and what they tell each other; alone, every function is the identity.
+"""The shares of several workers that train trees, and their messages; with one worker every function is the identity.
 
 A worker bins its share of the training groups and all validation groups. Libraries exchange histograms by themselves,
-and need to be told where the others are.
+and need the addresses of all workers.
 """
 
 import socket
@@ -22,11 +22,11 @@ from ltrscale.trees.targets import Floats, TargetsConfig, make_targets
 
 T = TypeVar("T")
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address for documentation (RFC 5737): no packet is sent there, but the system says which interface would."""
+"""An address for documentation (RFC 5737): no packet is sent, but connecting reveals the outgoing interface."""
 
 
 def gather(value: T) -> list[T]:
-    """What each worker gives, by rank."""
+    """The values of all workers, by rank."""
     found = [value] * rank_and_world()[1]
     if dist.is_initialized():
         dist.all_gather_object(found, value)
@@ -34,7 +34,7 @@ def gather(value: T) -> list[T]:
 
 
 def deal(selection: Selection, *, rank: int, world: int) -> Selection:
-    """The row groups of one worker, in file order: each row group is one worker's, and documents are balanced.
+    """The row groups of one worker, in file order: each row group belongs to one worker, and documents are balanced.
 
     Shares differ by at most the documents of the largest row group.
 
@@ -52,7 +52,7 @@ def deal(selection: Selection, *, rank: int, world: int) -> Selection:
 
 
 def check_complete(selection: Selection, share: Labelled) -> None:
-    """Check that the shares of all workers together are the selection."""
+    """Check that the shares of all workers together make up the selection."""
     counts = torch.tensor([len(share.ids_Q)])
     if dist.is_initialized():
         dist.all_reduce(counts)
@@ -60,7 +60,7 @@ def check_complete(selection: Selection, share: Labelled) -> None:
 
 
 def merged(codes: Codes) -> Codes:
-    """What all workers found out for the bins, so that these are the same as those of one process."""
+    """The codes and samples of all workers merged, so that bins are those of one process."""
     first, *others = gather(codes)
     for other in others:
         first.merge(other)
@@ -68,7 +68,7 @@ def merged(codes: Codes) -> Codes:
 
 
 def shared_targets(config: TargetsConfig | None, share: Labelled) -> Floats:
-    """Targets of a worker's documents, shape [N], by edges of the scores of all workers."""
+    """Targets of a worker's documents, shape [N]; grades have borders from the scores of all workers."""
     rank, world = rank_and_world()
     if config is None or config.kind != "quantised" or world == 1:
         return make_targets(config, share.labels_N, share.offsets_Q1)
@@ -80,7 +80,7 @@ def shared_targets(config: TargetsConfig | None, share: Labelled) -> Floats:
 
 
 def together(context: Context) -> Context:
-    """A context whose request to stop reaches all workers before the same tree: none is left waiting for another."""
+    """A context whose request to stop reaches all workers before the same tree, so that none waits for another."""
     if not dist.is_initialized():
         return context
     return replace(context, stopping=_any_of(context.stopping))
@@ -96,7 +96,7 @@ def _any_of(asked: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def own_address() -> str:
-    """Where the other workers reach this one."""
+    """The address at which the other workers reach this one."""
     if len(set(gather(socket.gethostname()))) == 1:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -105,8 +105,8 @@ def own_address() -> str:
 
 
 def meeting_points() -> list[tuple[str, int]]:
-    """An address and a free port of each worker, by rank; to be listened on at once, for ports are not kept."""
+    """An address and a free port of each worker, by rank; listen at once, for the ports are not reserved."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = int(probe.getsockname()[1])
-        return gather((own_address(), port))  # while the port is held, so that no neighbour is given the same
+        return gather((own_address(), port))  # while the port is bound, so that no neighbour gets the same one

@@ -29,22 +29,22 @@ _ALL = ("all",)
 
 
 class StackConfig(Config):
-    """What the trees of a stack see, and how they are grown."""
+    """The inputs of a stack's trees, and how they are grown."""
 
     features: Texts = ()
     """Raw features that the trees see before the members' scores: names, or `all`; empty for none."""
     standardise: bool = True
-    """Standardise members' scores within each query group: ranking losses leave the scale of scores open, and the same
-    member trained on other folds scores on another one, which trees would take for something."""
+    """Standardise members' scores within each query group: ranking losses do not fix the scale of scores, so it changes
+    with the folds that a member was trained on, and trees would take the change for information."""
     folds: int = Field(5, ge=2)
-    """Parts that the labelled training groups are dealt to; a member scores each after training on the others."""
+    """Number of parts of the labelled training groups; a member scores each part after training on the others."""
     seed: int = 0
-    """Seed of the dealing."""
+    """Seed of the assignment of groups to folds."""
     gbdt: GBDTConfig = LightGBMConfig()
     """The trees."""
 
     def fold(self, number: int, *, held_out: bool) -> Fold:
-        """One of the folds, or all others."""
+        """One of the folds, or all others if not `held_out`."""
         return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed)
 
 
@@ -52,9 +52,9 @@ class StackMember(Config):
     """A model whose scores the trees see."""
 
     bundle: str
-    """What scores wherever no training label is at stake: in the stack's bundle, and on validation groups."""
+    """Bundle trained on all folds; it scores validation groups, and new groups inside the stack's bundle."""
     folds: tuple[str, ...] = ()
-    """For each fold the bundle that was trained on the others; empty where `bundle` has seen no training label."""
+    """For each fold the bundle that was trained on the others; empty if `bundle` has seen no training label."""
 
 
 def train_stack(
@@ -68,9 +68,9 @@ def train_stack(
 ) -> Bundle:
     """Train trees on members' scores and commit them, with the members inside, as a bundle that scores raw features.
 
-    A member scores the labelled training groups out of fold: each group by the bundle that was trained without it, so
-    that trees see scores as good as they will be on new groups. Validation groups are scored by the members that were
-    trained on all folds, which are those of the bundle.
+    A member scores the labelled training groups out of fold: each group by the bundle that was trained without it. So
+    the trees see scores as good as they will be on new groups. Validation groups are scored by the members trained on
+    all folds, which the stack's bundle holds.
 
     Args:
         config: see `StackConfig`.
@@ -81,7 +81,7 @@ def train_stack(
         report: receives a record for each tree.
 
     Raises:
-        InputError: as `train_gbdt`; a bundle is missing or for other features; a chosen feature is not there.
+        InputError: as `train_gbdt`; a bundle is missing or for other features; the data lacks a chosen feature.
     """
     check_disjoint(splits)
     check_alone(config.gbdt)
@@ -107,7 +107,7 @@ def _grow(
     made_by: Mapping[str, Any],
     context: Context,
 ) -> None:
-    """What `train_stack` does, where it can be asked to stop."""
+    """The work of `train_stack`, launched so that SIGTERM can stop it between trees."""
     chosen = _chosen(selection.features, config.features)
     view = views.raw(selection.features) if chosen is None else views.chosen(selection.features, chosen)
 
@@ -138,7 +138,7 @@ def _grow(
 
 
 def folds_of(config: StackConfig, train: Split) -> list[Selection]:
-    """The parts that the labelled training groups are dealt to."""
+    """The folds of the labelled training groups."""
     folds = (config.fold(number, held_out=True) for number in range(config.folds))
     return [select(train.replace(fold=fold.model_dump()), labelled=True) for fold in folds]
 
@@ -147,10 +147,10 @@ def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequenc
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels.
 
     Args:
-        name: of the member, in errors.
+        name: name of the member in errors.
         member: its bundles.
         train: the labelled training groups.
-        folds: the parts of these groups; they may be left out where the member has no bundle for each.
+        folds: the folds of these groups; unused if the member has no bundle for each.
     """
     if not member.folds:
         return _score(train, load(member.bundle), name)
@@ -168,7 +168,7 @@ def _score(selection: Selection, member: Bundle, name: str) -> Scores:
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
-    """A bundle's own record of its training split has none of the groups: otherwise the folds were mixed up."""
+    """Check by a bundle's record of its training split that it saw none of the groups, so that no fold is mixed up."""
     trained_on = select(validate(Split, opened.made_by["config"]["splits"][0], opened.url), labelled=True)
     seen, held = trained_on.kept_labelled, held_out.kept_labelled
     assert held is not None
@@ -190,7 +190,7 @@ def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...
     """The names of the chosen features, None for all.
 
     Raises:
-        InputError: there is no such feature; names the nearest.
+        InputError: a feature does not exist; the message names the nearest.
     """
     if tuple(names) == _ALL:
         return None
@@ -199,5 +199,5 @@ def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...
         if name not in known:
             raise InputError(f"features: the data has no {name!r}; the nearest is {nearest(name, known)!r}")
     if len(set(names)) < len(names):
-        raise InputError("features: a name stands twice; leave one out")
+        raise InputError("features: a name is listed twice; leave one out")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""What labels, a teacher's scores above all, become before trees are grown on them.
+"""Targets of trees: how labels, above all a teacher's scores, are transformed before training.
 
 Shapes: N documents, Q1 = groups + 1 offsets.
 """
@@ -17,28 +17,28 @@ Floats = NDArray[np.float64]
 
 
 class StandardisedConfig(Config):
-    """Deviations from the group's mean in units of its standard deviation: teachers may move a list as a whole."""
+    """Deviations from the group's mean in units of its standard deviation: a teacher may shift all scores of a list."""
 
     kind: Literal["standardised"] = "standardised"
 
 
 class QuantisedConfig(Config):
-    """Grades 0, 1, ..., for objectives that want such."""
+    """Grades 0, 1, ..., for objectives that need grades."""
 
     kind: Literal["quantised"] = "quantised"
     grades: int = Field(31, ge=2, le=10_000)
-    """How many; HOU24 cuts pseudo-labels into 31."""
+    """Number of grades; HOU24 cuts pseudo-labels into 31."""
     bins: Literal["even", "equal_frequency"] = "even"
     """Bins of equal width between the lowest and the highest score, or of equally many documents."""
     standardise: bool = False
-    """Standardise scores per group first: a listwise teacher may move a list as a whole."""
+    """Standardise scores per group first: a listwise teacher may shift all scores of a list."""
 
 
 TargetsConfig = Annotated[StandardisedConfig | QuantisedConfig, Field(discriminator="kind")]
 
 
 def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
-    """Labels as a config wants them, shape [N]."""
+    """Labels transformed as a config sets, shape [N]."""
     match config:
         case None:
             return labels_N
@@ -50,7 +50,7 @@ def make_targets(config: TargetsConfig | None, labels_N: Floats, offsets_Q1: NDA
 
 
 def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
-    """Scores less their group's mean, over their group's standard deviation, shape [N]; 0 in a group of equal scores.
+    """Scores minus their group's mean, divided by its standard deviation, shape [N]; 0 in a group of equal scores.
 
     Example:
         >>> standardised(np.array([1.0, 3.0, 5.0, 5.0]), np.array([0, 2, 4])).tolist()
@@ -64,7 +64,7 @@ def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_fre
     """Grades 0 to `grades - 1` that rise with the scores, shape [N]; equal scores have equal grades.
 
     `even`: bins of equal width from the lowest to the highest score (HOU24, section 4). `equal_frequency`: bins of
-    equally many documents, as the public code of HOU24 has it; fewer grades come out where many scores are equal.
+    equally many documents, as in the public code of HOU24; many equal scores lead to fewer grades.
 
     Example:
         >>> scores_N = np.array([0.0, 1.0, 2.0, 10.0])
@@ -80,6 +80,6 @@ def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_fre
             edges = np.linspace(scores_N.min(), scores_N.max(), grades + 1)[1:-1]
         case "equal_frequency":
             edges = np.quantile(scores_N, np.arange(1, grades) / grades, method="higher")
-    if scores_N.min() == scores_N.max():
+    if scores_N.min() == scores_N.max():  # all edges are equal, and the search would give the highest grade
         return np.zeros_like(scores_N)
     return np.searchsorted(edges, scores_N, side="right").astype(np.float64)

@@ -1,4 +1,4 @@
-"""Watching the validation NDCG as trees are added, whatever library adds them.
+"""Watching the validation NDCG as trees are added, by any library.
 
 Shapes: N documents.
 """
@@ -19,10 +19,10 @@ from ltrscale.trees.shares import gather
 
 
 class Watch:
-    """Records the validation NDCG after each tree, remembers the best, and says when to stop.
+    """Records the validation NDCG after each tree, remembers the best, and decides when to stop.
 
-    The NDCG is this package's own: groups without a relevant document are left out of the mean, which libraries count
-    as 1 or 0.
+    The NDCG is this package's own, which leaves groups without a relevant document out of the mean; libraries count
+    them as 1 or 0.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Watch:
         self._theirs = f"{self.name}_{library}"
 
     def __call__(self, scores_N: NDArray[np.float64], theirs: float | None = None) -> bool:
-        """Take note of one more tree; whether that was enough.
+        """Record one more tree; returns whether there are enough.
 
         Args:
-            scores_N: of the validation documents, with all trees so far.
+            scores_N: scores of the validation documents by all trees so far.
             theirs: the library's own NDCG, reported beside ours.
 
         Raises:
@@ -47,7 +47,7 @@ class Watch:
         if self._context.stopping():
             raise Stopped(f"asked to stop after {self.trees} trees, which are not kept; the same command starts anew")
         self.trees += 1
-        # rank 0's: where workers' processors round differently, none is to stop while the others wait for it
+        # rank 0's value: processors may round differently, and the others would wait for a worker that stopped alone
         self.last_value = gather(self._validation.mean_ndcg(scores_N, self._config.stop_on))[0]
         beside = {} if theirs is None else {self._theirs: theirs}
         self._context.report({"tree": self.trees, self.name: self.last_value, **beside})
@@ -59,11 +59,11 @@ class Watch:
 
     @property
     def kept(self) -> int:
-        """Trees to keep."""
+        """Number of trees to keep."""
         return self.trees if self._config.early_stopping_rounds is None else self.best
 
     def metrics(self) -> dict[str, float]:
-        """What the bundle says of its trees."""
+        """Metrics for the bundle."""
         return {"trees": self.kept, self.name: self.last_value if self.kept == self.trees else self.best_value}
 
 

@@ -1,4 +1,4 @@
-"""Growing trees with CatBoost, which takes no stream: it is given the float matrix of all documents.
+"""Growing trees with CatBoost, which takes no stream: it gets the float matrix of all documents.
 
 Shapes: N documents, F features.
 """
@@ -26,17 +26,17 @@ _REFUSALS = ("All features are either constant or ignored", "All train targets a
 def boost(
     config: CatBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
 ) -> bytes:
-    """Add trees until the watch says enough; the model's own format with the trees to keep.
+    """Add trees until the watch ends it; returns the trees to keep in CatBoost's own format.
 
-    Weights of CatBoost's ranking objectives are of groups: a group's is the mean of its documents'.
+    CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
     Args:
         config: see `CatBoostConfig`.
         train: the training groups.
-        targets_N: what their documents' labels became.
+        targets_N: transformed labels of their documents.
         validation: the validation groups.
-        codes: of the training groups.
-        watch: is told the validation scores after each tree.
+        codes: codes of the training groups.
+        watch: receives the validation scores after each tree.
 
     Raises:
         InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.
@@ -46,13 +46,13 @@ def boost(
     train_pool = _pool(catboost, train, targets_N, vocabularies)
     validation_pool = _pool(catboost, validation, validation.labels_N, vocabularies)
     look = _Look(len(validation.labels_N))
-    tell = _Tell(look, watch, f"NDCG:top={config.stop_on};type=Exp")
-    model = catboost.CatBoost(_parameters(config, look, tell.theirs))
+    notify = _Notify(look, watch, f"NDCG:top={config.stop_on};type=Exp")
+    model = catboost.CatBoost(_parameters(config, look, notify.theirs))
     with warnings.catch_warnings(), _refusals(catboost, train.split):
         warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
-        model.fit(train_pool, eval_set=validation_pool, callbacks=[tell])
-    if tell.error is not None:
-        raise tell.error
+        model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])
+    if notify.error is not None:
+        raise notify.error
     model.shrink(watch.kept)
     return _content(model, [found.astype(int).tolist() for found in vocabularies.values()])
 
@@ -76,7 +76,7 @@ def _pool(catboost: Any, groups: Labelled, labels_N: Floats, vocabularies: Mappi
 
 @contextmanager
 def _refusals(catboost: Any, split: str) -> Iterator[None]:
-    """Say in one line what CatBoost refuses in the user's data; other errors stay what they are."""
+    """Turn CatBoost's refusals of the user's data into one line; other errors stay unchanged."""
     try:
         yield
     except catboost.CatBoostError as error:
@@ -89,39 +89,39 @@ def _refusals(catboost: Any, split: str) -> Iterator[None]:
 
 
 class _Look:
-    """A metric to CatBoost, which shows it the scores: of the training documents, then of the validation ones."""
+    """Captures scores as a metric: CatBoost passes it those of the training, then of the validation documents."""
 
     def __init__(self, n_documents: int) -> None:
         self._n_documents = n_documents
         self.scores_N: Floats = np.zeros(0)
 
     def __deepcopy__(self, _: object) -> "_Look":
-        return self  # CatBoost copies its parameters, and would show the scores to the copy
+        return self  # CatBoost copies its parameters, and would pass the scores to the copy
 
     def is_max_optimal(self) -> bool:
-        """CatBoost asks, and does nothing with the answer."""
+        """CatBoost requires this method; the answer has no effect here."""
         return True
 
     def evaluate(self, approxes: Sequence[Floats], target: Floats, weight: Floats | None) -> tuple[float, float]:  # noqa: ARG002
-        """Keep the scores; what is shown last in a round is the validation split."""
+        """Keep the scores; the last call of a round has those of the validation split."""
         if len(approxes[0]) == self._n_documents:
             self.scores_N = np.array(approxes[0])
         return 0.0, 1.0
 
     def get_final_error(self, error: float, weight: float) -> float:  # noqa: ARG002
-        """Of no interest."""
+        """CatBoost requires this method; the value is not used."""
         return error
 
 
-class _Tell:
-    """Tells the watch of each tree; what it raises is kept, for CatBoost would make another error of it."""
+class _Notify:
+    """Notifies the watch of each tree; keeps what it raises, for CatBoost would turn it into another error."""
 
     def __init__(self, look: _Look, watch: Watch, theirs: str) -> None:
         self._look, self._watch, self.theirs = look, watch, theirs
         self.error: Exception | None = None
 
     def after_iteration(self, info: Any) -> bool:
-        """Whether to go on."""
+        """Whether to continue."""
         try:
             return not self._watch(self._look.scores_N, info.metrics["validation"][self.theirs][-1])
         except Exception as error:
@@ -142,14 +142,14 @@ def _parameters(config: CatBoostConfig, look: _Look, theirs: str) -> dict[str, A
         "thread_count": config.num_threads or -1,
         "eval_metric": look,
         "custom_metric": [f"{theirs};hints=skip_train~true"],
-        "use_best_model": False,  # which trees to keep is the watch's decision
+        "use_best_model": False,  # the watch decides which trees to keep
         "allow_writing_files": False,
         "logging_level": "Silent",
     }
 
 
 def _content(model: Any, codes: list[list[int]]) -> bytes:
-    """The model file; without what CatBoost makes up for each, so that the same trees are the same bytes."""
+    """The model file, without CatBoost's random id and time, so that equal trees give equal bytes."""
     metadata = model.get_metadata()
     metadata["model_guid"] = metadata["train_finish_time"] = ""
     metadata["codes"] = json.dumps(codes)

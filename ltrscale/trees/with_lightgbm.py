@@ -1,4 +1,4 @@
-"""Growing trees with LightGBM: features go straight into its bins, objectives it lacks are added.
+"""Growing trees with LightGBM: features are streamed into its bins, and missing objectives are added.
 
 Shapes: N documents, Q1 = groups + 1 offsets, F features.
 """
@@ -19,7 +19,7 @@ from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch
 
 Objective = Callable[[Floats, lgb.Dataset], tuple[Floats, Floats]]
-"""Scores to the loss's first and second derivatives."""
+"""Maps scores to the loss's first and second derivatives."""
 
 
 def boost(
@@ -30,21 +30,22 @@ def boost(
     codes: Codes,
     watch: Watch,
 ) -> bytes:
-    """Add trees until the watch says enough; the model's text with the trees to keep.
+    """Add trees until the watch ends it; returns the model's text with the trees to keep.
 
     Args:
         config: see `LightGBMConfig`.
         train: this worker's training groups.
-        targets_N: what its documents' labels became.
+        targets_N: transformed labels of its documents.
         validation: all validation groups, the same on every worker.
-        codes: of all workers' training groups.
-        watch: is told the validation scores after each tree.
+        codes: codes and sample of all workers' training groups.
+        watch: receives the validation scores after each tree.
     """
     gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max(), 0)))
     parameters = parameters_of(config, gains)
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
-        parameters["metric"] = "none"  # LightGBM's NDCG is of grades, on the training groups too
+        parameters["metric"] = "none"  # LightGBM's NDCG checks that labels are grades, on the training groups too
     vocabularies = codes.known()
+    # a data set of the sample alone fixes the borders for both splits, the same on all workers
     borders = lgb.Dataset(
         codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
     ).construct()
@@ -56,15 +57,16 @@ def boost(
         _grow(booster, objective, watch, f"ndcg@{config.stop_on}", config.min_data_in_leaf)
     finally:
         booster.free_network()
-    # LightGBM keeps the categories of data frames in its text; the scorer finds the codes there.
+    # LightGBM's text has a place for the categories of data frames; the scorer reads the codes from there.
     booster.pandas_categorical = [found.astype(int).tolist() for found in vocabularies.values()]
     return str(booster.model_to_string(num_iteration=watch.kept)).encode()
 
 
 def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, theirs: str, min_data_in_leaf: int) -> None:
-    """Add trees until the watch says enough, or there is nothing to split."""
+    """Add trees until the watch ends it, or there is nothing to split."""
     seen = {}
 
+    # a custom metric, for LightGBM passes it the scores
     def look(scores_N: Floats, _: lgb.Dataset) -> tuple[str, float, bool]:
         seen["scores_N"] = scores_N
         return "ours", 0.0, True
@@ -82,7 +84,7 @@ def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, their
 
 
 def _network() -> dict[str, Any]:
-    """Where LightGBM finds itself and the other workers; empty alone."""
+    """The parameters that connect LightGBM to the other workers; empty for one worker."""
     rank, world = rank_and_world()
     if world == 1:
         return {}
@@ -92,12 +94,12 @@ def _network() -> dict[str, Any]:
         "num_machines": world,
         "local_listen_port": points[rank][1],
         "tree_learner": "data",
-        "pre_partition": True,
+        "pre_partition": True,  # each worker holds only its share
     }
 
 
 class _Rows(lgb.Sequence):  # type: ignore[misc]
-    """The rows of a split, which LightGBM asks for once and in order, some thousand at a time."""
+    """The rows of a split; LightGBM asks for them once and in order, some thousand at a time."""
 
     batch_size = 1 << 14
 
@@ -122,7 +124,7 @@ class _Rows(lgb.Sequence):  # type: ignore[misc]
 def _dataset(
     groups: Labelled, labels_N: Floats, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
 ) -> lgb.Dataset:
-    """A split in bins with these borders; columns stay without names, for LightGBM refuses some."""
+    """A split in bins with these borders; columns have no names, for LightGBM refuses some names."""
     return lgb.Dataset(
         _Rows(len(labels_N), groups.rows(vocabularies)),
         label=labels_N,
@@ -144,7 +146,7 @@ def softmax_objective(targets_N: Floats, offsets_Q1: NDArray[np.int64], temperat
 
     def objective(scores_N: Floats, _: lgb.Dataset) -> tuple[Floats, Floats]:
         p_N = softmax_by_group(scores_N, offsets_Q1)
-        return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)
+        return p_N - target_N, np.maximum(p_N * (1 - p_N), 1e-16)  # above 0: leaf values divide by its sum
 
     return objective
 
@@ -162,7 +164,7 @@ def softmax_by_group(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
 
 
 def gain_table(config: LightGBMConfig, *, highest: int) -> list[float]:
-    """What labels 0 to at least `highest` are worth."""
+    """Gains of the labels 0 to at least `highest`."""
     match config.label_gain:
         case "exponential":
             return [2.0**label - 1 for label in range(highest + 1)]
@@ -173,7 +175,10 @@ def gain_table(config: LightGBMConfig, *, highest: int) -> list[float]:
 
 
 def parameters_of(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
-    """LightGBM's own names; row-wise histograms are fixed, for their choice by timing would not repeat."""
+    """The settings under LightGBM's names.
+
+    With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
+    """
     return {
         "objective": "none" if config.is_custom else config.objective,
         "label_gain": gains,
@@ -185,13 +190,13 @@ def parameters_of(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
         "min_data_in_leaf": config.min_data_in_leaf,
         "feature_fraction": config.feature_fraction,
         "bagging_fraction": config.bagging_fraction,
-        "bagging_freq": int(config.bagging_fraction < 1),
+        "bagging_freq": int(config.bagging_fraction < 1),  # LightGBM ignores the fraction at its default of 0
         "lambda_l2": config.lambda_l2,
         "max_bin": config.max_bin,
         "cegb_tradeoff": config.cegb_tradeoff,
         "cegb_penalty_split": config.cegb_penalty_split,
         "bin_construct_sample_cnt": SAMPLE,
-        "feature_pre_filter": False,  # bins are made from a sample, whose counts are not the data's
+        "feature_pre_filter": False,  # it would drop features by the counts of the sample, not of the data
         "seed": config.seed,
         "deterministic": config.deterministic,
         "force_row_wise": config.deterministic,

@@ -1,4 +1,4 @@
-"""Growing trees with XGBoost: features go straight into its bins.
+"""Growing trees with XGBoost: features are streamed into its bins.
 
 Shapes: N documents, Q groups, F features.
 """
@@ -27,17 +27,17 @@ _SQUARED_ERROR = "reg:squarederror"
 def boost(
     config: XGBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
 ) -> bytes:
-    """Add trees until the watch says enough; the model's JSON with the trees to keep.
+    """Add trees until the watch ends it; returns the model's JSON with the trees to keep.
 
-    Ranking objectives of XGBoost weight groups and not documents: a group's weight is the mean of its documents'.
+    Ranking objectives of XGBoost weight groups, not documents: a group's weight is the mean of its documents'.
 
     Args:
         config: see `XGBoostConfig`.
         train: this worker's training groups.
-        targets_N: what its documents' labels became.
+        targets_N: transformed labels of its documents.
         validation: all validation groups, the same on every worker.
-        codes: of all workers' training groups; borders of bins are XGBoost's own, from all documents.
-        watch: is told the validation scores after each tree.
+        codes: codes of all workers' training groups; XGBoost makes its own bins, from all documents.
+        watch: receives the validation scores after each tree.
     """
     vocabularies = codes.known()
     options = {"max_bin": config.max_bin, "enable_categorical": True, "nthread": config.num_threads}
@@ -51,7 +51,7 @@ def boost(
         while not enough:
             booster.update(train_set, watch.trees)
             theirs = booster.eval(validation_set, iteration=watch.trees)
-            # only the new tree is evaluated: XGBoost keeps the scores of the matrices that it was given
+            # evaluates only the new tree, for XGBoost caches the scores of matrices that its booster knows
             scores_N = booster.predict(validation_set, output_margin=True)
             enough = watch(scores_N.astype(np.float64), float(theirs.rpartition(":")[2]))
     kept = booster[: watch.kept]
@@ -60,13 +60,13 @@ def boost(
 
 
 class _Rows(xgb.DataIter):  # type: ignore[misc]
-    """The rows of a split, some thousand at a time, whole groups each; XGBoost reads them four times.
+    """The rows of a split in chunks of whole groups, some thousand rows each; XGBoost reads them four times.
 
     Args:
-        groups: of the split.
-        labels_N: of its documents.
-        vocabularies: of categorical columns.
-        by_group: tell which group a document belongs to, and weight groups; otherwise weight documents.
+        groups: groups of the split.
+        labels_N: labels of its documents.
+        vocabularies: codes of categorical columns.
+        by_group: pass each document's group and weight groups; otherwise weight documents.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         super().__init__()
 
     def reset(self) -> None:
-        """Begin with the first row again."""
+        """Start again at the first row."""
         self._rows: Iterator[NDArray[np.float32]] = self._groups.rows(self._vocabularies)
         self._first = 0
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Hand over the next rows; whether there were any."""
+        """Pass the next rows to XGBoost; returns whether there were any."""
         features_NF = next(self._rows, None)
         if features_NF is None:
             return False
@@ -113,12 +113,13 @@ def _means(values_N: Floats, group_N: NDArray[np.int64]) -> Floats:
 
 @contextmanager
 def _collective() -> Iterator[None]:
-    """Let the XGBoosts of all workers work together while the block runs."""
+    """Connect the XGBoosts of all workers while the block runs."""
     rank, world = rank_and_world()
     if world == 1:
         yield
         return
     host = own_address()
+    # sorted by task id, so that XGBoost's ranks are ours
     tracker = RabitTracker(world, host, sortby="task") if rank == 0 else None
     if tracker is not None:
         tracker.start()
@@ -130,7 +131,7 @@ def _collective() -> Iterator[None]:
 
 
 def parameters_of(config: XGBoostConfig) -> dict[str, Any]:
-    """XGBoost's own names; those that the objective does not have are left out."""
+    """The settings under XGBoost's names, without those that the objective does not have."""
     ranking = {
         "lambdarank_pair_method": "topk",
         "lambdarank_num_pair_per_sample": config.truncation,

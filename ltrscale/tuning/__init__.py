@@ -1,1 +1,1 @@
-"""Search over settings: what is tried next, what was tried, and what came of it."""
+"""Search over settings: the space, proposals, history and results."""

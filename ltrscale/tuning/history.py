@@ -1,7 +1,7 @@
-"""The history of a search: two small files a trial, in storage, which are all that a search knows of its past.
+"""The history of a search: two small files for each trial, in storage. A search resumes from them alone.
 
-`trials/00007/trial.json` is there once trial 7 has begun, `result.json` once it has ended. Whoever ends a trial writes
-its result only where there is none, so a result never changes.
+`trials/00007/trial.json` exists once trial 7 has begun, `result.json` once it has ended. A result is written only where
+none exists, so it never changes.
 """
 
 import json
@@ -23,37 +23,37 @@ class Begun(Config):
     """A trial that has begun."""
 
     number: int = Field(ge=0)
-    """From 0, in the order in which they began."""
+    """From 0, in the order of their beginnings."""
     params: dict[str, Any]
-    """A value for every key of the space; trial 0 may have none, which is the config as it is given."""
+    """A value for every key of the space; trial 0 may have none, which means the config as given."""
 
 
 class Result(Config):
-    """How a trial has ended."""
+    """The end of a trial."""
 
     state: Literal["complete", "stopped", "failed"]
-    """Came to its end; was given up early, for others were better at that stage; raised an error, or its process died.
-    """
+    """`complete`: it finished; `stopped`: early, because other trials were better at the same step; `failed`: it raised
+    an error, or its process died."""
     value: float | None = None
-    """The metric; of one that was stopped, when that happened."""
+    """The metric; of a stopped trial, at its last step."""
     curve: tuple[tuple[int, float], ...] = ()
     """Steps, and the metric at each."""
     seconds: float = Field(0.0, ge=0)
-    """Since it was last begun or resumed."""
+    """Time since its last start."""
     reason: str | None = None
-    """Why it failed."""
+    """Cause of a failure."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What a history knows of a trial: how it began and, once it has ended, its result."""
+    """A trial in the history: its beginning and, once it has ended, its result."""
 
     begun: Begun
     result: Result | None
 
     @property
     def number(self) -> int:
-        """Of the trial."""
+        """Number of the trial."""
         return self.begun.number
 
 
@@ -64,24 +64,24 @@ class History:
     url: str
 
     def open(self, identity: Mapping[str, Any]) -> None:
-        """Begin a history, or check that the one that is there is of this search.
+        """Begin a history, or check that the existing one belongs to this search.
 
         Args:
-            identity: all that the value of a trial depends on besides its parameters, as plain data.
+            identity: everything besides its parameters that the value of a trial depends on, as plain data.
 
         Raises:
-            InputError: another search's history is there; names what differs.
+            InputError: the history of another search exists; names the first difference.
         """
         url = join(self.url, _SEARCH)
-        wanted = json.loads(json.dumps(identity))
+        wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
         if not storage.create_exclusively(url, _lines(wanted)) and (there := _read(url)) != wanted:
             raise InputError(
-                f"{self.url}: the history of another search is there, which differs in "
+                f"{self.url}: holds the history of another search, which differs in "
                 f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
             )
 
     def identity(self) -> dict[str, Any] | None:
-        """What the history that is there was begun with; None where none is."""
+        """The identity of the existing history; None if there is none."""
         url = join(self.url, _SEARCH)
         if not storage.exists(url):
             return None
@@ -93,10 +93,10 @@ class History:
         return join(self.url, _TRIALS, f"{number:05d}")
 
     def begin(self, begun: Begun) -> None:
-        """Record that a trial begins, or begins again.
+        """Record that a trial begins, or restarts.
 
         Raises:
-            InputError: the trial has begun with other parameters: another process runs the same search.
+            InputError: the trial has begun with other parameters, because another process runs the same search.
         """
         storage.check_lease(self.url)
         url = join(self.folder(begun.number), _BEGUN)
@@ -104,7 +104,7 @@ class History:
             raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
-        """Record how a trial has ended, unless that is recorded; returns what is recorded."""
+        """Record the result of a trial, unless it already has one; returns the recorded result."""
         storage.check_lease(self.url)
         url = join(self.folder(number), _ENDED)
         if storage.create_exclusively(url, _lines(result.model_dump(mode="json"))):
@@ -112,7 +112,7 @@ class History:
         return validate(Result, _read(url), url)
 
     def result(self, number: int) -> Result | None:
-        """How a trial has ended; None if it has not."""
+        """The result of a trial; None if it has not ended."""
         url = join(self.folder(number), _ENDED)
         return validate(Result, _read(url), url) if storage.exists(url) else None
 
@@ -124,23 +124,23 @@ class History:
             if storage.exists(url):
                 begun = validate(Begun, _read(url), url)
                 if folder != self.folder(begun.number):
-                    raise InputError(f"{url}: number {begun.number} is not that of its directory; remove it")
+                    raise InputError(f"{url}: number {begun.number} does not match its directory; remove it")
                 found.append(TrialRecord(begun, self.result(begun.number)))
         return sorted(found, key=lambda trial: trial.number)
 
     def remove(self, loose: Collection[str] = ()) -> None:
-        """Forget everything, with what the trials committed and the files with these names below them."""
+        """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
         storage.withdraw_below(join(self.url, _TRIALS), [_BEGUN, _ENDED, *loose])
         storage.remove(join(self.url, _SEARCH))
 
 
 def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Those that have ended."""
+    """The trials that have ended."""
     return [trial for trial in trials if trial.result is not None]
 
 
 def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The one with the highest value of those that came to their end, of equal ones the first; None if none did."""
+    """The complete trial with the highest value, the first among equals; None if no trial is complete."""
     complete = [(t.result.value, t) for t in trials if t.result is not None and t.result.state == "complete"]
     return max(((v, -t.number, t) for v, t in complete if v is not None), default=(0, 0, None))[2]
 
@@ -153,11 +153,13 @@ def _read(url: str) -> Any:
     try:
         return json.loads(storage.read_bytes(url))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{url}: not JSON ({error}); remove the directory of this trial, or begin --fresh") from error
+        raise InputError(
+            f"{url}: not JSON ({error}); remove the directory of this trial, or start anew with --fresh"
+        ) from error
 
 
 def _first_difference(a: Any, b: Any, key: str = "") -> str:
-    """The dotted key where two plain values differ first."""
+    """The first dotted key at which two plain values differ."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for name in [*a, *(name for name in b if name not in a)]:
             if a.get(name) != b.get(name) or (name in a) != (name in b):

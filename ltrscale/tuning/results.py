@@ -1,4 +1,4 @@
-"""What a search leaves to read: a table of its trials, a report, and Optuna's pictures of it."""
+"""The results of a search for people: a table of its trials, a report, and Optuna's pictures."""
 
 import csv
 import io
@@ -29,21 +29,21 @@ _FEWEST_FOR_IMPORTANCES = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """A search that is over, for the reader."""
+    """A finished search, as the report shows it."""
 
     space: Space
     trials: Sequence[TrialRecord]
     metric: str
     used: Callable[[TrialRecord, str], bool]
-    """Whether a trial's config has the value of this key, which depends on the key's `when`."""
+    """Whether a trial's config uses this key, which depends on the key's `when`."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Each key with the shortest ending that tells it from the others."""
+        """Each key with its shortest ending that no other key has."""
         return {key: _ending(key, self.space) for key in self.space}
 
     def shown(self, trial: TrialRecord, key: str, *, exactly: bool = False) -> str:
-        """A trial's value of a key, in four digits or exactly; empty where its config has none or it is as given."""
+        """A trial's value of a key, in four digits or exactly; empty if its config does not use the key or set it."""
         params = trial.begun.params
         if key not in params or not self.used(trial, key):
             return ""
@@ -52,12 +52,12 @@ class Outcome:
 
 
 def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> None:
-    """Write the table of the trials, the report, and pictures where there is something to see.
+    """Write the table of the trials, the report, and pictures if there are values to compare.
 
     Args:
         out: directory of the search.
-        outcome: what to tell of.
-        commands: what trains with the best settings again.
+        outcome: the finished search.
+        commands: shell commands that train with the best settings again.
     """
     drawn = _draw(out, outcome)
     storage.write_bytes(join(out, TABLE), _table(outcome).encode())
@@ -142,7 +142,7 @@ def _rows(outcome: Outcome, trials: Sequence[TrialRecord]) -> list[str]:
 
 
 def _draw(out: str, outcome: Outcome) -> list[str]:
-    """Optuna's pictures of the trials that have a value; returns the names of those that were drawn."""
+    """Draw Optuna's pictures of the trials that have a value; returns the names of the pictures."""
     study = _study(outcome)
     values = {trial.value for trial in study.trials}
     if len(values) < 2:  # nothing to compare
@@ -163,7 +163,7 @@ def _draw(out: str, outcome: Outcome) -> list[str]:
 
 
 def _study(outcome: Outcome) -> optuna.Study:
-    """A study of the trials that have a value, under names short enough for the axes of a picture."""
+    """A study of the trials that have a value, with key names short enough for the axes of a picture."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     space = {key: _legible(dimension) for key, dimension in outcome.space.items()}
@@ -183,7 +183,7 @@ def _study(outcome: Outcome) -> optuna.Study:
 
 
 def _legible(dimension: Dimension) -> tuple[BaseDistribution, dict[str, Any]]:
-    """A dimension for pictures, with what stands in them for each choice; numbers remain numbers, in their order."""
+    """A dimension for pictures, and the name of each choice in them; numbers remain numbers, in their order."""
     if dimension.choices is None:
         return dimension.distribution(), {}
     names: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def _legible(dimension: Dimension) -> tuple[BaseDistribution, dict[str, Any]]:
 
 
 def _save(url: str, draw: Callable[[], Axes], *, columns: int) -> None:
-    """Save what Optuna draws, wide enough that the names of its axes do not run into each other."""
+    """Save Optuna's picture, wide enough that the names of its axes do not overlap."""
     with warnings.catch_warnings(), pyplot.rc_context():
         warnings.simplefilter("ignore")  # Optuna calls its pictures experimental
         axes = draw()
@@ -209,6 +209,7 @@ def _save(url: str, draw: Callable[[], Axes], *, columns: int) -> None:
             for text in [*side.get_yticklabels(), *side.get_yticklabels(minor=True)]:
                 text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
         image = io.BytesIO()
+        # without matplotlib's version in the file, so that a new version does not change its bytes
         figure.savefig(image, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
         pyplot.close(figure)
     storage.write_bytes(url, image.getvalue())

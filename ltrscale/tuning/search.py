@@ -1,9 +1,9 @@
-"""A search: Ray Tune runs trials of what Optuna proposes, and the history says what is left to do.
+"""A search: Optuna proposes trials, Ray Tune runs them, and the history records the rest of the work.
 
-Whatever ends the search, a killed driver or a lost cluster, the next one with the same history goes on: ended trials
-are told to the sampler and to ASHA, begun ones run again with their parameters in their directory, then new ones
-follow. What is proposed for trial n depends on the seed, n and the history alone, so with one trial at a time a search
-that was interrupted ends as if it had not been.
+After any end of a search, such as a killed driver or a lost cluster, the next search with the same history resumes it:
+the sampler and ASHA receive the ended trials, trials that began run again with their parameters in their directory,
+then new trials follow. The proposal for trial n depends only on the seed, n and the history. So with one trial at a
+time an interrupted search ends as an uninterrupted one.
 """
 
 import logging
@@ -22,11 +22,11 @@ from ltrscale.tuning.history import History, Result, ended
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, SearchConfig
 
 ReportValue = Callable[[int, float], None]
-"""Tells the search of a step, counted as ASHA counts them, and the metric there; greater is better."""
+"""Reports to the search a step, as ASHA counts steps, and the metric there; greater is better."""
 TrialFunction = Callable[[Params, str, ReportValue], float]
-"""`trial(params, folder, report) -> value`: a trial in a process of its own, which can go on where it was cut off.
+"""`trial(params, folder, report) -> value`: runs a trial in a separate process, and resumes it after an interruption.
 
-Params are empty for the config as it is given. It is pickled.
+Params are empty for the config as given. The function is pickled.
 """
 
 
@@ -41,35 +41,35 @@ def run_search(
     stopping: Callable[[], bool] = lambda: False,
     cluster_cpus: int = 1,
 ) -> None:
-    """Run trials until so many have ended, or nothing is left in the space that was not tried.
+    """Run trials until `config.trials` have ended, or every setting of the space has been tried.
 
     Args:
-        config: the space, and how much of it is tried.
+        config: the space, and the number of trials.
         trial: does the work of one trial.
         history: opened for this search.
-        given: parameters of the config as it is given, where the space contains it.
-        same: equal texts for parameters of which one trial tells all.
+        given: parameters of the config as given, if the space contains it.
+        same: maps parameters to a text that is equal for equal settings, which are tried only once.
         report: receives a record of each trial that ends.
-        stopping: whether the search is to end early.
-        cluster_cpus: logical CPUs of a cluster of our own, at least.
+        stopping: whether to end the search early.
+        cluster_cpus: minimum logical CPUs of a cluster that this call starts.
 
     Raises:
-        Stopped: it was asked to; the same call goes on.
+        Stopped: the search was asked to stop; the same call resumes it.
         InputError: all trials have failed.
     """
     if len(ended(history.trials())) < config.trials:
         with ray_cluster(cluster_cpus):
             _run(config, trial, history, given, same, report, stopping)
         if stopping():
-            raise Stopped("asked to stop; the same command goes on with the trials that have not ended")
+            raise Stopped("asked to stop; the same command resumes the trials that have not ended")
     check_any_complete(history)
 
 
 def check_any_complete(history: History) -> None:
-    """Check that a trial has come to its end.
+    """Check that not all trials have failed.
 
     Raises:
-        InputError: all have failed; tells the most common reason.
+        InputError: all have failed; gives the most common reason.
     """
     results = [t.result for t in history.trials() if t.result is not None]
     reasons = [result.reason for result in results if result.state == "failed"]
@@ -91,7 +91,7 @@ def _run(
 ) -> None:
     _set_up_tune()
     ray_internals.keep_keys_out_of_trials()
-    from ray import tune  # here, for the many processes that never search
+    from ray import tune  # after the environment is set, and only in processes that search
 
     from ltrscale.tuning.under_tune import Asha, EndsOnRequest, Proposals, Scribe
 
@@ -106,7 +106,7 @@ def _run(
                 scheduler=Asha(config.asha, past) if config.asha else None,
                 num_samples=left,
                 max_concurrent_trials=config.concurrent,
-                reuse_actors=True,  # to start a process takes longer than many a trial
+                reuse_actors=True,  # starting a process takes longer than a short trial
             ),
             run_config=tune.RunConfig(
                 name="tune",
@@ -123,18 +123,18 @@ def _run(
 
 
 def _set_up_tune() -> None:
-    """Let Ray Tune, which is still to be imported, leave output, log, files and Ctrl-C to us."""
-    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # its older output can be silenced
+    """Keep Ray Tune from printing, logging, writing files and catching Ctrl-C; must run before its import."""
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # only the older output can be silenced
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial may end without having reported
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial may end without a report
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     os.environ["TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S"] = "0"
-    for name in ("ray.tune", "ray.train", "ray.air"):  # trials are logged by the scribe
+    for name in ("ray.tune", "ray.train", "ray.air"):  # the scribe logs the trials
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> Callable[[dict[str, Any]], None]:
-    """What Ray Tune runs in the process of a trial, which later trials may share."""
+    """The function that Ray Tune runs in the process of a trial, which later trials may reuse."""
 
     def run(proposal: dict[str, Any]) -> None:
         number = proposal["number"]
@@ -143,14 +143,14 @@ def _trainable(config: SearchConfig, trial: TrialFunction, history: History) -> 
             try:
                 result = attempt(trial, proposal["params"], history.folder(number), config.asha)
             except Stopped:
-                sys.exit()  # as Ray Tune wants it; its scribe records the result
+                sys.exit()  # Ray Tune's own way to end a trial; the scribe records the result
             history.end(number, result)
 
     return run
 
 
 def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig | None) -> Result:
-    """Run a trial to its end, or to the error that ends it."""
+    """Run a trial until it finishes or fails."""
     curve, start = _Curve(asha), time.monotonic()
     value, reason = None, None
     try:
@@ -161,7 +161,7 @@ def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig 
         raise
     except InputError as error:
         reason = str(error)
-    except Exception as error:  # whatever it is, the other trials go on
+    except Exception as error:  # any error ends only this trial; the others go on
         log.exception("the trial failed")
         reason = " ".join(f"{type(error).__name__}: {error}".split())
     return Result(
@@ -174,7 +174,7 @@ def attempt(trial: TrialFunction, params: Params, folder: str, asha: AshaConfig 
 
 
 class _Curve:
-    """Keeps values at steps some percent apart, and tells Ray Tune of those where ASHA decides."""
+    """Keeps values at steps 5% apart, and reports to Ray Tune those at which ASHA decides."""
 
     def __init__(self, asha: AshaConfig | None) -> None:
         self.points: list[tuple[int, float]] = []
@@ -182,16 +182,16 @@ class _Curve:
         self._last, self._next = 0, 1
 
     def __call__(self, step: int, value: float) -> None:
-        """Take note; steps that were reported before are passed over, as those of a run that was resumed."""
+        """Record a value; steps that were reported before are skipped, for a resumed run repeats some."""
         decides = step >= self._rung
         if not math.isfinite(value) or step <= self._last or (step < self._next and not decides):
             return
         self.points.append((step, value))
-        self._last, self._next = step, math.ceil(step * 1.05)
+        self._last, self._next = step, math.ceil(step * 1.05)  # so that the curve of a long trial stays short
         if decides:
-            self._tell(step, value)
+            self._report(step, value)
 
-    def _tell(self, step: int, value: float) -> None:
+    def _report(self, step: int, value: float) -> None:
         from ray import tune
 
         assert self._asha is not None
@@ -199,5 +199,5 @@ class _Curve:
             self._rung *= self._asha.reduction
         try:
             tune.report({STEP: step, VALUE: value})
-        except SystemExit as error:  # how Ray Tune ends a trial
+        except SystemExit as error:  # Ray Tune ends a trial this way
             raise Stopped("other trials are better at this step") from error

@@ -1,4 +1,4 @@
-"""What a search may try, for each key of a job's config a range of numbers or a list of choices, and its settings."""
+"""The search space, a range of numbers or a list of choices for each key of a job's config; settings of the search."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 
 VALUE, STEP = "value", "step"
-"""The names under which a trial reports its metric, and how far it was."""
+"""The names under which a trial reports its metric and its step."""
 
 Params = dict[str, Any]
 """A value for every key of a space."""
@@ -32,7 +32,7 @@ class Dimension(Config):
     step: float | None = Field(None, gt=0)
     """Only `low`, `low + step`, `low + 2 step`, ..."""
     choices: tuple[Any, ...] | None = None
-    """In place of a range: values of any kind, such as a method with its settings."""
+    """Instead of a range: values of any kind, such as a method with its settings."""
     when: dict[str, Any] = Field(default_factory=dict)
     """Use the key only where the config has these values, such as {pretrain.method.kind: simclr_rank}."""
 
@@ -48,6 +48,7 @@ class Dimension(Config):
             raise ValueError("give low and high, or choices")
         if self.low >= self.high:
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}; swap them, or leave the key out")
+        # Optuna takes no step on a logarithmic scale, except 1 between integers
         if self.log and (self.low <= 0 or self.step not in (None, 1 if self.integer else None)):
             raise ValueError("log needs low above 0 and no step")
         if self.integer and any(x is not None and x != int(x) for x in (self.low, self.high, self.step)):
@@ -64,7 +65,7 @@ class Dimension(Config):
         return self.low, self.high
 
     def probes(self) -> list[Any]:
-        """Values that tell whether the key takes all of them: every choice, or both ends and a point between."""
+        """Values that test whether the key takes the whole range: every choice, or both ends and a point between."""
         if self.choices is not None:
             return list(self.choices)
         low, high = self.bounds
@@ -74,7 +75,7 @@ class Dimension(Config):
         return [low, high, between]
 
     def values(self) -> list[Any] | None:
-        """All values, where they can be counted."""
+        """All values; None if the range is continuous."""
         if self.choices is not None:
             return list(self.choices)
         low, high = self.bounds
@@ -85,7 +86,7 @@ class Dimension(Config):
         return [number(low + place * step) for place in range(round((high - low) / step) + 1)]
 
     def contains(self, value: Any) -> bool:
-        """Whether the search could draw this value."""
+        """Whether the search can draw this value."""
         if self.choices is not None:
             return label(value) in map(label, self.choices)
         low, high = self.bounds
@@ -95,7 +96,7 @@ class Dimension(Config):
         return step is None or _is_whole((value - low) / step)
 
     def distribution(self) -> BaseDistribution:
-        """The same for Optuna, where choices go by their labels."""
+        """The dimension for Optuna, which takes only plain values and so gets the labels of choices."""
         if self.choices is not None:
             return CategoricalDistribution([label(choice) for choice in self.choices])
         low, high = self.bounds
@@ -108,40 +109,40 @@ class SamplerConfig(Config):
     """How the next trial's parameters are chosen."""
 
     kind: Literal["tpe", "gp", "random"] = "tpe"
-    """Tree-structured Parzen estimator; Gaussian process with expected improvement; draws at random."""
+    """Tree-structured Parzen estimator; Gaussian process with expected improvement; random draws."""
     seed: int = 0
-    """Seed of what is drawn."""
+    """Seed of the draws."""
     startup: int = Field(10, ge=1)
-    """Trials drawn at random before the sampler is asked."""
+    """Trials with random parameters before the sampler proposes any."""
 
 
 class AshaConfig(Config):
     """Asynchronous successive halving: trials that lag behind at step grace, grace * reduction, ... are stopped."""
 
     grace: int = Field(20, ge=1)
-    """Steps (trees, or epochs) that every trial gets."""
+    """Steps (trees, or epochs) that every trial completes."""
     reduction: float = Field(3, gt=1)
-    """One of so many trials goes on at each of these steps."""
+    """One in this many trials continues after each of these steps."""
 
 
 class SearchConfig(Config):
-    """Which trials are run, and where."""
+    """The trials of a search, and their resources."""
 
     space: dict[str, Dimension] = Field(min_length=1)
     """Dotted keys below `job`, each with the values that it may take: {low, high, log, integer, step} or {choices}."""
     trials: int = Field(30, ge=1)
-    """Trials in all; the first is the job as it is given."""
+    """Total number of trials; the first is the job as given."""
     concurrent: int = Field(1, ge=1)
-    """Trials at a time."""
+    """Trials that run at a time."""
     search: SamplerConfig = SamplerConfig()
     asha: AshaConfig | None = None
-    """Empty lets every trial come to its end."""
+    """Stops trials that lag behind; empty lets every trial finish."""
     cpus: float = Field(1, gt=0)
     """Logical CPUs of a trial, which has as many threads."""
     gpus: float = Field(0, ge=0)
-    """GPUs of a trial; a fraction shares one among several trials."""
+    """GPUs of a trial; a fraction shares one GPU among several trials."""
     max_failures: int = Field(1, ge=0)
-    """How often a trial starts again after its process has died, as one does that runs out of memory."""
+    """How often a trial restarts after its process has died, for instance for lack of memory."""
 
 
 Space = dict[str, Dimension]
@@ -165,12 +166,12 @@ def label(value: Any) -> str:
 
 
 def to_optuna(space: Space, params: Params) -> Params:
-    """Values as Optuna knows them."""
+    """Values as Optuna stores them: choices by their labels."""
     return {key: label(params[key]) if space[key].choices is not None else params[key] for key in space}
 
 
 def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:
-    """Values as the config knows them."""
+    """Values as the config takes them; the inverse of `to_optuna`."""
     params = {}
     for key, dimension in space.items():
         choices = {label(choice): choice for choice in dimension.choices or ()}
@@ -179,7 +180,7 @@ def from_optuna(space: Space, drawn: Mapping[str, Any]) -> Params:
 
 
 def cells(space: Space) -> Iterator[Params]:
-    """Every combination of values, where they can be counted; nothing otherwise.
+    """Every combination of values; nothing if a dimension is continuous.
 
     Example:
         >>> list(cells({"a": Dimension(choices=("x", "y")), "b": Dimension(low=1, high=2, integer=True)}))
@@ -191,15 +192,15 @@ def cells(space: Space) -> Iterator[Params]:
 
 
 def is_in(space: Space, params: Params) -> bool:
-    """Whether the search could draw these values."""
+    """Whether the search can draw these values."""
     return params.keys() == space.keys() and all(space[key].contains(value) for key, value in params.items())
 
 
 def assign(values: Any, key: str, value: Any) -> None:
-    """Set a dotted key of plain data; a part that becomes another kind keeps nothing of the one before.
+    """Set a dotted key of plain data; setting another `kind` clears the settings of the former kind.
 
     Raises:
-        InputError: the key leads through a plain value, or to no place in a list.
+        InputError: the key leads through a plain value, or beyond the end of a list.
 
     Example:
         >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}
@@ -211,7 +212,7 @@ def assign(values: Any, key: str, value: Any) -> None:
     first, _, rest = key.partition(".")
     if isinstance(values, list):
         if not first.isdecimal() or int(first) >= len(values):
-            raise InputError(f"space: {key}: {first!r} is no place in a list of {len(values)}; count from 0")
+            raise InputError(f"space: {key}: {first!r} is not an index of a list of {len(values)}; count from 0")
         slot: Any = int(first)
     elif isinstance(values, dict):
         slot = first
@@ -228,7 +229,7 @@ def assign(values: Any, key: str, value: Any) -> None:
 
 
 def find(values: Any, key: str) -> Any:
-    """The value at a dotted key of plain data; None where there is nothing."""
+    """The value at a dotted key of plain data; None if the key does not exist."""
     for part in key.split("."):
         if isinstance(values, Mapping):
             values = values.get(part)

@@ -1,4 +1,4 @@
-"""What Ray Tune asks for: proposals, decisions to stop, and somebody to tell of what happens."""
+"""Our side of Ray Tune's interfaces: a searcher that proposes trials, a scheduler, a stopper and a callback."""
 
 import itertools
 import time
@@ -36,16 +36,16 @@ _FOREVER = 10**9
 
 
 class _Unsaved:
-    """What Ray Tune would save to restore a search by, which is nothing: the history is all that is needed."""
+    """Saves nothing when Ray Tune pickles it to restore a search later: the history is enough."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
-    """What to try next: first the trials that have begun and not ended, and before all others the config as given.
+    """Proposes trials: first those that have begun and not ended, or in a new search the config as given.
 
-    A study of Optuna's, in memory, is asked for parameters and learns what came of them.
+    An Optuna study in memory then proposes parameters, and receives the value of each trial.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
                 )
 
     def suggest(self, trial_id: str) -> Any:
-        """The next trial, whose beginning is recorded; see `Searcher.suggest`."""
+        """The next trial, recorded in the history as begun; see `Searcher.suggest`."""
         if self._again:
             begun = self._again.pop(0)
             self._take_up(trial_id, begun.params)
@@ -99,15 +99,16 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         return begun.model_dump()
 
     def _take_up(self, trial_id: str, params: Params) -> None:
-        """Let Optuna know of a trial whose parameters it did not choose, where the space contains them."""
+        """Add a trial that Optuna did not propose to its study, if the space contains the parameters."""
         if is_in(self._config.space, params):
             self._study.enqueue_trial(to_optuna(self._config.space, params))
             self._asked[trial_id] = self._study.ask(self._distributions)
 
     def _draw(self, trial_id: str) -> Params | None:
-        """Parameters that no trial had; None where there are none left."""
+        """Parameters that no trial has had; None if every setting was tried."""
         for redraw in range(_REDRAWS):
             seed = mix("proposal", self._config.search.seed, self._next, redraw) % 2**31
+            # a new sampler for each draw: its state would depend on the trials that this process happened to run
             self._study.sampler = _sampler(self._config.search, seed)
             asked = self._study.ask(self._distributions)
             params = from_optuna(self._config.space, asked.params)
@@ -115,14 +116,14 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
                 self._asked[trial_id] = asked
                 return params
             self._study.tell(asked, state=TrialState.FAIL)
-        for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):
+        for cell in itertools.islice(cells(self._config.space), _MOST_CELLS):  # few are left, and draws miss them
             if self._same(cell) not in self._seen:
                 self._take_up(trial_id, cell)
                 return cell
         return None
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Tell the sampler what came of a trial."""
+        """Report the value of a trial, or its failure, to the sampler."""
         asked = self._asked.pop(trial_id, None)
         if asked is None:
             return
@@ -131,7 +132,7 @@ class Proposals(_Unsaved, Searcher):  # type: ignore[misc]
         self._study.tell(asked, value, state=_state(value))
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the history is all that is needed."""
+        """Save nothing: the history is enough."""
 
 
 def _state(value: float | None) -> TrialState:
@@ -149,9 +150,9 @@ def _sampler(search: SamplerConfig, seed: int) -> BaseSampler:
 
 
 class Asha(FIFOScheduler):  # type: ignore[misc]
-    """ASHA as Ray Tune has it, which knows the curves of earlier trials and never stops trial 0, the config as given.
+    """Ray Tune's ASHA, but it knows the curves of earlier trials and never stops trial 0, the config as given.
 
-    Ray Tune's own hears only of trials that it has run itself.
+    Ray Tune's own class knows only trials that it has run itself.
     """
 
     def __init__(self, config: AshaConfig, past: Sequence[TrialRecord]) -> None:
@@ -160,14 +161,14 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         steps = (config.grace * config.reduction**rung for rung in itertools.count())
         rungs = list(itertools.takewhile(lambda step: step <= _FOREVER, steps))
         self._values: dict[float, dict[int, float]] = {step: {} for step in reversed(rungs)}
-        """At each step where it is decided, the last one first, the values of the trials by number."""
+        """Values of the trials by number, for each step at which ASHA decides, the last step first."""
         for trial in ended(past):
             assert trial.result is not None
             for step, value in trial.result.curve:
                 self._is_good(trial.number, step, value)
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:  # noqa: ARG002
-        """Whether a trial goes on."""
+        """Decide whether a trial continues."""
         if VALUE not in result:
             return str(self.CONTINUE)
         number = trial.config["number"]
@@ -175,11 +176,11 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         return str(self.CONTINUE if good or number == 0 else self.STOP)
 
     def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """The last result counts like any other."""
+        """Record the last result like any other."""
         self.on_trial_result(controller, trial, result)
 
     def _is_good(self, number: int, step: int, value: float) -> bool:
-        """Record a value at the last of the steps reached that lacks the trial; whether it is among the best there."""
+        """Record a value at the latest reached step that lacks the trial; returns whether it is among the best."""
         for at, values in self._values.items():
             if at <= step and number not in values:
                 good = not values or value >= np.percentile(list(values.values()), 100 * self._share)
@@ -195,16 +196,16 @@ class EndsOnRequest(_Unsaved, tune.Stopper):  # type: ignore[misc]
         self._stopping = stopping
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
-        """No trial ends by itself for this."""
+        """Never end a single trial."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether all are to end."""
+        """Whether to end all trials."""
         return self._stopping()
 
 
 class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
-    """Records how trials end where they cannot do it themselves, and tells of each; Ray Tune's own teller is silent."""
+    """Records results of trials that cannot do it themselves, and logs every trial; replaces Ray Tune's reporter."""
 
     def __init__(
         self,
@@ -223,33 +224,33 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._trials = {trial.number: trial for trial in ended(past)}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """A trial starts, or starts again."""
+        """Note the time at which a trial starts or restarts."""
         self._began[trial.config["number"]] = time.monotonic()
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """The process of a trial has died, and it starts again."""
+        """Log that the process of a trial has died, and that the trial restarts."""
         log.warning("trial %d: %s; it starts again", trial.config["number"], _death(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any  # noqa: ARG002
     ) -> None:  # fmt: skip
-        """A trial tells of a step where ASHA decides."""
+        """Keep a trial's value at a step at which ASHA decides."""
         points = self._curves.setdefault(trial.config["number"], [])
         if VALUE in result and (not points or result[STEP] > points[-1][0]):
             points.append((result[STEP], result[VALUE]))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """A trial has ended, or was stopped."""
+        """Log the result of a trial that finished; record and log that of a trial that ASHA stopped."""
         number = trial.config["number"]
         curve = tuple(self._curves.get(number, ()))
         if (known := self._history.result(number)) is not None:
-            self._tell(trial, known)
-        elif not self._stopping():
+            self._announce(trial, known)
+        elif not self._stopping():  # a trial that the end of the search cut off runs again the next time
             value = curve[-1][1] if curve else None
             self._end(trial, Result(state="stopped", value=value, curve=curve, seconds=self._seconds(number)))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:  # noqa: ARG002
-        """The process of a trial has died too often."""
+        """Record the failure of a trial whose process has died too often."""
         if self._stopping():
             return
         number = trial.config["number"]
@@ -261,9 +262,9 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         return round(time.monotonic() - self._began.get(number, time.monotonic()), 3)
 
     def _end(self, trial: Any, result: Result) -> None:
-        self._tell(trial, self._history.end(trial.config["number"], result))
+        self._announce(trial, self._history.end(trial.config["number"], result))
 
-    def _tell(self, trial: Any, result: Result) -> None:
+    def _announce(self, trial: Any, result: Result) -> None:
         begun = Begun.model_validate(trial.config)
         self._trials[begun.number] = TrialRecord(begun, result)
         self._report({"trial": begun.number, **result.model_dump(mode="json", exclude={"curve"})})
@@ -279,7 +280,7 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
 
 
 def _death(trial: Any) -> str:
-    """In a few words, what Ray says of a process that died."""
+    """Ray's error for a process that died, in a few words."""
     error = trial.get_pickled_error()
     text = " ".join(str(error).split())
     return f"its process died ({type(error).__name__}: {text[:160]})" if error is not None else "its process died"

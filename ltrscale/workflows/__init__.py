@@ -1,1 +1,1 @@
-"""What spans several parts: runs, stages, the pipeline."""
+"""Work that spans several rooms: runs, stages, pipelines."""

@@ -1,7 +1,7 @@
 """Cross-validation: the same comparison of methods on each fold of a collection, and over all folds.
 
-A fold is a run of the pipeline below `out/FOLD`, whose stages are skipped where they are up to date; the summary of all
-folds is a stage of its own, in `out/summary` (and `out/summary-relevance`, where both labels are evaluated on).
+Each fold is a run of the pipeline below `out/FOLD`, which skips stages that are up to date. The summary of all folds is
+a separate stage, in `out/summary` (and `out/summary-relevance`, if the evaluation is on both labels).
 """
 
 from typing import Annotated, Any, ClassVar, Self
@@ -20,7 +20,7 @@ from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stage import Origin, Stage
 
 PLACE = "{fold}"
-"""Stands in a pipeline's texts for the name of the fold."""
+"""Placeholder for the name of the fold in a pipeline's texts."""
 _SUMMARY = "summary"
 
 FoldName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
@@ -28,10 +28,10 @@ FoldName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 
 
 class FoldPipeline(PipelineConfig):
-    """What is run on each fold; `{fold}` in a text stands for the fold's name."""
+    """The pipeline that runs on each fold; `{fold}` in a text stands for the fold's name."""
 
     out: str = ""
-    """Left out: each fold has the directory of its name below the outer `out`."""
+    """Leave it out: each fold writes to the directory of its name below the outer `out`."""
 
     @model_validator(mode="after")
     def _has_no_out(self) -> Self:
@@ -63,7 +63,7 @@ class CrossvalConfig(Config):
 
 
 class _Identity(Config):
-    """What the summary depends on besides the evaluations, which hold their own settings."""
+    """The settings of the summary; the evaluations record their own."""
 
     folds: tuple[str, ...]
     seed: int
@@ -82,7 +82,7 @@ class _Summary(Stage):
         return _Identity(folds=tuple(self.evaluations), seed=self.seed)
 
     def inputs(self) -> dict[str, str]:
-        """Of the evaluations."""
+        """Content of the evaluations."""
         return {fold: content_of(url) for fold, url in self.evaluations.items()}
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -91,7 +91,7 @@ class _Summary(Stage):
 
 
 def run_crossval(config: CrossvalConfig) -> None:
-    """Run the pipeline on each fold, then summarise; skips what is up to date.
+    """Run the pipeline on each fold, then summarise; skips stages that are up to date.
 
     Raises:
         InputError: as the pipeline; two folds have the same test groups.
@@ -106,7 +106,7 @@ def run_crossval(config: CrossvalConfig) -> None:
 
 
 def _summarise(config: CrossvalConfig, column: LabelColumn) -> str:
-    """Summarise the folds' evaluations on these labels; returns where."""
+    """Summarise the folds' evaluations on these labels; returns the directory of the summary."""
     name = evaluation_on(column)
     out = join(config.out, name.replace("evaluation", _SUMMARY))
     evaluations = {fold: join(config.out, fold, name) for fold in config.folds}
@@ -121,7 +121,7 @@ def of_fold(config: CrossvalConfig, fold: str) -> PipelineConfig:
 
 
 def _with_fold(value: Any, fold: str) -> Any:
-    """The same value with the fold's name in its place in all texts."""
+    """The value with the fold's name in place of `{fold}` in all its texts."""
     match value:
         case str():
             return value.replace(PLACE, fold)

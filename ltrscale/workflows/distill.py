@@ -49,11 +49,11 @@ from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
 
 
 class MLPStudent(Config):
-    """A network that scores each document on its own, by squared error against standardised scores."""
+    """A network that scores each document independently, trained by squared error against standardised scores."""
 
     kind: Literal["mlp"] = "mlp"
     finetune: FinetuneConfig = FinetuneConfig(
-        network=NetworkConfig(encoder=MLPConfig(dropout=0.0)),  # the teacher's scores are not noisy as clicks are
+        network=NetworkConfig(encoder=MLPConfig(dropout=0.0)),  # the teacher's scores are less noisy than clicks
         head=HeadConfig(layers=1),
         loss=SquaredErrorConfig(standardise=True),
         epochs=20,
@@ -85,40 +85,41 @@ class SpeedConfig(Config):
     """How scoring speed is measured: on one thread, by processor time, all methods taking turns."""
 
     documents: int = Field(10_000, ge=1)
-    """Of the test split; scored at once."""
+    """Documents of the test split, scored in one batch."""
     repeats: int = Field(3, ge=1)
-    """Turns of each method, of which the median counts."""
+    """Turns of each method; the median counts."""
 
 
 class DistillJob(Config):
     """Distil a teacher into students, and compare them with it and with trees trained on the labels."""
 
     out: str
-    """Directory for everything; `out/report.md` is what to read first."""
+    """Directory for everything; read `out/report.md` first."""
     data: str
     """Data set directory; splits that name none read this one."""
     teacher: str | None = None
     """Bundle of the teacher, of any kind that scores."""
     scores: str | None = None
-    """Directory of the teacher's committed scores (jobs.score) in place of the teacher, which is then not opened."""
+    """Directory of the teacher's committed scores (jobs.score), instead of the teacher, which is then not opened."""
     splits: Splits
-    """Students learn from all groups of the training periods; direct trees from the labelled ones that it says."""
+    """Students learn from all groups of the training periods; direct trees from the labelled groups of the training
+    split."""
     student_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the groups of the training periods that students learn from, a random sample."""
     students: dict[MethodName, StudentConfig] = Field(min_length=1)
-    """By the name that they have in the table."""
+    """Students by their name in the table."""
     direct: GBDTConfig | None = LightGBMConfig()
-    """Trees trained on the labels, which students are compared with; null leaves them out."""
+    """Trees trained on the labels, for comparison with the students; null leaves them out."""
     evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
     """Metrics and outliers."""
     overlap_at: tuple[CutOff, ...] = (1, 5, 10)
-    """Numbers of first documents whose overlap with the teacher's is told."""
+    """Each k for which the report gives the overlap of the first k documents with the teacher's."""
     parity: ParityConfig = ParityConfig()
     """The check of exported trees, on documents of the test split."""
     speed: SpeedConfig = SpeedConfig()
     """How scoring speed is measured."""
     docs_per_batch: int = Field(65_536, ge=1)
-    """Documents that the teacher scores at once."""
+    """Documents that the teacher scores in one batch."""
     ray: bool = False
     """Let the teacher score on a Ray cluster."""
     workers: Workers = ONE
@@ -131,9 +132,9 @@ class DistillJob(Config):
         if self.evaluate.baseline is not None:
             raise ValueError("evaluate.baseline: leave it out; students are compared with direct, or with the teacher")
         if taken := {TEACHER, DIRECT} & self.students.keys():
-            raise ValueError(f"students.{min(taken)}: the report has that name for another method; choose another")
+            raise ValueError(f"students.{min(taken)}: the report uses this name for another method; choose another")
         if self.splits.train.data not in ((), (self.data,)) or self.splits.test.data not in ((), (self.data,)):
-            raise ValueError("splits: train and test are of the data set that data names; leave their data out")
+            raise ValueError("splits: train and test read the data set that data names; leave their data out")
         if self.splits.train.scores or self.splits.test.scores:
             raise ValueError("splits: leave scores out; name them at the top, as scores")
         return self
@@ -141,7 +142,7 @@ class DistillJob(Config):
 
 @one_view()
 def run_distill(job: DistillJob) -> None:
-    """Score, train students and direct trees, evaluate, compare, export, report; skips what is up to date.
+    """Score, train students and direct trees, evaluate, compare, export, report; skips stages that are up to date.
 
     Raises:
         InputError: the teacher was trained or selected on test periods; as the stages.
@@ -173,16 +174,16 @@ class _AgreementStage(Stage):
         return self.agreement
 
     def inputs(self) -> dict[str, str]:
-        """Of the data set, the teacher's scores and the bundles."""
+        """Content of the data set, the teacher's scores and the bundles."""
         return dataset_hashes([self.agreement.test]) | bundle_hashes(self.agreement.models.values())
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Compare, and commit what was found."""
+        """Compare, and commit the agreement."""
         agree(self.agreement, self.out, made_by=origin, report=report)
 
 
 class _Steps:
-    """The steps of a distillation; each commits below `out`, or finds what it would make."""
+    """The steps of a distillation; each commits its output below `out`, or finds it there."""
 
     def __init__(self, job: DistillJob) -> None:
         self.job, self.splits = job, job.splits.on(job.data)
@@ -190,7 +191,7 @@ class _Steps:
         self.baseline = TEACHER if job.direct is None else DIRECT
 
     def check(self) -> None:
-        """Check what can be told before anything is computed: splits, labels, and what the teacher has seen."""
+        """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
         check_replaceable(self.job.out, "distill")
         check_disjoint(self.splits)
         for split in (self.splits.validation, self.splits.test, *([self.splits.train] if self.job.direct else [])):
@@ -266,14 +267,14 @@ class _Steps:
         _AgreementStage(out=self._place("agreement"), agreement=config).run()
 
     def export(self, name: str, bundle: str) -> None:
-        """Publish a student's trees as LightGBM's own text."""
+        """Export a student's trees as LightGBM's own text."""
         parity, test = self.job.parity, self.splits.test
         out = join(self._place("export"), name)
         job = ExportJob(out=out, bundle=bundle, data=self.job.data, periods=test.periods, **parity.model_dump())
         job.run()
 
     def report(self, models: Mapping[str, str]) -> Distillation:
-        """Commit the report, or read the one that is there."""
+        """Commit the report, or read it if it is up to date."""
         out, identity = self.job.out, _ReportIdentity(speed=self.job.speed, seed=self.job.evaluate.seed)
         bundles = ([self.job.teacher] if self.job.teacher else []) + list(models.values())
         of_figures = {name: content_of(self._place(name)) for name in ("evaluation", "agreement")}
@@ -300,7 +301,7 @@ class _Steps:
 
 
 class _ReportIdentity(Config):
-    """What a report depends on besides its inputs."""
+    """The settings of a report."""
 
     speed: SpeedConfig
     seed: int
@@ -310,7 +311,7 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
     """Size and speed of bundles, by method: all score the same documents, in turns, on one thread.
 
     Raises:
-        InputError: a bundle is missing, or has other features than the data.
+        InputError: a bundle is missing, or its features differ from the data's.
     """
     selection = select(test, labelled=False)
     groups = next(iterate(selection, docs_per_batch=config.documents))

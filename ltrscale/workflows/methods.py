@@ -1,4 +1,4 @@
-"""Methods that are trained and compared, by kind."""
+"""The kinds of methods that a pipeline trains and compares."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
@@ -24,7 +24,7 @@ class GBDTMethod(Config):
     gbdt: GBDTConfig = LightGBMConfig()
     """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
-    """Take the mean of several models that validation chooses; empty for one model."""
+    """Average several models that validation chooses; empty for one model."""
 
     @model_validator(mode="after")
     def _has_different_candidates(self) -> Self:
@@ -34,7 +34,7 @@ class GBDTMethod(Config):
 
 
 class SemiMethod(Config):
-    """Gradient boosted trees on the labelled groups with the help of the others."""
+    """Gradient boosted trees on the labelled groups, helped by the unlabelled ones."""
 
     kind: Literal["semi_gbdt"] = "semi_gbdt"
     semi: SemiConfig
@@ -47,7 +47,7 @@ class NeuralMethod(Config):
     pretrain: PretrainConfig | None = None
     """Empty for the baseline without pretraining."""
     pretrained_as: str | None = None
-    """Start from the pretrained encoder of this other method, which is then pretrained once for both."""
+    """Start from the pretrained encoder of this other method; it is pretrained once for both."""
     finetune: FinetuneConfig = FinetuneConfig()
 
     @model_validator(mode="after")
@@ -57,12 +57,12 @@ class NeuralMethod(Config):
         return self
 
     def projector_layers(self) -> int | None:
-        """Hidden layers of the projector that it pretrains; None where it does not pretrain."""
+        """Hidden layers of the projector that the method pretrains; None if it does not pretrain."""
         return None if self.pretrain is None else self.pretrain.method.projector_layers
 
 
 class CombinedMethod(Config):
-    """One ranker of several neural methods' rankers of the same seed."""
+    """One ranker that combines the rankers of several neural methods with the same seed."""
 
     kind: Literal["combined"] = "combined"
     parts: tuple[str, ...] = Field(min_length=2)
@@ -71,13 +71,13 @@ class CombinedMethod(Config):
 
 
 class EnsembleMethod(Config):
-    """The mean score of several runs of one neural method, each with weights and order of its own."""
+    """The mean score of several runs of one neural method, each with other initial weights and another data order."""
 
     kind: Literal["ensemble"] = "ensemble"
     of: str
-    """Name of a neural method, whose own run is the first."""
+    """Name of a neural method; its own run counts as the first."""
     runs: int = Field(3, ge=2)
-    """Runs in all; DASALC-ens takes 3 to 5."""
+    """Total number of runs; DASALC-ens takes 3 to 5."""
 
 
 class StackMethod(Config):
@@ -85,7 +85,7 @@ class StackMethod(Config):
 
     kind: Literal["stack"] = "stack"
     members: tuple[str, ...] = Field(min_length=1)
-    """Names of methods other than stacks; each is trained once more for every fold."""
+    """Names of methods other than stacks; each is trained again for every fold."""
     stack: StackConfig = StackConfig()
 
 
@@ -94,14 +94,14 @@ MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 BaseMethod = Annotated[
     GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod, Field(discriminator="kind")
 ]
-"""What a stack may be made of."""
+"""The possible members of a stack."""
 Method = Annotated[
     GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | StackMethod, Field(discriminator="kind")
 ]
 
 
 def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, where: str = "methods") -> None:
-    """Check that the methods a method builds on are there and of the right kind, and that its workers have streams.
+    """Check that each method builds on existing methods of the right kind, and has a stream for every worker.
 
     Args:
         methods: by name.
@@ -109,7 +109,7 @@ def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, wher
         where: the config's key, for errors.
 
     Raises:
-        ValueError: they are not; names the method.
+        ValueError: a method does not; the message names it.
     """
     for name, method in methods.items():
         _check_names(name, method, methods, where)
@@ -122,25 +122,25 @@ def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, wher
 
 
 def _check_names(name: str, method: Method, methods: Mapping[str, Method], where: str) -> None:
-    """Check that the methods a method builds on are there and of the right kind."""
+    """Check that a method builds on existing methods of the right kind."""
     match method:
         case NeuralMethod(pretrained_as=other):
             start = method if other is None else methods.get(other)
             if not isinstance(start, NeuralMethod) or (other is not None and start.pretrain is None):
-                raise ValueError(f"{where}.{name}.pretrained_as {other!r} is no method that pretrains")
+                raise ValueError(f"{where}.{name}.pretrained_as {other!r} is not a method that pretrains")
             try:
                 method.finetune.check_start(start.projector_layers())
             except ValueError as error:
                 raise ValueError(f"{where}.{name}.{error}") from error
         case CombinedMethod(parts=parts):
             if wrong := [part for part in parts if not isinstance(methods.get(part), NeuralMethod)]:
-                raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is no neural method")
+                raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is not a neural method")
         case EnsembleMethod(of=of):
             if not isinstance(methods.get(of), NeuralMethod):
-                raise ValueError(f"{where}.{name}.of: {of!r} is no neural method")
+                raise ValueError(f"{where}.{name}.of: {of!r} is not a neural method")
         case StackMethod(members=members):
             if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | None)]:
-                raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is no method other than a stack")
+                raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is unknown or a stack; name another method")
 
 
 def _streams(method: Method) -> list[StreamConfig]:

@@ -1,4 +1,4 @@
-"""What a stage's output was made from: what is recorded of it, and what may be told from that later."""
+"""The origin of a stage's output: the record of its settings and inputs, and the checks that rest on it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -15,19 +15,19 @@ from ltrscale.errors import InputError, UnavailableError
 
 
 class Identity(Config):
-    """What a stage's output depends on besides the content of its inputs."""
+    """The settings and splits that a stage's output depends on, besides the content of its inputs."""
 
     config: SerializeAsAny[Config]
     splits: tuple[Split, ...]
 
     @classmethod
     def of(cls, config: Config, *splits: Split) -> Self:
-        """Splits by the names of their periods: one that is added later is none of them, however they were named."""
+        """The identity, in which the splits name all their periods: periods added later do not belong to it."""
         return cls(config=config, splits=tuple(map(with_periods_named, splits)))
 
 
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
-    """Content hash of what the splits read of every data set, and of the scores that serve as labels."""
+    """Content hashes of each data set's periods that the splits read, and of the scores that serve as labels."""
     splits = list(splits)
     datasets: dict[str, Dataset] = {}
     periods: dict[str, set[str]] = {}
@@ -44,26 +44,26 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
 
 
 class _Seen(Config, extra="ignore"):
-    """Of the config of a stage: the splits that it trained and selected on."""
+    """The part of a stage's config that lists the splits for training and selection."""
 
     splits: tuple[Split, ...] = ()
 
 
 class _Origin(Config, extra="ignore"):
-    """Of a manifest's `made_by`: what tells what was seen."""
+    """The part of a manifest's `made_by` from which the seen periods follow."""
 
     config: _Seen = _Seen()
     inputs: dict[str, str] = Field(default_factory=dict)
 
 
 def check_unseen(url: str, test: Split) -> None:
-    """Check that no period of the test split was seen by a bundle, by one that it was made from, or by its teacher.
+    """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
 
-    Seen is what a bundle was trained or selected on. It can be told where a job made the bundle, and what it was made
-    from is still where it was.
+    A bundle has seen the periods that it was trained or selected on. The check covers bundles that a job made, as long
+    as their inputs are still at their recorded URLs.
 
     Raises:
-        InputError: it was; names the period.
+        InputError: one of them has; the message names the period.
     """
     waiting, looked_at = [url], set()
     while waiting:
@@ -73,16 +73,16 @@ def check_unseen(url: str, test: Split) -> None:
 
 
 def _check_unseen_by(url: str, test: Split) -> list[str]:
-    """Check the splits of one bundle; returns what it was made from."""
+    """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
     origin = validate(_Origin, (storage.read_manifest(url) or {}).get("made_by", {}), url)
     seen = origin.config.splits
     made_from = list(origin.inputs) if seen else []
-    if len(seen) != 2 or not all(map(_is_there, seen)):
+    if len(seen) != 2 or not all(map(_is_there, seen)):  # pretraining records one split: it reads no labels
         return made_from
     seen = tuple(split.replace(periods=_still_there(split)) for split in seen)
     try:
         check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
-    except UnavailableError:  # which says nothing of the bundle
+    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
         raise
     except InputError as error:
         raise InputError(f"{url} was made from other splits than it is evaluated on: {error}") from error
@@ -90,30 +90,30 @@ def _check_unseen_by(url: str, test: Split) -> list[str]:
 
 
 def _is_there(split: Split) -> bool:
-    """Whether the data sets are where they were, with any of the periods that were read."""
+    """Whether the data sets still exist, with at least one of the periods that were read."""
     there = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
     return there and bool(_still_there(split) or not split.periods)
 
 
 def _still_there(split: Split) -> list[str]:
-    """The periods and ranges that a split names, without the periods that its data sets have no more."""
+    """The periods and ranges that a split names, without periods that its data sets no longer have."""
     known = {period for url in split.data for period in open_dataset(url).manifest.periods}
     return [item for item in split.periods if item in known or ".." in item]
 
 
 def scored_by(split: Split) -> list[str]:
-    """The bundles that gave the scores which serve as labels of a split."""
+    """The bundles that made the scores which serve as labels of a split."""
     assert split.scores is not None
     periods = sorted({file.period for _, files in chosen_files(split) for file in files})
     found = [read_period(split.scores, period) for period in periods]
     try:
         return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
     except (LookupError, TypeError) as error:
-        raise InputError(f"{split.scores}: does not say which bundle gave the scores; score again") from error
+        raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
 
 
 def bundle_hashes(urls: Iterable[str]) -> dict[str, str]:
-    """Content of every bundle's files, as `content_of`."""
+    """Content hashes of the files of each bundle, in the form of `content_of`."""
     return {url: _content(read_manifest(url)) for url in urls}
 
 
@@ -125,10 +125,11 @@ def content_of(url: str) -> str:
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
-        raise InputError(f"{url}: nothing is committed there; give the same command again, which makes it")
+        raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
     return _content(manifest)
 
 
 def _content(manifest: Mapping[str, Any]) -> str:
-    # not one hash of it, as `ltrscale.bundle.content_hash`: recorded origins have this form, which shows what changed
+    # not a single hash, as `ltrscale.bundle.content_hash` is: this form shows which file changed, and old manifests
+    # have it
     return ",".join(sorted(f"{path}:{sha256}" for path, sha256 in storage.listed_in(manifest).items()))

@@ -1,8 +1,8 @@
 """The pipeline: from a raw log to an evaluated comparison of methods, one stage after the other.
 
-Every method is trained once a seed; a seed draws its own sample of labelled groups, initial weights and order. All
-methods of a seed see the same labelled groups. Stages that are up to date are skipped, so a pipeline that was stopped
-or whose config changed in one place does only the rest.
+Every method is trained once for each seed, which determines the sample of labelled groups, the initial weights and the
+data order. All methods of a seed see the same labelled groups. Stages that are up to date are skipped, so a pipeline
+that was stopped, or whose config changed in one place, runs only the remaining stages.
 """
 
 from typing import Self
@@ -34,23 +34,23 @@ class PipelineConfig(Config):
     out: str
     """Directory for everything: `data/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`."""
     synthetic: SyntheticLogConfig | None = None
-    """Make a synthetic log and prepare that."""
+    """Make a synthetic log and prepare it."""
     prepare: PrepareConfig | None = None
     """How the raw log becomes a data set."""
     data: str | None = None
-    """A data set directory that jobs.prepare made, in place of `prepare`."""
+    """A data set directory that jobs.prepare made, instead of `prepare`."""
     relabel: RelabelConfig | None = None
-    """Simulate feedback on the prepared data set, or clean clicks; empty takes it as it is."""
+    """Simulate feedback on the prepared data set, or clean clicks; empty keeps its labels."""
     splits: Splits
     """Periods for training, validation and test; splits that name no data set read this one."""
     seeds: tuple[int, ...] = (0,)
-    """One trial of every method for each; they stand in for the seeds of the stages."""
+    """One trial of every method for each seed; they replace the seeds of the stages."""
     methods: dict[MethodName, Method] = Field(min_length=1)
-    """What is compared, by the name it has in the table."""
+    """Methods to compare, by their name in the table."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers."""
     evaluate_on: tuple[LabelColumn, ...] = Field(("labels",), min_length=1)
-    """Labels of the test split, one evaluation for each: `relevance` are those before relabelling."""
+    """Labels of the test split, one evaluation for each; `relevance` are the labels before relabelling."""
     workers: Workers = ONE
     """Data-parallel workers of the neural stages."""
 
@@ -59,12 +59,12 @@ class PipelineConfig(Config):
         if self.evaluate.baseline not in (None, *self.methods):
             names = ", ".join(self.methods)
             raise ValueError(
-                f"evaluate.baseline {self.evaluate.baseline!r} is none of the methods {names}; or set null"
+                f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
             )
         if (self.prepare is None) == (self.data is None):
-            raise ValueError("name a prepared data set as data, or say with prepare how to make one; not both")
+            raise ValueError("set data to a prepared data set, or prepare to make one; not both")
         if self.synthetic is not None and self.prepare is None:
-            raise ValueError("synthetic makes a log that must be prepared; say how under prepare, in place of data")
+            raise ValueError("synthetic makes a log that must be prepared; set prepare instead of data")
         if self.splits.test.labels != "labels":
             raise ValueError("splits.test.labels: leave it out; evaluate_on says which labels methods are tested on")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -76,10 +76,10 @@ class PipelineConfig(Config):
 
 
 def run_pipeline(config: PipelineConfig) -> None:
-    """Prepare, relabel, train every method with every seed, evaluate; skips what is up to date.
+    """Prepare, relabel, train every method with every seed, evaluate; skips stages that are up to date.
 
     Raises:
-        InputError: as the stages; a split that cannot be read is told before anything is trained.
+        InputError: as the stages; for a split that cannot be read, before anything is trained.
     """
     with recorded(config.out, config), cluster_for(config.workers):  # one cluster for all stages
         _run(config)
@@ -93,7 +93,7 @@ def _run(config: PipelineConfig) -> None:
         relabelled = join(config.out, "relabelled")
         RelabelJob(data=data, out=relabelled, relabel=config.relabel).run()
         data = relabelled
-    with one_view():  # of what is made by now
+    with one_view():  # only now: the stages above make the data sets that it opens
         _compare(config, data)
 
 
@@ -132,6 +132,6 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
 
 
 def _splits(splits: Splits, data: str, seed: int) -> Splits:
-    """The splits of a trial: on the prepared data set, with the trial's own sample of labelled groups."""
+    """The splits of a trial: on the prepared data set, with the seed's sample of labelled groups."""
     of_data = splits.on(data)
     return of_data.replace(train=of_data.train.replace(labelled_seed=splits.train.labelled_seed + seed))

@@ -1,9 +1,8 @@
-"""What every run leaves beside its output: resolved config, versions, metrics, log.
+"""The record that every run leaves beside its output: resolved config, versions, metrics, log.
 
 A stage's directory holds `run/config.yaml`, `run/environment.json`, `run/metrics.jsonl` and `run/log.txt`. On a local
-disk they grow while the stage runs; for another URL they are written to scratch and copied there every minute and at
-the end, also when the stage fails. The stage's own files are committed by the stage and listed in its manifest; these
-are not.
+disk they grow while the stage runs. For another URL they are written to scratch and copied to the URL every minute and
+at the end, also when the stage fails. They are not listed in the stage's manifest, unlike the output itself.
 """
 
 import json
@@ -32,13 +31,13 @@ from ltrscale.progress import Report, log
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
 RUN_FILES = tuple(f"run/{name}" for name in (_LOG, _METRICS, _CONFIG, _ENVIRONMENT))
-"""What `recorded` writes below a directory."""
+"""The files that `recorded` writes below a directory."""
 _COPY_S = 60.0
 _listener: ContextVar[Report | None] = ContextVar("listener", default=None)
 
 
 def environment() -> dict[str, object]:
-    """Versions, git commit and machine: what is needed to run the same thing again."""
+    """Versions, git commit and machine: everything needed to repeat the run."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": [without_credentials(word, settings=True) for word in sys.argv],
@@ -51,7 +50,7 @@ def environment() -> dict[str, object]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the source tree of this package; None outside a repository."""
+    """Output of a git command in the source tree of this package; None outside a repository."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
@@ -62,10 +61,10 @@ def _git(*arguments: str) -> str | None:
 
 @contextmanager
 def held(out: str) -> Iterator[None]:
-    """Hold an output directory while the block runs, without what a holder before has left there; see `storage.hold`.
+    """Hold an output directory while the block runs; removes the leftovers of a dead holder; see `storage.hold`.
 
     Raises:
-        InputError: another job runs there, and this one is not to wait.
+        InputError: another job runs there, and this one must not wait.
     """
     with storage.hold(out) as before:
         if before:
@@ -77,7 +76,7 @@ def held(out: str) -> Iterator[None]:
 def recorded(out: str, config: Config) -> Iterator[Report]:
     """Keep config, environment, log and metrics of the block below `out`; yields the function that records metrics.
 
-    Log and metrics of an earlier run there, such as one that is resumed, go on.
+    Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run.
     """
     with held(out), _folder(storage.join(out, "run")) as folder:
         with storage.named_errors(str(folder), "write"):
@@ -88,7 +87,7 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
         log.addHandler(handler)
         listener = _listener.get()
         try:
-            with (folder / _METRICS).open("ab", buffering=0) as metrics:
+            with (folder / _METRICS).open("ab", buffering=0) as metrics:  # unbuffered: a killed process loses nothing
 
                 def report(record: Mapping[str, object]) -> None:
                     _append(metrics, json.dumps({"time": round(time.time(), 3), **record}), folder)
@@ -97,6 +96,7 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
 
                 yield report
         except BaseException as error:
+            # to the file alone: the job itself prints the error
             trace = None if isinstance(error, InputError | Stopped) else sys.exc_info()
             record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
             log.filter(record)
@@ -104,12 +104,12 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
             raise
         finally:
             log.removeHandler(handler)
-            with suppress(OSError):  # a full disk: the last lines are lost, and that was said
+            with suppress(OSError):  # a full disk: the last lines are lost, of which a warning was logged
                 handler.close()
 
 
 def _append(file: FileIO, line: str, folder: Path) -> None:
-    """Add a line, or none of it and a warning."""
+    """Append a whole line, or nothing and log a warning: half a line would break the file for readers."""
     end, data = file.seek(0, os.SEEK_END), f"{line}\n".encode()
     try:
         problem = "" if file.write(data) == len(data) else "no space left"
@@ -121,10 +121,10 @@ def _append(file: FileIO, line: str, folder: Path) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """The log of a run, which the run outlives: a disk that is full for a while leaves a gap, and a warning."""
+    """The log of a run, whose failure does not end the run: a disk that is full for a while leaves a gap."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002
-        """Say so once; by itself this prints a traceback for every line."""
+        """Warn once; the base class would print a traceback for every line."""
         _warn_of_gaps(Path(self.baseFilename).parent, str(sys.exc_info()[1]))
 
 
@@ -133,13 +133,13 @@ _with_gaps: set[Path] = set()
 
 def _warn_of_gaps(folder: Path, error: str) -> None:
     if folder not in _with_gaps:
-        _with_gaps.add(folder)  # first, for the warning goes to the same log
+        _with_gaps.add(folder)  # before the warning, which goes to the same log and may fail there again
         log.warning("%s: cannot write (%s); the log and the metrics of this run have gaps", folder, error)
 
 
 @contextmanager
 def heard_by(listener: Report | None) -> Iterator[None]:
-    """While the block runs, stages that begin in this thread tell this listener what they report, too; None: nobody."""
+    """Pass the reports of stages that start in this thread to a listener too while the block runs; None: to nobody."""
     token = _listener.set(listener)
     try:
         yield
@@ -149,9 +149,9 @@ def heard_by(listener: Report | None) -> Iterator[None]:
 
 @contextmanager
 def _folder(target: str) -> Iterator[Path]:
-    """A local folder for the files of a run directory: the directory itself, or one that is copied there.
+    """A local folder for the files of a run directory: the directory itself, or a scratch folder that is copied to it.
 
-    It is copied every minute, so that little is lost with a process that is killed, and at the end.
+    The copy is made every minute, so that a killed process loses little, and at the end.
     """
     if storage.is_local(target):
         folder = storage.local_path(target)
@@ -175,7 +175,7 @@ def _folder(target: str) -> Iterator[Path]:
 
 
 def _copy_at_last(folder: Path, target: str) -> None:
-    """Copy, there or else where it stays on this machine; what the run has come to is not changed by it."""
+    """Copy to the target, or else to a temporary directory of this machine; a failure does not fail the run."""
     try:
         _copy(folder, target)
     except (InputError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The jobs whose settings are searched: what a trial of each runs, and how parameters become its settings."""
+"""The jobs whose settings a search varies: the stages of a trial, and the mapping of parameters to settings."""
 
 import copy
 import math
@@ -31,21 +31,21 @@ from ltrscale.workflows.tree_stages import GBDTJob
 
 
 class _SearchedJob(Config):
-    """A job whose settings are searched: the stages that a trial runs, and how it is compared with others."""
+    """A job whose settings a search varies: the stages that a trial runs, and the metric that compares trials."""
 
     kind: str
     splits: Splits
     """Training and validation; the test split is not read."""
     workers: Workers = ONE
-    """Workers of each trial. Those of a network share each step, those of trees share the data."""
+    """Workers of each trial; they share each step of a network, or the training groups of trees."""
 
     @property
     def metric(self) -> str:
-        """What trials are compared by: a metric of the bundle that the last stage commits."""
+        """The metric that compares trials, of the bundle that the last stage commits."""
         raise NotImplementedError
 
     def result(self) -> Config:
-        """All that the metric depends on."""
+        """The settings that determine the metric."""
         return self.replace(workers=ONE)
 
     @property
@@ -54,26 +54,26 @@ class _SearchedJob(Config):
         return {"train": self.splits.train, "validation": self.splits.validation}
 
     def inputs(self) -> dict[str, str]:
-        """Content hashes of what is read."""
+        """Content hashes of the data sets that a trial reads."""
         return dataset_hashes(self.reads.values())
 
     def stages(self, out: str) -> tuple[Stage, ...]:
-        """What a trial runs in a directory, in order."""
+        """The stages that a trial runs in a directory, in order."""
         raise NotImplementedError
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        """Where a record of the stage stands, as ASHA counts; None for a record without the metric."""
+        """The step of a record of the stage, as ASHA counts; None for a record without the metric."""
         raise NotImplementedError
 
     def run(self, folder: str, report: ReportValue) -> float:
-        """Run the stage in a directory, or go on there; returns the metric."""
+        """Run or resume the stage in a directory; returns the metric."""
         (stage,) = self.stages(join(folder, "model"))
         best = -math.inf
 
         def hear(record: Mapping[str, Any]) -> None:
             nonlocal best
             if (step := self.step_of(record)) is not None:
-                best = max(best, record[self.metric])  # which is what the stage would commit there
+                best = max(best, record[self.metric])  # the value that the stage would commit if it ended here
                 report(step, best)
 
         with heard_by(hear):
@@ -81,7 +81,7 @@ class _SearchedJob(Config):
         return _value(stage.out, self.metric)
 
     def jobs(self, out: str) -> dict[str, Stage]:
-        """The stages as jobs of their own, by the name of their config."""
+        """The stages as separate jobs, by the file name of their config."""
         stages = self.stages(join(out, "best"))
         return {"best.yaml" if len(stages) == 1 else f"best-{stage.stage}.yaml": stage for stage in stages}
 
@@ -95,20 +95,20 @@ class GBDTSearch(_SearchedJob):
 
     @property
     def metric(self) -> str:
-        """That by which training stops."""
+        """The metric of early stopping."""
         return f"validation_ndcg@{self.gbdt.stop_on}"
 
     def stages(self, out: str) -> tuple[Stage, ...]:
-        """Training."""
+        """The stage that trains trees."""
         return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        """Trees so far."""
+        """Number of trees so far."""
         return record.get("tree")
 
 
 class FinetuneSearch(_SearchedJob):
-    """A network trained with labels; ASHA counts epochs, those of the head first."""
+    """A network trained with labels; ASHA counts epochs, starting with those of the head."""
 
     kind: Literal["finetune"] = "finetune"
     pretrained: str | None = None
@@ -117,24 +117,24 @@ class FinetuneSearch(_SearchedJob):
 
     @property
     def metric(self) -> str:
-        """That which chooses the epoch."""
+        """The metric that chooses the epoch."""
         return f"validation_{self.finetune.validation_metric}"
 
     def result(self) -> Config:
-        """All that the metric depends on."""
+        """The settings that determine the metric."""
         return self.replace(workers=ONE, finetune=self.finetune.identity())
 
     def inputs(self) -> dict[str, str]:
-        """Of the data sets and the pretrained bundle."""
+        """Content hashes of the data sets and the pretrained bundle."""
         return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
 
     def stages(self, out: str) -> tuple[Stage, ...]:
-        """Finetuning."""
+        """The stage that finetunes."""
         shared: dict[str, Any] = {"splits": self.splits, "workers": self.workers}
         return (FinetuneJob(out=out, pretrained=self.pretrained, finetune=self.finetune, **shared),)
 
     def step_of(self, record: Mapping[str, Any]) -> int | None:
-        """Epochs so far, of both phases."""
+        """Number of epochs so far, in both phases."""
         if "epoch" not in record or self.metric not in record:
             return None
         before = self.finetune.head_epochs if self.pretrained and record["phase"] != "head" else 0
@@ -142,11 +142,11 @@ class FinetuneSearch(_SearchedJob):
 
 
 class PretrainSearch(_SearchedJob):
-    """Pretraining, judged by what finetuning makes of it; ASHA counts epochs of pretraining, see `keep_every`."""
+    """Pretraining, judged by the metric after finetuning; ASHA counts epochs of pretraining, see `keep_every`."""
 
     kind: Literal["pretrain"] = "pretrain"
     train: Split | None = None
-    """Whose documents are pretrained on; empty takes those of `splits.train`."""
+    """Split of the documents for pretraining; empty takes `splits.train`."""
     splits: Splits
     """Training and validation of finetuning; the test split is not read."""
     pretrain: PretrainConfig = PretrainConfig()
@@ -154,16 +154,16 @@ class PretrainSearch(_SearchedJob):
 
     @property
     def metric(self) -> str:
-        """That which chooses the epoch of finetuning."""
+        """The metric that chooses the epoch of finetuning."""
         return f"validation_{self.finetune.validation_metric}"
 
     @property
     def documents(self) -> Split:
-        """What is pretrained on."""
+        """The split whose documents are for pretraining."""
         return self.train or self.splits.train
 
     def result(self) -> Config:
-        """All that the metric depends on."""
+        """The settings that determine the metric."""
         return self.replace(
             workers=ONE, train=self.documents, pretrain=self.pretrain.identity(), finetune=self.finetune.identity()
         )
@@ -174,7 +174,7 @@ class PretrainSearch(_SearchedJob):
         return {"documents": self.documents, **super().reads}
 
     def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
-        """Pretraining, and finetuning from where it ends."""
+        """Pretraining, and finetuning of its final bundle."""
         pretrained, finetuned = join(out, "pretrained"), join(out, "finetuned")
         return (
             PretrainJob(out=pretrained, train=self.documents, pretrain=self.pretrain, workers=self.workers),
@@ -188,11 +188,14 @@ class PretrainSearch(_SearchedJob):
         )
 
     def run(self, folder: str, report: ReportValue) -> float:
-        """Pretrain and finetune in a directory, or go on there; returns the metric."""
+        """Pretrain and finetune in a directory, or resume there; returns the metric.
+
+        Each encoder that pretraining keeps is finetuned at once, and the metric is reported to the search.
+        """
         pretraining, finetuning = self.stages(folder)
 
         def finetuned(job: FinetuneJob) -> float:
-            with heard_by(None), _same_mode():
+            with heard_by(None), _same_mode():  # the epochs of finetuning are no steps of the search
                 job.run()
             return _value(job.out, self.metric)
 
@@ -201,7 +204,7 @@ class PretrainSearch(_SearchedJob):
                 epoch, out = record["epoch"], f"{finetuning.out}-{record['epoch']:05d}"
                 report(epoch, finetuned(finetuning.replace(out=out, pretrained=record["bundle"])))
 
-        for url in storage.children(join(pretraining.out, EPOCHS)):  # of a run that was cut off
+        for url in storage.children(join(pretraining.out, EPOCHS)):  # kept by an interrupted run
             if (manifest := storage.read_manifest(url)) is not None:
                 hear({"epoch": manifest["made_by"]["epoch"], "bundle": url})
         with heard_by(hear):
@@ -209,7 +212,7 @@ class PretrainSearch(_SearchedJob):
         return finetuned(finetuning)
 
     def jobs(self, out: str) -> dict[str, Stage]:
-        """The stages as jobs of their own; nothing is kept along the way."""
+        """The stages as separate jobs, which keep no encoders along the way."""
         alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
         return super(PretrainSearch, alone).jobs(out)
 
@@ -220,7 +223,7 @@ SearchedT = TypeVar("SearchedT", bound=Searched)
 
 @contextmanager
 def _same_mode() -> Iterator[None]:
-    """Finetuning in the middle of pretraining leaves torch's settings as they were."""
+    """Restore torch's global settings afterwards, for finetuning runs in the middle of pretraining."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     precision = torch.get_float32_matmul_precision()
     try:
@@ -233,7 +236,7 @@ def _same_mode() -> Iterator[None]:
 def _value(url: str, metric: str) -> float:
     value = bundle.load(url).metrics[metric]
     if not isinstance(value, int | float):
-        raise InputError(f"{url}: its {metric} is {value!r}, which is no number to compare")
+        raise InputError(f"{url}: its {metric} is {value!r}, which is not a number to compare")
     return float(value)
 
 
@@ -246,19 +249,20 @@ def run_trial(
     *,
     view: Mapping[str, Dataset] | None = None,
 ) -> float:
-    """A trial: the job with these parameters, in this directory, on the data sets as the search sees them."""
+    """Run a trial: the job with these parameters, in this directory, on the data sets as the search opened them."""
     with one_view(view):
         return with_params(job, space, params)[0].run(folder, report)
 
 
 def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT, set[str]]:
-    """The job with these parameters, and the keys that were used: others are for settings that it has not.
+    """The job with these parameters, and the keys that it used; a key is unused if its `when` does not hold.
 
-    Keys with a `when` come after those without, in the order of the space.
+    Keys with a `when` are set after those without, in the order of the space.
 
     Raises:
         InputError: a key is unknown, or a value does not fit.
     """
+    # without defaults: as explicit settings they would override those of a preset
     values = job.model_dump(mode="json", exclude_unset=True)
     keys = [key for key in space if key in params and not space[key].when]
     for key in keys:
@@ -274,14 +278,14 @@ def with_params(job: SearchedT, space: Space, params: Params) -> tuple[SearchedT
 
 
 def _lay(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; a mapping is laid over the one that is there."""
-    below, value = find(values, key), copy.deepcopy(value)  # keys below this one may change it
+    """Set a dotted key; a mapping is merged into an existing one."""
+    below, value = find(values, key), copy.deepcopy(value)  # a copy, for later keys may change parts of it
     both = isinstance(below, Mapping) and isinstance(value, Mapping)
     assign(values, key, configs.overlay({"_": below}, {"_": value})["_"] if both else value)
 
 
 def given_params(job: Searched, space: Space) -> Params | None:
-    """Parameters that leave the job as it is; None where the space has none."""
+    """Parameters that leave the job unchanged; None if the space does not contain its settings."""
     params: Params = {}
     for key, dimension in space.items():
         given = find(job.model_dump(mode="json"), key)
@@ -302,10 +306,10 @@ def _leaves(job: Searched, params: Params, space: Space) -> bool:
 
 
 def check_space(job: Searched, space: Space) -> None:
-    """Check that every key is one of the job, that it takes the values it may get, and that trials stay comparable.
+    """Check that the job has every key and takes its values, and that trials stay comparable.
 
     Raises:
-        InputError: names the key and the remedy.
+        InputError: it does not; the message names the key and the remedy.
     """
     for key, dimension in space.items():
         where = _enabling(job, space, key)
@@ -313,6 +317,7 @@ def check_space(job: Searched, space: Space) -> None:
             try:
                 made, used = with_params(job, space, {**where, key: probe})
             except InputError as error:
+                # the ends of a range may be whole numbers where the third probe, between them, is not
                 if place == 2 and dimension.choices is None and "integer" in str(error):
                     raise InputError(f"space.{key}: takes whole numbers only; add integer: true") from error
                 raise InputError(f"space.{key}: {label(probe)} does not fit: {error}") from error
@@ -323,7 +328,7 @@ def check_space(job: Searched, space: Space) -> None:
 
 
 def _enabling(job: Searched, space: Space, key: str) -> Params:
-    """Choices of other keys with which the `when` of a key holds."""
+    """Choices of other keys that make the `when` of a key hold."""
     others = {name: dimension for name, dimension in space.items() if name != key}
     params: Params = {}
 

@@ -1,4 +1,4 @@
-"""Stacking as a job of its own: members are trained out of fold, then trees over their scores (SUN23, section 3.4)."""
+"""Stacking as a separate job: train members out of fold, then trees over their scores (SUN23, section 3.4)."""
 
 from typing import Self
 
@@ -16,23 +16,23 @@ from ltrscale.workflows.tree_stages import check_ready
 from ltrscale.workflows.trial import Trial
 
 TRAINING = "training"
-"""Folder, below the job's own, of the members as they are trained."""
+"""Folder below the job's `out` in which members are trained."""
 
 
 class StackJob(Config):
-    """Train members, each once for every fold and once for all, and trees over their scores."""
+    """Train members, each once without every fold and once on all groups, and trees over their scores."""
 
     out: str
-    """Directory of the bundle, which has all that it needs; members are trained in `out/training`, which may go."""
+    """Directory of the bundle, which is complete; members are trained in `out/training`, which may be deleted."""
     splits: Splits
     """Training and validation; the test split is not read."""
     members: dict[MethodName, BaseMethod] = Field(default_factory=dict)
     """Methods whose scores the trees see."""
     bundles: dict[MethodName, str] = Field(default_factory=dict)
-    """Bundles whose scores they see too; such as have seen no label of the training split."""
+    """Bundles whose scores the trees see too; they must not have seen labels of the training split."""
     stack: StackConfig = StackConfig()
     seed: int = 0
-    """Stands for the seeds of members, folds and trees."""
+    """Replaces the seeds of members, folds and trees."""
     workers: Workers = ONE
     """Data-parallel workers of the neural members."""
 
@@ -50,7 +50,7 @@ class StackJob(Config):
 
 @one_view()
 def run_stack(job: StackJob) -> None:
-    """Train members and stack, and commit the stack's bundle; skips what is up to date.
+    """Train members and stack, and commit the stack's bundle; skips stages that are up to date.
 
     Raises:
         InputError: as the stages; a ready bundle may have seen labels of the training split.

@@ -1,10 +1,10 @@
-"""What a stage is: a job that reads committed directories and commits one, unless it is committed already.
+"""A stage: a job that reads committed directories and commits one, unless it is up to date.
 
-check        what can be refused before anything is read
+check        refuses bad settings before anything is read
 identity     the settings that the output depends on
-inputs       the content hashes of what it reads; together with the identity they are the origin of the output
-is_done      whether the output of this origin is there
-clear        removes what an earlier run has left, where a job can start anew
+inputs       the content hashes of the inputs; together with the identity they are the origin of the output
+is_done      whether the output of this origin is committed
+clear        removes the remains of an earlier run, if the job is to start anew
 work         makes the output and commits it
 """
 
@@ -28,20 +28,20 @@ Origin = Mapping[str, Any]
 
 
 class Stage(Config):
-    """A job that commits one directory; a subclass has its settings as fields.
+    """A job that commits one directory; the fields of a subclass are its settings.
 
-    Running it again with the same settings and the same inputs does nothing, and says so.
+    Running it again with the same settings and the same inputs does nothing but log that.
     """
 
     stage: ClassVar[str]
     """The name that manifests record."""
     makes_data: ClassVar[bool] = False
-    """Whether the output is a data set, which is opened again once it is made."""
+    """Whether the output is a data set, which must be opened anew once it is made."""
     out: str
     """Directory of the output."""
 
     def check(self) -> None:
-        """Refuse what can be refused before anything is read."""
+        """Refuse bad settings before anything is read."""
 
     @abstractmethod
     def identity(self) -> Config:
@@ -53,29 +53,29 @@ class Stage(Config):
 
     @abstractmethod
     def work(self, origin: Origin, report: Report) -> object:
-        """Make the output, and commit it with this origin; `report` receives metrics."""
+        """Make the output and commit it with this origin; `report` receives metrics."""
 
     def clear(self) -> None:
-        """Remove what an earlier run has left in `out`, where this one is to start anew."""
+        """Remove the remains of an earlier run in `out`, if this run is to start anew."""
 
     def is_done(self, origin: Origin) -> bool:
-        """Whether the output of this origin is committed, all of it; logs that."""
+        """Whether the complete output of this origin is committed; logs it if so."""
         done = is_current(self.out, origin)
         if done:
             log.info("%s: %s is up to date", self.stage, self.out)
         return done
 
     def recorded_as(self) -> Config:
-        """The config that runs the same again; the run directory keeps it."""
+        """The config that repeats the run; the run directory keeps it."""
         return self
 
     def run(self) -> bool:
-        """Make the output, unless it is there; returns whether that was done.
+        """Make the output unless it is up to date; returns whether it was made.
 
-        All that the stage reads is seen as it was when it was first opened.
+        The stage sees each data set as it was when first opened, even if it changes meanwhile.
 
         Raises:
-            InputError: the output of another stage is there; as `check` and `work`.
+            InputError: `out` holds the output of another stage; or as `check` and `work`.
             Stopped: the process was asked to stop.
         """
         with nullcontext() if self.makes_data else one_view():
@@ -85,7 +85,7 @@ class Stage(Config):
                 return False
             check_replaceable(self.out, self.stage)
             with held(self.out):
-                if self.is_done(origin):  # another process has done it meanwhile
+                if self.is_done(origin):  # again: another process may have made it while this one waited
                     return False
                 start = time.monotonic()
                 with recorded(self.out, self.recorded_as()) as report:
@@ -97,7 +97,7 @@ class Stage(Config):
 
 
 class LabelledStage(Stage):
-    """A stage that learns from the labels of a training split, and chooses by a validation split."""
+    """A stage that learns from the labels of a training split and selects on a validation split."""
 
     splits: Splits
     """Training and validation; the test split is not read."""
@@ -108,10 +108,10 @@ class LabelledStage(Stage):
 
     @abstractmethod
     def settings(self) -> Config:
-        """What the output depends on, besides periods and inputs."""
+        """The settings that the output depends on, besides periods and inputs."""
 
     def made_from(self) -> Iterable[str]:
-        """The bundles that it reads."""
+        """The bundles that the stage reads."""
         return ()
 
     def identity(self) -> Identity:
@@ -119,15 +119,15 @@ class LabelledStage(Stage):
         return Identity.of(self.settings(), self.splits.train, self.splits.validation)
 
     def inputs(self) -> dict[str, str]:
-        """Of the data sets and the bundles."""
+        """Content of the data sets and the bundles."""
         return dataset_hashes([self.splits.train, self.splits.validation]) | bundle_hashes(self.made_from())
 
 
 def check_replaceable(out: str, stage: str) -> None:
-    """Check that nothing but this stage's own output would be replaced: a data set is not a place for a model.
+    """Check that the stage replaces only its own output: a model must not overwrite a data set.
 
     Raises:
-        InputError: another stage's output is there.
+        InputError: `out` holds the output of another stage.
     """
     manifest = storage.read_manifest(out)
     if manifest is None:

@@ -1,4 +1,4 @@
-"""The stages of data sets, networks, scores and evaluations; each is a job of its own too."""
+"""The stages of data sets, networks, scores and evaluations; each can also run as a separate job."""
 
 from typing import ClassVar, Self
 
@@ -61,23 +61,23 @@ class PrepareJob(Stage):
     """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
 
     def run(self) -> bool:
-        """Make the synthetic log where one is wanted, then the data set."""
+        """Make the synthetic log, if there is one, then the data set."""
         if self.synthetic is not None:
             SyntheticLog(out=self._log, log=self.synthetic).run()
         return super().run()
 
     def identity(self) -> PrepareConfig:
-        """All settings that make the data set."""
+        """All settings of the data set."""
         if self.synthetic is None:
             return self.prepare
         return self.prepare.replace(inputs=[{"path": storage.join(self._log, "*", "*.parquet")}])
 
     def inputs(self) -> dict[str, str]:
-        """Of the files of the log."""
+        """Fingerprints of the input files."""
         return input_fingerprints(self.identity())
 
     def is_done(self, origin: Origin) -> bool:
-        """Whether the data set holds the inputs; they may have been added to it."""
+        """Whether the data set holds the inputs, possibly beside others that were added."""
         return is_prepared(self.out, origin)
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
@@ -97,7 +97,7 @@ class RelabelJob(Stage):
     out: str
     """Directory of the new data set."""
     data: str
-    """Data set directory to start from; it stays as it is."""
+    """Data set directory to start from; it is not changed."""
     relabel: RelabelConfig
 
     def check(self) -> None:
@@ -110,43 +110,44 @@ class RelabelJob(Stage):
         return self.relabel
 
     def inputs(self) -> dict[str, str]:
-        """Of the data set."""
+        """Content of the data set."""
         return {self.data: open_dataset(self.data).manifest.hash}
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Make the data set with other labels."""
+        """Make the data set with the new labels."""
         relabel(self.relabel, self.data, self.out, origin=origin, report=report)
 
 
 def _place(url: str) -> str:
-    """The same text for the same directory."""
+    """A text that is equal for equal directories."""
     return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
 class TrainingStage(Stage):
-    """A stage that goes on from checkpoints where it was cut short."""
+    """A stage that resumes from checkpoints after an interruption."""
 
     workers: Workers = ONE
     """Data-parallel workers; more than one run under Ray Train."""
     fresh: bool = False
-    """Start anew, also where `out` is up to date: what an unfinished run has left there is removed."""
+    """Start anew even if `out` is up to date; removes the checkpoints of an unfinished run."""
 
     def clear(self) -> None:
-        """Remove checkpoints, and what else a run needs to go on."""
+        """Remove checkpoints and everything else that a resume needs."""
         if self._starts_anew():
             resumption.start_anew(self.out)
 
     def is_done(self, origin: Origin) -> bool:
-        """Whether the bundle is committed; not while checkpoints of this origin are there to go on from."""
+        """Whether the bundle is committed, and no checkpoint of this origin remains to resume from."""
         if self._starts_anew() or resumption.is_unfinished(self.out, origin):
             return False
         return super().is_done(origin)
 
     def recorded_as(self) -> Self:
-        """Without `fresh`, which is meant once."""
+        """The config without `fresh`: repeating the run must not delete it."""
         return self.replace(fresh=False)
 
     def _starts_anew(self) -> bool:
+        # a restart by torchrun repeats the command, but must resume the run that it has begun
         return self.fresh and not under_torchrun.is_restarted()
 
 
@@ -155,7 +156,7 @@ class PretrainJob(TrainingStage):
 
     stage: ClassVar = "pretrain"
     train: Split
-    """Whose documents; labels are not read."""
+    """Split of the documents; labels are not read."""
     pretrain: PretrainConfig = PretrainConfig()
 
     def identity(self) -> Identity:
@@ -163,7 +164,7 @@ class PretrainJob(TrainingStage):
         return Identity.of(self.pretrain.identity(), self._documents)
 
     def inputs(self) -> dict[str, str]:
-        """Of the data sets."""
+        """Content of the data sets."""
         return dataset_hashes([self._documents])
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -172,7 +173,7 @@ class PretrainJob(TrainingStage):
 
     @property
     def _documents(self) -> Split:
-        """What is read of the split: which labels are used is nothing to pretraining."""
+        """The split without its settings for labels, which do not concern pretraining."""
         return Split(data=self.train.data, periods=self.train.periods)
 
 
@@ -185,7 +186,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
     finetune: FinetuneConfig = FinetuneConfig()
 
     def settings(self) -> FinetuneConfig:
-        """Of finetuning."""
+        """Settings of finetuning."""
         return self.finetune.identity()
 
     def made_from(self) -> list[str]:
@@ -207,7 +208,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
 
 
 class CombineJob(LabelledStage, TrainingStage):
-    """Make one ranker of several finetuned ones."""
+    """Combine several finetuned rankers into one."""
 
     stage: ClassVar = "combine"
     bundles: tuple[str, ...] = Field(min_length=1)
@@ -215,11 +216,11 @@ class CombineJob(LabelledStage, TrainingStage):
     combine: CombineConfig = CombineConfig()
 
     def settings(self) -> CombineConfig:
-        """Of combining."""
+        """Settings of combining."""
         return self.combine.identity()
 
     def made_from(self) -> tuple[str, ...]:
-        """What is combined."""
+        """The bundles to combine."""
         return self.bundles
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -244,19 +245,19 @@ class ScoreJob(ScoreConfig, Stage):
     """Directory of the scores."""
 
     def identity(self) -> Config:
-        """All settings; each period has an origin of its own."""
+        """All settings; each period records its own origin."""
         return self
 
     def inputs(self) -> dict[str, str]:
-        """None; each period records its own."""
+        """None; each period records its own inputs."""
         return {}
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
-        """Whether every period is scored from the data as they are."""
+        """Whether every period is scored from its current data."""
         return is_scored(self, self.out)
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Score the periods that are left, and commit each."""
+        """Score the remaining periods, and commit each."""
         score(self, self.out, report=report)
 
 
@@ -269,7 +270,7 @@ class EvaluateJob(Stage):
     evaluate: EvaluateConfig
 
     def run(self, *, show: bool = True) -> bool:
-        """Evaluate, and print the table if it is to be shown."""
+        """Evaluate, and print the table if `show` is set."""
         ran = super().run()
         if show:
             print_table(self.out)
@@ -287,7 +288,7 @@ class EvaluateJob(Stage):
         return self.evaluate
 
     def inputs(self) -> dict[str, str]:
-        """Of the data sets, the scores and the bundles."""
+        """Content of the data sets, the scores and the bundles."""
         config = self.evaluate
         splits = [config.splits.validation, config.splits.test, *config.scored]
         return dataset_hashes(splits) | bundle_hashes(config.bundles)

@@ -1,4 +1,4 @@
-"""The stages that make trees, of labels or of more, and that export them; each is a job of its own too but one."""
+"""The stages that train and export trees; each but `StackedJob` can also run as a separate job."""
 
 from typing import ClassVar, Self
 
@@ -22,7 +22,7 @@ from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
 class _Ensemble(Config):
-    """What an ensemble depends on besides the data."""
+    """The settings of an ensemble."""
 
     gbdt: GBDTConfig
     ensemble: EnsembleConfig
@@ -35,9 +35,9 @@ class GBDTJob(LabelledStage):
     gbdt: GBDTConfig = LightGBMConfig()
     """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
-    """Train several models, below `out/candidates`, and take the mean of some; empty for one model."""
+    """Train several models, below `out/candidates`, and average the best; empty for one model."""
     workers: Workers = ONE
-    """Workers that each hold a share of the training groups; for data beyond one machine."""
+    """Workers that each hold a share of the training groups, for data that one machine cannot hold."""
 
     @model_validator(mode="after")
     def _has_different_candidates(self) -> Self:
@@ -46,11 +46,11 @@ class GBDTJob(LabelledStage):
         return self
 
     def settings(self) -> Config:
-        """Of the trees, and of the ensemble where there is one."""
+        """Settings of the trees, and of the ensemble if there is one."""
         return self.gbdt if self.ensemble is None else _Ensemble(gbdt=self.gbdt, ensemble=self.ensemble)
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Train trees; of an ensemble each candidate, where that is not done yet, and then choose."""
+        """Train trees; for an ensemble train each candidate that is not up to date, then choose."""
         if self.ensemble is None:
             train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, workers=self.workers)
             return
@@ -67,13 +67,13 @@ class GBDTJob(LabelledStage):
 
 
 class SemiJob(LabelledStage):
-    """Train trees on labelled groups with the help of the training split's other groups."""
+    """Train trees on labelled groups, helped by the training split's other groups."""
 
     stage: ClassVar = "train_semi"
     semi: SemiConfig
 
     def settings(self) -> SemiConfig:
-        """All of them."""
+        """All settings."""
         return self.semi
 
     def work(self, origin: Origin, report: Report) -> None:
@@ -82,14 +82,14 @@ class SemiJob(LabelledStage):
 
 
 class _Stacked(Config):
-    """What a stack depends on besides the data and the content of its bundles."""
+    """The settings of a stack, and the names of its members."""
 
     stack: StackConfig
     members: tuple[str, ...]
 
 
 class StackedJob(LabelledStage):
-    """Train trees over the scores of models that are trained already."""
+    """Train trees over the scores of trained models."""
 
     stage: ClassVar = "stack"
     stack: StackConfig
@@ -103,23 +103,23 @@ class StackedJob(LabelledStage):
                 check_ready(name, member.bundle, self.splits)
 
     def settings(self) -> _Stacked:
-        """Of the stack, and the names of its members."""
+        """Settings of the stack, and the names of its members."""
         return _Stacked(stack=self.stack, members=tuple(self.members))
 
     def made_from(self) -> list[str]:
-        """All members, of all folds."""
+        """The bundles of all members, of all folds."""
         return [url for member in self.members.values() for url in (member.bundle, *member.folds)]
 
     def work(self, origin: Origin, report: Report) -> None:
-        """Train, and commit the bundle that holds all members."""
+        """Train, and commit the bundle, which holds all members."""
         train_stack(self.stack, self.members, self.splits, self.out, made_by=origin, report=report)
 
 
 def check_ready(name: str, url: str, splits: Splits) -> None:
-    """Check that a bundle has not seen the labels that the trees are to learn from."""
+    """Check that a bundle has not seen the labels that the trees will learn from."""
     try:
         check_unseen(url, splits.train)
-    except UnavailableError:  # which says nothing of the bundle
+    except UnavailableError:  # storage does not answer, which is no verdict on the bundle
         raise
     except InputError as error:
         raise InputError(
@@ -129,13 +129,13 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
 
 
 class _Exported(ParityConfig):
-    """What an export depends on besides its inputs."""
+    """The settings of an export."""
 
     periods: Texts
 
 
 class ExportJob(ParityConfig, Stage):
-    """Export a bundle of LightGBM trees as the library's own text, with a note on its features."""
+    """Export a bundle of LightGBM trees as the library's own text, with a description of its features."""
 
     stage: ClassVar = "export"
     out: str
@@ -143,20 +143,20 @@ class ExportJob(ParityConfig, Stage):
     bundle: str
     """Bundle of one LightGBM model."""
     data: str
-    """Data set directory on whose documents the scores are compared."""
+    """Data set directory; scores are compared on its documents."""
     periods: Texts = ()
     """Periods `P` or ranges `A..B`, both ends included; empty for all."""
 
     def identity(self) -> _Exported:
-        """What is compared, and how far scores may be apart."""
+        """The documents to compare, and the tolerance."""
         return _Exported(rows=self.rows, tolerance=self.tolerance, periods=self.periods)
 
     def inputs(self) -> dict[str, str]:
-        """Of the data set and the bundle."""
+        """Content of the data set and the bundle."""
         return dataset_hashes([self._split]) | bundle_hashes([self.bundle])
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Compare scores, then publish; nothing is published where they are further apart than allowed."""
+        """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
         files, parity = check_parity(load(self.bundle), self._split, self)
         publish(files, parity, self.out, made_by=origin)
 

@@ -25,15 +25,16 @@ from ltrscale.workflows.tree_stages import GBDTJob, SemiJob, StackedJob
 
 @dataclass(frozen=True)
 class Trial:
-    """All methods trained with one seed; what a method builds on is trained first, and nothing twice.
+    """All methods trained with one seed; the methods that a method builds on are trained first, and nothing twice.
 
     Args:
         methods: by name.
-        splits: with the trial's own sample of labelled groups.
-        seed: stands for the seeds of the stages.
+        splits: with the seed's sample of labelled groups.
+        seed: replaces the seeds of the stages.
         workers: data-parallel workers of the neural stages.
         out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `folds/K-of-N/METHOD/model`.
-        whole: the trial of all folds that this one, of all but one, belongs to; pretraining, without labels, is its.
+        whole: if this trial leaves out a fold, the trial on all folds. Pretrained encoders come from there: they see no
+            labels, so one serves all folds.
     """
 
     methods: Mapping[str, Method]
@@ -64,13 +65,13 @@ class Trial:
         return out
 
     def stack(self, members: Sequence[str], ready: Mapping[str, str], settings: StackConfig, out: str) -> None:
-        """Train members on all folds and on all but each, in `folds/K-of-N/METHOD`, then trees over their scores.
+        """Train each member on all groups and once without each fold, then trees over their scores.
 
-        Stacks of the same number of folds share what was trained.
+        Members without a fold are in `folds/K-of-N/METHOD`. Stacks with the same number of folds share them.
 
         Args:
             members: names of methods.
-            ready: bundles of other origin that have seen no label of the training split, by name.
+            ready: bundles from elsewhere that have seen no label of the training split, by name.
             settings: of the stack.
             out: directory of the bundle.
         """
@@ -84,7 +85,7 @@ class Trial:
         StackedJob(out=out, splits=self.splits, stack=settings, members=of_members | of_ready).run()
 
     def _without(self, fold: Fold) -> "Trial":
-        """The trial of all labelled groups but those of a fold."""
+        """The trial on all labelled groups except those of a fold."""
         out = self._folder("folds", f"{fold.number}-of-{fold.of}")
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
         return replace(self, splits=self.splits.replace(train=train), out=out, whole=self)
@@ -111,7 +112,7 @@ class Trial:
         FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers).run()
 
     def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
-        """The runs of an ensemble: the method's own, and others from the same pretrained encoder."""
+        """The runs of an ensemble: the method's own, and more from the same pretrained encoder."""
         method = self.methods[ensemble.of]
         assert isinstance(method, NeuralMethod)
         runs = [self.model(ensemble.of)]

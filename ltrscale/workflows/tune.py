@@ -1,7 +1,7 @@
-"""Search over the settings of a job: each trial runs the job's stages in a directory of its own.
+"""Search over the settings of a job: each trial runs the job's stages in a separate directory.
 
-The metric is the validation NDCG of the bundle that a trial commits. Below `out` are the history and what the trials
-made (`trials/00007/...`), the table and report of the search, and the best settings as configs that the jobs take.
+The metric is the validation metric of the bundle that a trial commits. Below `out` are the history and the outputs of
+the trials (`trials/00007/...`), the table and report of the search, and the best settings as configs for the jobs.
 """
 
 import functools
@@ -40,11 +40,11 @@ from ltrscale.workflows.stage import Origin, Stage
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
-_STARTER_CPUS = 0.1
+_STARTER_CPUS = 0.1  # of a trial's process that only waits for its workers
 
 
 class _Searched(Config):
-    """What a search depends on besides its inputs."""
+    """The settings of the job, and the space."""
 
     job: dict[str, Any]
     space: Space
@@ -55,11 +55,11 @@ class TuneJob(SearchConfig, Stage):
 
     stage: ClassVar = "tune"
     out: str
-    """Directory of the search: its history, what the trials made, table, report and best settings."""
+    """Directory of the search: its history, the outputs of the trials, table, report and best settings."""
     job: Annotated[GBDTSearch | PretrainSearch | FinetuneSearch, Field(discriminator="kind")]
-    """What a trial runs; its settings as they are given are trial 0."""
+    """The job that a trial runs; trial 0 has its settings as given."""
     fresh: bool = False
-    """Start anew: the history in `out`, with all that its trials made, is removed."""
+    """Start anew; removes the history in `out` with the outputs of its trials."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -77,29 +77,29 @@ class TuneJob(SearchConfig, Stage):
         return _Searched(job=_named(self.job.result().model_dump(mode="json"), self.job.reads), space=self.space)
 
     def inputs(self) -> dict[str, str]:
-        """Those of the job."""
+        """Inputs of the job."""
         return self.job.inputs()
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
-        """Never: the history says which trials are left, and what they found is written anew."""
+        """Never: the history decides which trials remain, and the results are written anew each time."""
         return False
 
     def recorded_as(self) -> Self:
-        """Without `fresh`, which is meant once."""
+        """The config without `fresh`: repeating the search must not delete it."""
         return self.replace(fresh=False)
 
     def clear(self) -> None:
-        """Remove the history, and what was written of it."""
+        """Remove the history and the results."""
         if self.fresh:
             History(self.out).remove(RUN_FILES)
             for name in (*_WRITTEN, *_BEST):
                 storage.remove(join(self.out, name))
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Run the trials that are left, all on the data sets as they were when the search began; write what they found.
+        """Run the remaining trials, all on the data sets as they were when the search began; write the results.
 
         Raises:
-            InputError: a search of other settings or other data is in `out`, or all trials failed.
+            InputError: `out` holds a search with other settings or other data, or all trials failed.
             Stopped: the search was asked to stop.
         """
         history = History(self.out)
@@ -119,7 +119,7 @@ class TuneJob(SearchConfig, Stage):
 
 
 def history_of(config: TuneJob) -> dict[str, Any]:
-    """What the value of a trial depends on, besides its parameters: what a history is begun with."""
+    """Everything besides its parameters that the value of a trial depends on: the identity of the history."""
     return recordable(
         {
             **config.identity().model_dump(mode="json"),
@@ -130,7 +130,7 @@ def history_of(config: TuneJob) -> dict[str, Any]:
 
 
 def _open(history: History, identity: Mapping[str, Any]) -> None:
-    """Begin a history, or check that the one that is there is of this search on these data."""
+    """Begin a history, or check that the existing one belongs to this search and these data."""
     before = history.identity()
     if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
         raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
@@ -138,7 +138,7 @@ def _open(history: History, identity: Mapping[str, Any]) -> None:
 
 
 def _named(job: dict[str, Any], reads: Mapping[str, Split]) -> dict[str, Any]:
-    """The settings of a job, where the splits that it reads name all of their periods."""
+    """The settings of a job, with all periods of its splits named."""
     named = {name: with_periods_named(split).model_dump(mode="json") for name, split in reads.items()}
     if "documents" in named:
         job = {**job, "train": named.pop("documents")}
@@ -146,10 +146,10 @@ def _named(job: dict[str, Any], reads: Mapping[str, Split]) -> dict[str, Any]:
 
 
 def _same(config: TuneJob, params: Params) -> str:
-    """Equal for parameters that lead to the same settings."""
+    """A text that is equal for parameters which lead to the same settings."""
     try:
         return configs.digest(with_params(config.job, config.space, params)[0].result())
-    except InputError:  # the trial will say so
+    except InputError:  # the trial itself will fail with this error
         return configs.digest(params)
 
 
@@ -158,12 +158,12 @@ def _is_nested(config: TuneJob) -> bool:
 
 
 def _resources(config: TuneJob) -> SearchConfig:
-    """The search, where the process of a trial that only starts workers takes next to nothing."""
+    """The search, with hardly any resources for the process of a trial if that only starts workers."""
     return config.model_copy(update={"cpus": _STARTER_CPUS, "gpus": 0.0}) if _is_nested(config) else config
 
 
 def _cluster_cpus(config: TuneJob) -> int:
-    """Logical CPUs for all trials that run at a time; those with workers need some for reading, too."""
+    """Logical CPUs for all concurrent trials; trials with workers need some for reading, too."""
     workers = config.job.workers
     each = _STARTER_CPUS + workers.most * (workers.cpus + 1) if _is_nested(config) else config.cpus
     return math.ceil(config.concurrent * each)

@@ -308,7 +308,7 @@ def test_features_in_another_order_change_nothing(
 def test_bad_settings_and_bundles_are_named(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
     plain = config.model_dump(mode="json")
     for change, message in (
-        ({"baseline": "gbtd"}, "baseline 'gbtd' is none of the models gbdt, network"),
+        ({"baseline": "gbtd"}, "baseline 'gbtd' is not among the models gbdt, network"),
         ({"primary_cutoff": 3}, r"primary_cutoff 3 is not in ndcg_at \[1, 5, 10\]"),
         ({"models": {"gbdt": []}}, "models.gbdt has no bundle"),
         ({"ndcg_at": [0, 5]}, r"ndcg_at\.0: Input should be greater than or equal to 1"),
@@ -334,5 +334,5 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
         torch.nn.init.constant_(weight, math.inf)
     diverged = str(tmp_path / "diverged")
     save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
-    with pytest.raises(InputError, match="diverged: gives scores that are no numbers"):
+    with pytest.raises(InputError, match="diverged: gives scores that are not finite"):
         evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)

@@ -200,7 +200,7 @@ def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
     process = job.start()
     os.kill(workers_of(process)[-1], signal.SIGSTOP)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
-    assert re.search(r"rank [01] hangs: it was not heard of for \d+ s: its process is stopped", job.said.read_text())
+    assert re.search(r"rank [01] hangs: it has been silent for \d+ s: its process is stopped", job.said.read_text())
     assert weights(str(job.out)) == expected[2]
 
 

@@ -72,7 +72,7 @@ def test_a_worker_whose_process_is_stopped_is_found_named_and_started_again(
         run(watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO.replace(hang_minutes=0.15))
     lines = [record.getMessage() for record in caplog.records]
     (hangs,) = [line for line in lines if "hangs" in line]
-    assert re.match(r"rank 1 hangs: it was not heard of for \d+ s: its process is stopped, or .*; it is ended$", hangs)
+    assert re.match(r"rank 1 hangs: it has been silent for \d+ s: its process is stopped, or .*; ending it$", hangs)
     (again,) = [line for line in lines if "start again" in line]
     assert re.match(r"rank [01]: .*all workers start again \(failure 1 of 1", again)
     check_exactly_once(steps)

@@ -51,7 +51,7 @@ def test_the_worker_with_the_fewest_steps_hangs(clock: Clock) -> None:
     seconds(clock, 60, beat)
     assert watch.hung() == {}  # a minute after the last step it is 59 s
     seconds(clock, 1, beat)
-    assert watch.hung() == {1: "has not moved for 60 s"}
+    assert watch.hung() == {1: "has made no progress for 60 s"}
     watch.left(1)
     seconds(clock, 59, lambda: watch.heard(0, Counts(8, 3)))
     assert watch.hung() == {}  # rank 0 could not have moved before
@@ -64,7 +64,7 @@ def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
     watch.heard(1, Counts(8, 0))
     seconds(clock, 61, lambda: watch.heard(0, Counts(8, 0)))
     assert list(watch.hung()) == [1]
-    assert "was not heard of for 61 s" in watch.hung()[1]
+    assert "has been silent for 61 s" in watch.hung()[1]
 
 
 def test_nobody_hangs_who_reads_or_has_yet_to_begin(clock: Clock) -> None:

@@ -146,7 +146,7 @@ def test_two_are_kept_and_what_cannot_be_used_is_passed_over(
         with checkpoints_in(tmp_path, **changes) as saver:
             assert saver.newest() is None
         (warning,) = caplog.messages
-        assert "checkpoints of another config or other data, which are not resumed; they are deleted" in warning
+        assert "checkpoints there, which belong to another config or other data; they are deleted" in warning
     assert not torn.exists()
     (weights,) = (folder / "step-00000003").glob("weights-*")
     weights.write_bytes(weights.read_bytes()[:-8] + b"damaged!")

@@ -118,7 +118,7 @@ def test_full_finetuning_moves_the_encoder(synthetic_dataset: str, pretrained: s
 
 
 def test_probing_needs_something_pretrained(synthetic_dataset: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="epochs is 0, which is probing, and nothing pretrained to probe; name a"):
+    with pytest.raises(InputError, match="epochs is 0, which is probing, but there is nothing pretrained; name a"):
         run(synthetic_dataset, tmp_path / "probe", epochs=0)
     assert not (tmp_path / "probe").exists()
 

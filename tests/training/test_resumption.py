@@ -253,7 +253,7 @@ def test_checkpoints_of_another_config_are_told_of_and_gone_in_the_end(
         pretrain_job(synthetic_dataset, out).run()
     stop_after(None)
     assert run_job(pretrain_job(synthetic_dataset, out, seed=1), caplog) == ""
-    assert "there are checkpoints of another config or other data, which are not resumed" in caplog.text
+    assert "not resuming from the checkpoints there, which belong to another config or other data" in caplog.text
     assert not (out / "checkpoints").exists()
     alone = tmp_path / "alone"
     pretrain_job(synthetic_dataset, alone, seed=1).run()
@@ -292,7 +292,7 @@ def forget_and_grow(data: str) -> None:
         (grow, "did not read period '2026-W05' of {data}: name the periods that it read to go on with it"),
         (shrink, "read period '2026-W02' of {data} too: put it back, or name it, to go on with it"),
         (replace_a_file, "read other files of period '2026-W01' of {data}: put them back to go on with it"),
-        (forget_and_grow, "did not read what is at {data} now: put back what it read to go on with it"),
+        (forget_and_grow, "read other data than {data} holds now: restore that data to resume the run"),
     ],
     ids=["a period more", "a period less", "another file", "not told"],
 )

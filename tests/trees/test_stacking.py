@@ -231,7 +231,7 @@ def test_a_damaged_member_is_named(splits: Splits, member: StackMember, tmp_path
 def test_features_that_are_not_there_are_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
     for features, message in (
         (("prize",), r"features: the data has no 'prize'; the nearest is 'price'"),
-        (("price", "price"), "features: a name stands twice"),
+        (("price", "price"), "features: a name is listed twice"),
     ):
         with pytest.raises(InputError, match=message):
             stack(STACK.replace(features=features), {"m": member}, splits, tmp_path / "out")

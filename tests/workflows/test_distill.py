@@ -233,7 +233,7 @@ def test_a_teacher_that_has_seen_the_test_period_is_refused(
         ({}, "name a teacher, or the scores"),
         ({"teacher": "a", "scores": "b"}, "not both"),
         ({"teacher": "a", "evaluate": {"baseline": "gbdt"}}, "evaluate.baseline: leave it out"),
-        ({"teacher": "a", "students": {"direct": {"kind": "softmax"}}}, "has that name for another method"),
+        ({"teacher": "a", "students": {"direct": {"kind": "softmax"}}}, "uses this name for another method"),
         ({"teacher": "a", "students": {"x": {"kind": "mlp", "finetune": {"context": {"kind": "dasalc"}}}}}, "dasalc"),
         ({"teacher": "a", "students": {"x": {"kind": "softmax", "trees": {"temprature": 2}}}}, "did you mean"),
     ],

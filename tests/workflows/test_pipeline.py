@@ -133,7 +133,7 @@ def test_too_few_streams_for_the_workers_are_named_before_anything_runs(tmp_path
         (["prepare=null", "data=data/shop"], "synthetic makes a log that must be prepared"),
         (["evaluate.ndcg_at=[1, 10]"], r"primary_cutoff 5 is not in ndcg_at \[1, 10\]; add it"),
         (["splits.test.labels=relevance"], "splits.test.labels: leave it out; evaluate_on says"),
-        (["evaluate.baseline=tree"], "'tree' is none of the methods .*; or set null"),
+        (["evaluate.baseline=tree"], "'tree' is not among the methods .*; or set null"),
     ],
 )
 def test_settings_that_nothing_would_read_are_named_before_anything_runs(
@@ -162,23 +162,23 @@ def pipeline(**changes: object) -> PipelineConfig:
 
 @pytest.mark.parametrize("changes", [{"data": None}, {"prepare": {"source": {"kind": "letor"}}}])
 def test_data_comes_from_one_place(changes: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="name a prepared data set as data, or say with prepare how to make one; not"):
+    with pytest.raises(InputError, match="set data to a prepared data set, or prepare to make one; not"):
         pipeline(**changes)
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"kind": "neural", "pretrained_as": "x"}, "methods.new.pretrained_as 'x' is no method that pretrains"),
-        ({"kind": "neural", "pretrained_as": "gbdt"}, "'gbdt' is no method that pretrains"),
-        ({"kind": "neural", "pretrained_as": "plain"}, "'plain' is no method that pretrains"),
-        ({"kind": "neural", "pretrained_as": "new"}, "'new' is no method that pretrains"),
+        ({"kind": "neural", "pretrained_as": "x"}, "methods.new.pretrained_as 'x' is not a method that pretrains"),
+        ({"kind": "neural", "pretrained_as": "gbdt"}, "'gbdt' is not a method that pretrains"),
+        ({"kind": "neural", "pretrained_as": "plain"}, "'plain' is not a method that pretrains"),
+        ({"kind": "neural", "pretrained_as": "new"}, "'new' is not a method that pretrains"),
         ({"kind": "neural", "pretrain": {}, "pretrained_as": "vime"}, "exclude each other"),
-        ({"kind": "combined", "parts": ["plain", "x"]}, "methods.new.parts: 'x' is no neural method"),
-        ({"kind": "combined", "parts": ["gbdt", "plain"]}, "methods.new.parts: 'gbdt' is no neural method"),
+        ({"kind": "combined", "parts": ["plain", "x"]}, "methods.new.parts: 'x' is not a neural method"),
+        ({"kind": "combined", "parts": ["gbdt", "plain"]}, "methods.new.parts: 'gbdt' is not a neural method"),
         ({"kind": "combined", "parts": ["plain"]}, "parts"),
-        ({"kind": "ensemble", "of": "gbdt"}, "methods.new.of: 'gbdt' is no neural method"),
-        ({"kind": "ensemble", "of": "new"}, "methods.new.of: 'new' is no neural method"),
+        ({"kind": "ensemble", "of": "gbdt"}, "methods.new.of: 'gbdt' is not a neural method"),
+        ({"kind": "ensemble", "of": "new"}, "methods.new.of: 'new' is not a neural method"),
         ({"kind": "neural", "finetune": {"epochs": 0}}, "methods.new.finetune.epochs is 0, which is probing"),
         ({"kind": "neural", "finetune": {"projector_layers": 1}}, "methods.new.finetune.projector_layers asks for 1"),
         ({"kind": "neural", "pretrain": {}, "finetune": {"projector_layers": 3}}, "projector that has 2; lower it"),

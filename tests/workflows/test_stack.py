@@ -148,7 +148,7 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
         ({"members": {}}, "members and bundles are both empty"),
         ({"bundles": {"trees": "x"}}, "bundles.trees has the name of a member"),
         ({"splits": splits_of("x", fold={"number": 0, "of": 2})}, "splits.train.fold: leave it out"),
-        ({"members": {"a": {"kind": "combined", "parts": ["b", "c"]}}}, "members.a.parts: 'b' is no neural method"),
+        ({"members": {"a": {"kind": "combined", "parts": ["b", "c"]}}}, "members.a.parts: 'b' is not a neural method"),
         ({"workers": 2}, "members.network has 1 streams for 2 workers"),
         ({"members": {"a": {"kind": "stack", "members": ["b"]}}}, "members.a: .*'stack'"),
     ],
@@ -161,6 +161,6 @@ def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], message: st
 def test_a_stack_in_a_pipeline_is_made_of_other_methods() -> None:
     methods = {"gbdt": GBDT, "stack": {"kind": "stack", "members": ["gbdt", "stack"]}}
     values = {"out": "x", "data": "x", "splits": {n: {} for n in ("train", "validation", "test")}, "methods": methods}
-    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is no method other than a stack"):
+    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is unknown or a stack"):
         configs.validate(PipelineConfig, values, "pipeline")
     assert isinstance(configs.validate(PipelineConfig, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)

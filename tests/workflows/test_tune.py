@@ -248,7 +248,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
 
 def test_the_history_of_another_job_or_space_is_not_gone_on_with(ended: TuneJob) -> None:
     History(ended.out).open({"other": 1})
-    with pytest.raises(InputError, match="the history of another search is there"):
+    with pytest.raises(InputError, match="holds the history of another search"):
         ended.run()
 
 
