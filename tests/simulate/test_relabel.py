@@ -248,11 +248,11 @@ def test_click_ratios_are_taken_before_documents_are_replaced() -> None:
 
 ERRORS = [
     ([{"kind": "refine", "feature": "bm24"}], "no feature 'bm24'; the nearest name is 'bm25'"),
-    ([{"kind": "refine", "feature": "age"}], "steps.0 (refine): feature 'age' has no deviation in the manifest"),
+    ([{"kind": "refine", "feature": "age"}], "steps.0 (refine): the manifest has no standard deviation of feature"),
     ([{"kind": "clicks"}], "steps.0 (clicks): query q0 of period a has no positions; prepare it with positions"),
     ([{"kind": "click_ratio_weights"}], "steps.0 (click_ratio_weights): query q0 of period a has no positions"),
     ([{"kind": "random_negatives"}], "steps.0 (random_negatives): query q0 of period a has no positions"),
-    ([{"kind": "binary_feedback", "tau": 50}], "steps.0 (binary_feedback): of 16 labelled groups none has labels"),
+    ([{"kind": "binary_feedback", "tau": 50}], "steps.0 (binary_feedback): none of 16 labelled groups has labels"),
     ([{**IMPLICIT, "max_relevance": 2}], "is above max_relevance 2; raise it"),
     ([CLICKS, {"kind": "relevant_only", "periods": "x"}], "there is no period 'x'; the nearest is"),
     ([{"kind": "binary_feedback", "periods": "b"}], "steps.0 (binary_feedback): no group of its periods has labels"),
