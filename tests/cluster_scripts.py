@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def script(
+def run_script(
     name: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of cluster/ from elsewhere than the checkout."""
@@ -25,14 +25,14 @@ def script(
     )
 
 
-def exports(printed: str) -> dict[str, str]:
+def exported_environment(printed: str) -> dict[str, str]:
     """The environment that `eval` of the printed lines sets; they must be nothing else."""
     lines = printed.splitlines()
     assert all(re.fullmatch(r"export [A-Z_]+=\S+", line) for line in lines), printed
     return dict(shlex.split(line)[1].split("=", 1) for line in lines)
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def error_line(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.strip().splitlines()

@@ -2,11 +2,11 @@
 
 import os
 
-from victims import Watched
+from faulty_pretraining import FaultyPretraining
 
 from jobs.cli import Command, main
 from ltrscale.workflows.stages import PretrainJob
 
 if __name__ == "__main__":
-    with Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
+    with FaultyPretraining(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
         main(Command("pretrain", PretrainJob, PretrainJob.run, "A test."))

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import scoring_actors
 import torch
-from changed import add_period
-from written import without_writer
+from dataset_changes import add_period
+from writer_tokens import without_writer
 
 from ltrscale import bundle, scoring, storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset

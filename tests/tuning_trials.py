@@ -23,7 +23,7 @@ def parabola(params: dict[str, Any], folder: str, report: ReportValue) -> float:
     return float(-abs(x - 3))
 
 
-def harmful(params: dict[str, Any], folder: str, report: ReportValue) -> float:
+def failing(params: dict[str, Any], folder: str, report: ReportValue) -> float:
     """Each choice of `what` is another way to end."""
     _note(folder)
     report(1, 0.5)

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from config_variations import kind_of
 from numpy.typing import NDArray
 from torch import Tensor
-from variations import kind_of
 
 from ltrscale import storage
 from ltrscale.bundle import load, save_ranker

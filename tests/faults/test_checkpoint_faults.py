@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from disks import fill, small_disk_at
+from small_disks import fill_disk, small_disk_at
+from small_trainers import make_trainer
 from torch import Tensor
-from trainers import make_trainer
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import bundle, storage
@@ -252,7 +252,7 @@ class Faults:
 def test_a_disk_that_is_full_for_a_while(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults = Faults(caplog, lambda: fill(small_disk), (small_disk / "ballast").unlink)
+    faults = Faults(caplog, lambda: fill_disk(small_disk), (small_disk / "ballast").unlink)
     run_pretraining(synthetic_dataset, str(small_disk / "out"), faults)
     assert not faults.plan
     warnings = faults.warnings
@@ -272,7 +272,7 @@ def test_a_disk_that_stays_full(
     out = small_disk / "out"
     told = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
     with pytest.raises(InputError, match=told):
-        run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill(small_disk), None))
+        run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill_disk(small_disk), None))
     kept = list_checkpoints(str(out / "checkpoints"))
     assert kept
     step = read(kept[-1]).step

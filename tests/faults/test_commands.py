@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from victims import committed_steps, config_of, weights
+from faulty_pretraining import bundle_weights, committed_steps, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200
@@ -42,7 +42,7 @@ class Job:
         module: str = "jobs.pretrain",
     ) -> None:
         self.out, self.said = folder / "out", folder / "said.txt"
-        settings = config_of(epochs=8, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
+        settings = small_config(epochs=8, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
         job = {"out": str(self.out), "train": {"data": data}, "pretrain": settings}
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
         self.mark = f"TEST_RUN={secrets.token_hex(8)}"
@@ -104,7 +104,7 @@ class Job:
         text = self.finish()
         assert "resumed from" in text
         assert len(re.findall(r"epoch 8 of 8: 480 groups \(0 missed, 0 repeated\)", text)) == 1
-        assert weights(str(self.out)) == expected
+        assert bundle_weights(str(self.out)) == expected
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -
     for world, launcher in ((1, (sys.executable,)), (2, torchrun())):
         job = Job(tmp_path_factory.mktemp("expected"), synthetic_dataset, launcher)
         job.finish()
-        weights_of[world] = weights(str(job.out))
+        weights_of[world] = bundle_weights(str(job.out))
     return weights_of
 
 
@@ -190,7 +190,7 @@ def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, exp
     os.kill(workers_of(process)[-1], signal.SIGKILL)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
     assert "resumed from" in job.said.read_text()
-    assert weights(str(job.out)) == expected[2]
+    assert bundle_weights(str(job.out)) == expected[2]
 
 
 def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
@@ -201,7 +201,7 @@ def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
     os.kill(workers_of(process)[-1], signal.SIGSTOP)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
     assert re.search(r"rank [01] hangs: it was not heard of for \d+ s: its process is stopped", job.said.read_text())
-    assert weights(str(job.out)) == expected[2]
+    assert bundle_weights(str(job.out)) == expected[2]
 
 
 def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> None:

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
-from disks import small_disk_at
+from small_disks import small_disk_at
 from synthetic_columns import COLUMN_MAPPING
-from written import without_writer
+from writer_tokens import without_writer
 
 from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage

@@ -1,7 +1,7 @@
 """The benchmarks have every loss, metric, pretext objective and encoder that a config may name."""
 
 import pytest
-from variations import kind_of
+from config_variations import kind_of
 
 from jobs.bench import losses, metrics, networks
 from ltrscale.config import members

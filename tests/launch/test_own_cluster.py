@@ -33,7 +33,7 @@ def wait(ready: Callable[[], object]) -> None:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
     """A process with a cluster and two workers, and what these found out."""
     folder = tmp_path_factory.mktemp("driver")
-    command = [sys.executable, str(TESTS / "own_cluster.py"), str(folder / "found.json")]
+    command = [sys.executable, str(TESTS / "cluster_sockets.py"), str(folder / "found.json")]
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     environment["PYTHONPATH"] = str(TESTS.parent)
     with (folder / "said").open("w") as said, subprocess.Popen(command, env=environment, stderr=said) as process:

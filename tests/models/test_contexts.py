@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from reference import models as reference
 from reference.lists import WIDTH, apply, make, make_lists, shuffled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, members, validate
@@ -129,7 +129,7 @@ def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
         outputs = [*apply(module, groups, h_ND), *apply(module.train(), groups, h_ND)]
         return torch.cat([part.flatten() for part in outputs if part is not None]).detach()
 
-    assert idle_keys([config for config in CASES.values() if isinstance(config, cls)], trace) == set()
+    assert keys_without_effect([config for config in CASES.values() if isinstance(config, cls)], trace) == set()
 
 
 @every_context

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from config_variations import keys_without_effect, kind_of
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
-from variations import idle_keys, kind_of
 
 from ltrscale.config import Config, members
 from ltrscale.models.choices import EncoderConfig, NetworkConfig
@@ -216,7 +216,7 @@ def trace(config: Config) -> Tensor:
 @pytest.mark.parametrize("cls", members(EncoderConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
     settings = [config for config in CONFIGS.values() if config["kind"] == kind_of(cls)]
-    assert idle_keys(map(cls.model_validate, settings), trace) == set()
+    assert keys_without_effect(map(cls.model_validate, settings), trace) == set()
 
 
 def test_torchs_own_batch_norm_is_refused_when_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import group_index, to_offsets
 from ltrscale.config import members
@@ -57,7 +57,7 @@ SIGMA = 5 / math.sqrt(N)
 @pytest.mark.parametrize("cls", members(AugmentConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Augmentation]) -> None:
     configs = [config for config in CONFIGS if isinstance(config, cls)]
-    assert idle_keys(configs, lambda config: view(documents(100), config)) == set()
+    assert keys_without_effect(configs, lambda config: view(documents(100), config)) == set()
 
 
 def offsets_of(n: int) -> Tensor:

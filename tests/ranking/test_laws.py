@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from ranking.laws import LAWS, Case, Oracle, applying, assert_same, random_lists, value_and_gradient
 from reference import losses as reference
 from torch import Tensor
-from variations import idle_keys, kind_of
 
 from ltrscale.config import members
 from ltrscale.ranking.choices import LossConfig
@@ -111,4 +111,4 @@ def test_every_key_of_a_config_means_something(cls: type) -> None:
         return torch.cat(value_and_gradient(Case(config).loss, *lists, weights_N))
 
     known = [cls(), *(case.config for case in CASES.values() if type(case.config) is cls)]
-    assert idle_keys(known, trace) == set()
+    assert keys_without_effect(known, trace) == set()

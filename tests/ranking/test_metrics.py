@@ -8,13 +8,13 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, nDCG
 from reference import metrics as reference
 from sklearn.metrics import ndcg_score
 from torch import Tensor
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import to_offsets
 from ltrscale.config import members
@@ -126,7 +126,7 @@ def test_no_order_is_better_than_that_of_the_labels(metric: Metric) -> None:
 @pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
 def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[metrics.Metric]) -> None:
     lists = random_lists(6, [20, 30])
-    assert idle_keys([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
+    assert keys_without_effect([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
     assert named(cls.made(k=3).name) == cls.made(k=3)
 
 

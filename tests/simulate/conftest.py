@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from known_groups import make_dataset
+from known_datasets import make_dataset
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_columns import restate
+from dataset_columns import update_manifest
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
@@ -110,7 +110,7 @@ def test_files_that_are_not_as_the_manifest_says_are_named(make_dataset: Make, c
     with pq.ParquetWriter(path, broken.schema) as writer:
         writer.write_table(broken.slice(0, 1))
         writer.write_table(broken.slice(1))
-    restate(made.url)
+    update_manifest(made.url)
     with pytest.raises(InputError, match=problem) as error:
         list(read_groups(open_dataset(made.url), periods={"a"}))
     assert str(path) in str(error.value)

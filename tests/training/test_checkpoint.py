@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from trainers import make_trainer, run
+from small_trainers import make_trainer, run_epochs
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
@@ -54,7 +54,7 @@ def saved_steps(folder: Path) -> list[int]:
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_resumed_is_bit_equal_to_never_stopped(synthetic_dataset: str, tmp_path: Path, method: str, stop: int) -> None:
     whole = make_trainer(synthetic_dataset, method)
-    expected = run(whole)
+    expected = run_epochs(whole)
     assert len(expected) > stop
     first, done = make_trainer(synthetic_dataset, method), []
     with checkpoints_in(tmp_path) as saver:
@@ -91,7 +91,7 @@ def two_workers(rank: int, world: int, data: str, folder: str) -> None:
 
 def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
     """In the middle of the second epoch; both leave one checkpoint and end when it is committed."""
-    run(trainer, 1)
+    run_epochs(trainer, 1)
     trainer.stopping = lambda: rank_and_world()[0] == 1 and trainer.state.account.groups > 0
     with checkpoints_in(folder) as saver, pytest.raises(Stopped, match="checkpoint written to"):
         train(saver, trainer)
@@ -114,7 +114,7 @@ def test_two_workers_stop_together_and_one_goes_on_from_their_checkpoint(
     (tmp_path / "failing" / "checkpoints").write_text("in the way")
     mp.spawn(two_workers, args=(2, synthetic_dataset, str(tmp_path)), nprocs=2)
     alone = make_trainer(synthetic_dataset, "simclr_rank")
-    expected = run(alone)
+    expected = run_epochs(alone)
     other = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path / "stopped") as saver:
         snapshot = saver.newest()
@@ -226,7 +226,7 @@ def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_d
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver:
         trainer.due = saver.due
-        assert not any(r.checkpoint_due for r in run(trainer, 1))
+        assert not any(r.checkpoint_due for r in run_epochs(trainer, 1))
         saver._due_at = 0.0
         due = []
         for result in trainer.epoch():

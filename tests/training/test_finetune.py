@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from variations import kind_of
+from config_variations import kind_of
 
 from ltrscale import bundle
 from ltrscale.config import members

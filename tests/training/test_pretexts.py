@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from pydantic import TypeAdapter
 from torch import Tensor, nn
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import members
@@ -163,7 +163,7 @@ def test_every_key_of_a_config_means_something(cls: type[Objective]) -> None:
         return total.detach()
 
     configs = [config for config, _ in CASES.values() if isinstance(config, cls)]
-    assert idle_keys([cls(), *configs], trace) == set()
+    assert keys_without_effect([cls(), *configs], trace) == set()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -305,7 +305,7 @@ def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     told: str,
 ) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
-    data, out = renamed(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
+    data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
     job = pretrain_job(data, out).replace(train={"data": data})
     stop_after(1)
     with pytest.raises(Stopped):
@@ -342,7 +342,7 @@ def test_fresh_reads_what_is_there_now(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
-    data, out = renamed(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
+    data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
     job = pretrain_job(data, out).replace(train={"data": data})
     stop_after(1)
     with pytest.raises(Stopped):

@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from felled import Felled
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tree_worker_kill import TreesWithKilledWorker
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
@@ -140,7 +140,9 @@ def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
     selections = [select(split, labelled=True) for split in (with_categories.train, with_categories.validation)]
     then = TreeGrowing(XGBOOST, *selections, str(tmp_path / "xgboost"), {}, TWO.cpus)
     monkeypatch.setattr(
-        gbdt, "launch", lambda work, **others: launch(Felled(str(tmp_path), 1, 3, work=work, then=then), **others)
+        gbdt,
+        "launch",
+        lambda work, **others: launch(TreesWithKilledWorker(str(tmp_path), 1, 3, work=work, then=then), **others),
     )
     with caplog.at_level(logging.WARNING, "ltrscale"):
         by_two, records = train(LIGHTGBM, splits, tmp_path / "lightgbm", TWO)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from teachers import linear_teacher
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature

@@ -113,7 +113,7 @@ def test_a_failed_trial_is_not_repeated(tmp_path: Path) -> None:
     config = search_of(space={"what": {"choices": ["error", "nan"]}}, trials=10)
     history = History(str(tmp_path))
     for _ in range(2):
-        by_proposals(config, history, tuning_trials.harmful)
+        by_proposals(config, history, tuning_trials.failing)
     assert [tuning_trials.attempts(history.folder(n)) for n in range(3)] == [1, 1, 1]
     assert len(history.trials()) == 3
 
@@ -136,7 +136,7 @@ def test_trials_go_by_what_they_are_and_not_by_parameters_without_effect(tmp_pat
     ],
 )
 def test_what_a_trial_raises_is_its_one_line_reason(what: str, reason: str, tmp_path: Path) -> None:
-    result = attempt(tuning_trials.harmful, {"what": what}, str(tmp_path), None)
+    result = attempt(tuning_trials.failing, {"what": what}, str(tmp_path), None)
     assert (result.state, result.value, result.reason) == ("failed", None, reason)
 
 
@@ -249,7 +249,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 @pytest.mark.slow
 def test_a_search_goes_on_though_trials_fail_and_processes_die(run: Run, tmp_path: Path) -> None:
     choices = ["nothing", "input error", "error", "nan", "dies", "dies once"]
-    trials = run(tuning_trials.harmful, None, space={"what": {"choices": choices}}, trials=20, concurrent=3)
+    trials = run(tuning_trials.failing, None, space={"what": {"choices": choices}}, trials=20, concurrent=3)
     found = {trial.begun.params.get("what", "as given"): trial.result for trial in trials}
     states = {what: result.state for what, result in found.items() if result}
     good, bad = ("as given", "nothing", "dies once"), ("input error", "error", "nan", "dies")

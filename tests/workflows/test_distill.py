@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 import pytest
 import torch
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 from numpy.typing import NDArray
 
 from ltrscale import storage
@@ -94,7 +94,7 @@ def committed_files(out: Path) -> dict[str, float]:
 def test_a_period_that_is_added_on_the_way_is_not_read(
     synthetic_dataset: str, teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     read = select(Split(data=(data,), periods=(PERIODS["train"],)), labelled=False).n_groups
 
     run = ScoreJob.run

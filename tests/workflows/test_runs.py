@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from disks import fill, small_disk_at
 from pydantic import Field
+from small_disks import fill_disk, small_disk_at
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
@@ -287,7 +287,7 @@ def check_gaps(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     def body(origin: Origin, report: Report) -> None:
         report({"step": 1})
-        ballast = fill(small_disk)
+        ballast = fill_disk(small_disk)
         for step in range(2, 2000):
             report({"step": step})
             log.warning("step %d", step)

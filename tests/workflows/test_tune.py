@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -257,7 +257,7 @@ SPACES = {"gbdt": LEAVES, "finetune": {"finetune.noise": {"choices": [0, 1]}}, "
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_a_search_on_other_data_is_not_gone_on_with(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
-    data, out = renamed(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
+    data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
     job = {"gbdt": GBDT, "finetune": {"kind": "finetune"}, "pretrain": pretraining()}[kind]
     config = search(SPACES[kind], data=data, out=out, job=job)  # type: ignore[arg-type]
     History(out).open(history_of(config))
@@ -273,7 +273,7 @@ def test_a_search_on_other_data_is_not_gone_on_with(synthetic_dataset: str, tmp_
 
 
 def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp_path: Path) -> None:
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     config = search(LEAVES, data=data)
     hashes = []
     with one_view() as view:
@@ -310,7 +310,7 @@ def records(out: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset: str, tmp_path: Path) -> None:
     out, path = tmp_path / "out", tmp_path / "tune.yaml"
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     config = search(LEAVES, data=data, out=str(out), trials=5, concurrent=2)
     path.write_text(configs.dump(config))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

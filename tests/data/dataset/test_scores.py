@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from changed import renamed
-from written import without_writer
+from dataset_changes import with_renamed_files
+from writer_tokens import without_writer
 
 from ltrscale import config, storage
 from ltrscale.data.dataset import scores
@@ -172,7 +172,8 @@ def test_the_scores_are_in_the_hash_and_where_they_lie_is_not(made: Any, scored:
 
 
 def test_scores_are_of_data_whose_files_have_other_names(made: Any, scored: str, tmp_path: Path) -> None:
-    one, other = (Split(data=(url,), scores=scored) for url in (made.url, renamed(made.url, tmp_path / "data")))
+    data = with_renamed_files(made.url, tmp_path / "data")
+    one, other = (Split(data=(url,), scores=scored) for url in (made.url, data))
     selection = select(other, labelled=True)
     assert selection.hash == select(one, labelled=True).hash
     assert labels_served(selection, made) == joined(made)

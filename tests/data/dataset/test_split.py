@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config, storage
 from ltrscale.data.dataset.manifest import open_dataset
@@ -127,7 +127,7 @@ def unplaced(row_group: RowGroup) -> RowGroup:
 def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
     weeks: Any, make_dataset: Make, tmp_path: Path
 ) -> None:
-    data = renamed(weeks.url, tmp_path / "data")
+    data = with_renamed_files(weeks.url, tmp_path / "data")
     first, last = (make_dataset({period: [[5, 5], [3]]}, seed=9).url for period in ("2025-W52", "2026-W30"))
     one, other = (Split(data=(first, url, last), periods=("2026-W02..2026-W30",)) for url in (weeks.url, data))
     for grown in (False, True):
@@ -144,7 +144,7 @@ def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
 
 
 def test_the_hash_of_a_manifest_is_of_content_alone(weeks: Any, tmp_path: Path) -> None:
-    data = renamed(weeks.url, tmp_path / "data")
+    data = with_renamed_files(weeks.url, tmp_path / "data")
     made, again = (open_dataset(url).manifest for url in (weeks.url, data))
     assert made.hash == again.hash
     files = made.files
@@ -200,7 +200,7 @@ def test_data_sets_must_agree_on_features(
 
 
 def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
-    for other in (weeks.url, renamed(weeks.url, tmp_path / "copy")):
+    for other in (weeks.url, with_renamed_files(weeks.url, tmp_path / "copy")):
         with pytest.raises(InputError, match="have the same documents"):
             select(Split(data=(weeks.url, other)), labelled=False)
     add_period(other, "2026-W09", like="2026-W03")
@@ -309,7 +309,7 @@ def relabelled(url: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("since", ["nothing", "a period more", "moved", "a copy with a period more"])
 def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, tmp_path: Path, since: str) -> None:
-    data = renamed(weeks.url, tmp_path / "data")
+    data = with_renamed_files(weeks.url, tmp_path / "data")
     train = Split(data=(relabelled(relabelled(data, tmp_path / "one"), tmp_path / "two"),), periods=("2026-W01",))
     match since:
         case "a period more":
@@ -317,7 +317,7 @@ def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, t
         case "moved":
             data = str(Path(data).rename(tmp_path / "moved"))
         case "a copy with a period more":
-            data = renamed(data, tmp_path / "copy")
+            data = with_renamed_files(data, tmp_path / "copy")
             add_period(data, "2026-W09", like="2026-W03")
     with pytest.raises(InputError, match="train and test both take period '2026-W01'"):
         check_disjoint(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from parquet_columns import add_column
+from dataset_columns import add_column
 
 from ltrscale import config
 from ltrscale.data.dataset.split import Split, select

@@ -24,7 +24,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Made:
+class KnownDataset:
     """A data set directory and its groups by gid."""
 
     url: str
@@ -35,7 +35,7 @@ class Made:
         return [gid for gid, group in self.groups.items() if group.labels is not None]
 
 
-MakeDataset = Callable[..., Made]
+MakeDataset = Callable[..., KnownDataset]
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +50,7 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
         has_weights: Callable[[int], bool] | None = None,
         seed: int = 0,
         url: str = "",
-    ) -> Made:
+    ) -> KnownDataset:
         rng = np.random.default_rng(seed)
         groups: dict[int, Group] = {}
         files = []
@@ -77,7 +77,7 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
                 files.append(_data_file(commit.files[-1], period, counts))
             manifest = Manifest(features=tuple(Feature(name=name) for name in features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
-        return Made(url, groups)
+        return KnownDataset(url, groups)
 
     return make
 

@@ -43,7 +43,7 @@ _KINDS: dict[str, type[Exception]] = {"input": InputError, "defect": ValueError,
 
 
 @dataclass(frozen=True)
-class Watched:
+class FaultyPretraining:
     """Pretraining of which every step of every worker is written down below `folder`.
 
     Each fault happens once, at the first execution of a step (counted from 0) by a rank.
@@ -143,7 +143,7 @@ def _await_commit(out: str, *, beyond: int) -> int:
 # --- running it
 
 
-def config_of(**changes: Any) -> PretrainConfig:
+def small_config(**changes: Any) -> PretrainConfig:
     """A tiny pretraining of 2 epochs of some 11 steps, whose checkpoints follow one another without a pause."""
     values = {
         "method": {"kind": "simclr_rank"},
@@ -157,8 +157,8 @@ def config_of(**changes: Any) -> PretrainConfig:
     return PretrainConfig.model_validate({**values, **changes})
 
 
-def run(
-    watched: Watched,
+def run_pretraining(
+    watched: FaultyPretraining,
     data: str,
     out: str,
     *,
@@ -170,10 +170,10 @@ def run(
     """Pretrain with the watched function, launched as the package does it or by a launcher of the tests."""
     Path(watched.folder).mkdir(parents=True, exist_ok=True)
     with watched.installed(launch or start.launch):
-        pretrain(config or config_of(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
+        pretrain(config or small_config(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
 
 
-def processes(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
+def process_launcher(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
     """A launcher of `world` processes, all of which are started again when one has died; restarts take little time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
@@ -250,7 +250,7 @@ def await_step(folder: str, step: int) -> Attempt:
         time.sleep(0.05)
 
 
-def counted(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
+def last_executions(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
     """What went into the weights: by (epoch, step) the last execution of each step, and what each stream gave to it."""
     last: dict[tuple[int, int], dict[int, list[int]]] = {}
     for attempt in attempts(folder):
@@ -262,12 +262,14 @@ def counted(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
 def check_exactly_once(folder: str, *, epochs: int = 2, groups: int = 480) -> None:
     """Check that each epoch has read each query group once."""
     for epoch in range(epochs):
-        read = Counter(i for (e, _), ids in counted(folder).items() if e == epoch for c in ids.values() for i in c)
+        read = Counter(
+            i for (e, _), ids in last_executions(folder).items() if e == epoch for c in ids.values() for i in c
+        )
         assert len(read) == groups
         assert set(read.values()) == {1}
 
 
-def check_recovery(folder: str, kills: int) -> None:
+def check_restarts(folder: str, kills: int) -> None:
     """Check that there were so many kills, and that each was followed by a start from the newest checkpoint."""
     found = attempts(folder)
     killed = sorted(Path(folder).glob("killed-*.json"))
@@ -278,6 +280,6 @@ def check_recovery(folder: str, kills: int) -> None:
         assert fell["committed"] <= min(after.steps) <= fell["step"]
 
 
-def weights(out: str) -> bytes:
+def bundle_weights(out: str) -> bytes:
     """The file of the weights of a bundle."""
     return (Path(out) / "weights.safetensors").read_bytes()

@@ -22,7 +22,7 @@ def small_disk_at(folder: Path, mebibytes: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def fill(disk: Path) -> Path:
+def fill_disk(disk: Path) -> Path:
     """Leave 4 KiB on a disk; returns the file that takes the room."""
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(shutil.disk_usage(disk).free - 4096))

@@ -12,7 +12,7 @@ from ltrscale.workflows.stack import StackJob
 ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob)
 
 
-def stages_run(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:
+def written_directories(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:
     """Run a config; the directories that were written, below its own."""
     written: list[str] = []
 

@@ -33,7 +33,7 @@ def variations(config: Config) -> Iterator[tuple[str, Config]]:
                 yield name, config.replace(**{name: other})
 
 
-def idle_keys(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
+def keys_without_effect(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
     """Keys of which other values change nothing that is traced, whichever of the configs they stand in."""
     tried: set[str] = set()
     found: set[str] = set()

@@ -43,5 +43,5 @@ def make_trainer(data: str, method: str, *, rank: int = 0, world: int = 1, seed:
     return Trainer(model, objective, stream, optimizer, epochs=2, seed=seed)
 
 
-def run(trainer: Trainer, epochs: int = 2) -> list[StepResult]:
+def run_epochs(trainer: Trainer, epochs: int = 2) -> list[StepResult]:
     return [result for _ in range(epochs) for result in trainer.epoch()]

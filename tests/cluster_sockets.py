@@ -20,7 +20,7 @@ from ltrscale.launch.start import launch
 from ltrscale.launch.workers import Context, WorkersConfig
 
 
-def listening(root: int) -> list[tuple[str, int, str]]:
+def listening_sockets(root: int) -> list[tuple[str, int, str]]:
     """Address, port and command of whatever listens, of a process and all that it has started."""
     import psutil  # which Ray brings along
 
@@ -40,7 +40,7 @@ def _dashboard() -> str:
 
 
 @dataclass(frozen=True)
-class GoesOnForEver:
+class EndlessWorker:
     """What each worker does."""
 
     driver_pid: int
@@ -50,13 +50,13 @@ class GoesOnForEver:
         """Write down who listens where, once, and go on until the process is killed."""
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 0:
-            write_down(self.driver_pid, self.file)
+            write_sockets(self.driver_pid, self.file)
         while True:
             dist.all_reduce(torch.ones(1))
             time.sleep(0.1)
 
 
-def write_down(driver_pid: int, file: Path) -> None:
+def write_sockets(driver_pid: int, file: Path) -> None:
     """Who listens where, of all processes of the cluster."""
     import psutil  # which Ray brings along
 
@@ -65,7 +65,7 @@ def write_down(driver_pid: int, file: Path) -> None:
     node = ray._private.worker._global_node
     found = {
         "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
-        "listening": listening(driver.pid),
+        "listening": listening_sockets(driver.pid),
         "dashboard": _dashboard(),
         "gcs": node.gcs_address,
         "session": node.get_session_dir_path(),
@@ -76,4 +76,4 @@ def write_down(driver_pid: int, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    launch(GoesOnForEver(os.getpid(), Path(sys.argv[1])), workers=WorkersConfig(number=2), report=lambda _: None)
+    launch(EndlessWorker(os.getpid(), Path(sys.argv[1])), workers=WorkersConfig(number=2), report=lambda _: None)

@@ -16,12 +16,12 @@ def without_writer(name: str) -> str:
     return _WRITER.sub(r"\1", name)
 
 
-def by_anyone(files: Iterable[FileT]) -> tuple[FileT, ...]:
+def files_without_writer(files: Iterable[FileT]) -> tuple[FileT, ...]:
     """The same files as any writer would have listed them."""
     return tuple(file.replace(path=without_writer(file.path)) for file in files)  # type: ignore[attr-defined]
 
 
-def manifest_by_anyone(manifest: Manifest) -> Manifest:
+def manifest_without_writer(manifest: Manifest) -> Manifest:
     """A manifest as any writer would have committed it."""
     quarantine = tuple(map(without_writer, manifest.quarantine))
-    return manifest.replace(files=by_anyone(manifest.files), quarantine=quarantine)
+    return manifest.replace(files=files_without_writer(manifest.files), quarantine=quarantine)

@@ -1,4 +1,4 @@
-"""Columns that a data set directory gets beside those that `make_dataset` of known_groups writes."""
+"""Columns that a data set directory gets beside those that `make_dataset` of known_datasets writes."""
 
 import json
 from collections.abc import Callable
@@ -21,10 +21,10 @@ def add_column(url: str, name: str, kind: pa.DataType, value: Callable[[int], An
         with pq.ParquetWriter(path, tables[0].schema) as writer:
             for table in tables:
                 writer.write_table(table, row_group_size=len(table))
-    restate(url)
+    update_manifest(url)
 
 
-def restate(url: str) -> None:
+def update_manifest(url: str) -> None:
     """Let the manifest of a data set list its files as they are now."""
     path = Path(url) / storage.MANIFEST
     manifest = json.loads(path.read_text())

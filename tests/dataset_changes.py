@@ -34,7 +34,7 @@ def add_period(url: str, period: str, *, like: str) -> None:
         commit.finish(before.replace(files=files).model_dump(mode="json"))
 
 
-def renamed(url: str, folder: Path) -> str:
+def with_renamed_files(url: str, folder: Path) -> str:
     """A copy of a data set whose files have other names, in the same order; returns its URL."""
     before = open_dataset(url).manifest
     files = []

@@ -12,7 +12,7 @@ from ltrscale.trees.gbdt import TreeGrowing
 
 
 @dataclass(frozen=True)
-class Felled:
+class TreesWithKilledWorker:
     """A training of trees; the first time that a rank comes to a tree, it dies.
 
     `then`: other trees that the same workers grow after it.
