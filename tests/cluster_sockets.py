@@ -1,6 +1,6 @@
 """A process with two workers on a cluster of its own, which write down who listens where, and go on until it is killed.
 
-python own_cluster.py FILE
+python cluster_sockets.py FILE
 """
 
 import json

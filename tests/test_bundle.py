@@ -202,7 +202,7 @@ def test_a_damaged_or_missing_file_is_named(neural: str, name: str) -> None:
         bundle.load(neural)
 
 
-def test_what_is_no_bundle_is_told(neural: str, tmp_path: Path) -> None:
+def test_what_is_no_bundle_is_named(neural: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no bundle is committed there"):
         bundle.load(str(tmp_path / "nothing"))
     path = Path(neural) / "manifest.json"

@@ -197,7 +197,7 @@ def test_a_mapping_may_override_what_it_merges(tmp_path: Path) -> None:
 
 
 @given(jobs, jobs)
-def test_digests_tell_configs_apart(a: Job, b: Job) -> None:
+def test_digests_distinguish_configs(a: Job, b: Job) -> None:
     assert (digest(a) == digest(b)) == (a.model_dump_json() == b.model_dump_json())
     values = a.model_dump(mode="json")
     assert digest(dict(reversed(values.items()))) == digest(a)

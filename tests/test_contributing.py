@@ -38,13 +38,13 @@ def test_the_page_has_all_recipes() -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=map("::".join, NAMES))
-def test_every_name_on_the_page_is_there(path: str, name: str) -> None:
+def test_every_name_on_the_page_exists(path: str, name: str) -> None:
     assert (ROOT / path).exists()
     if name:
         assert name in set(defined(ast.parse((ROOT / path).read_text()).body))
 
 
-def test_every_module_on_the_page_is_there() -> None:
+def test_every_module_on_the_page_exists() -> None:
     for module in re.findall(r"`(?:python -m )?((?:ltrscale|jobs)\.[\w.]+)`", FENCE.sub("", PAGE)):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or path.is_dir(), module

@@ -61,7 +61,7 @@ def files(out: Path) -> list[Path]:
     return [path for path in out.rglob("*") if path.is_file()]
 
 
-def test_nothing_that_a_job_leaves_has_what_opens_its_input(
+def test_no_output_of_a_job_has_the_credentials_of_its_input(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -93,7 +93,7 @@ def test_what_is_said_of_a_refused_url_does_not_repeat_the_signature(server: str
     assert [path for path in files(out) if CANARY in path.read_text()] == []
 
 
-def test_what_a_web_server_refuses_is_told_in_one_line(server: str) -> None:
+def test_what_a_web_server_refuses_is_reported_in_one_line(server: str) -> None:
     with pytest.raises(InputError, match=r"/forbidden: no permission to read .* check the address"):
         storage.read_bytes(f"http://{server}/forbidden")
     with pytest.raises(UnavailableError, match="/busy: cannot read: the store is overloaded"):

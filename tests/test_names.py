@@ -44,7 +44,7 @@ def change(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OUTSIDE + UNFIT)
-def test_a_path_that_is_none_of_the_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_outside_the_directory_is_refused(tmp_path: Path, name: str) -> None:
     url = write_manifest(tmp_path / "out", files=[{"path": name, "sha256": HASH, "bytes": 1}])
     with pytest.raises(InputError, match=r"out/manifest\.json: files\.0: .* cannot be the path of a listed file"):
         storage.read_manifest(url)

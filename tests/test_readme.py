@@ -118,7 +118,7 @@ def test_links_lead_somewhere() -> None:
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_each_promise_names_a_test_that_is_there() -> None:
+def test_each_promise_names_a_test_that_exists() -> None:
     rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.startswith("| promise |")]
     assert len(promises) > 30

@@ -431,7 +431,7 @@ def test_data_bundle_and_scores_may_lie_on_s3(s3: str, bundles: dict[str, str], 
     assert read(there, out) == read(data, str(tmp_path))
 
 
-def test_what_cannot_score_is_told_before_anything_is_written(
+def test_what_cannot_score_is_reported_before_anything_is_written(
     data: str, bundles: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -100,7 +100,7 @@ def test_nothing_that_is_not_ours_is_removed(root: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_a_name_that_is_taken_is_told(kind: str, root: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_taken_is_named(kind: str, root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     if kind == "link":

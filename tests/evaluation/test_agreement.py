@@ -66,7 +66,7 @@ def test_overlap_is_the_mean_over_all_orders_of_ties(seed: int, slots: int, monk
             assert share == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_input_gives_empty_output() -> None:
     nothing, offsets_Q1 = torch.zeros(0), torch.tensor([0])
     assert kendall_tau(nothing, nothing, offsets_Q1).shape == (0,)
     assert overlap(nothing, nothing, offsets_Q1, k=1).shape == (0,)

@@ -236,11 +236,11 @@ class Faults:
         """Called after a step, before a checkpoint is begun."""
         if "step" not in record or not self.plan:
             return
-        told, change = self.plan[0]
+        message, change = self.plan[0]
         deadline = time.monotonic() + 5  # if nothing is being written, it will be after the next step
-        while told not in self.caplog.text and time.monotonic() < deadline:
+        while message not in self.caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
-        if told in self.caplog.text:
+        if message in self.caplog.text:
             change()
             del self.plan[0]
 
@@ -270,8 +270,8 @@ def test_a_disk_that_stays_full(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = small_disk / "out"
-    told = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
-    with pytest.raises(InputError, match=told):
+    message = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
+    with pytest.raises(InputError, match=message):
         run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill_disk(small_disk), None))
     kept = list_checkpoints(str(out / "checkpoints"))
     assert kept

@@ -205,21 +205,21 @@ ACTIONS: dict[str, Callable[[str], Any]] = {
 
 def messages(actions: Mapping[str, Callable[[], Any]], path: str) -> dict[str, tuple[InputError, float]]:
     """What each action, all at once, ends with, and after how many seconds."""
-    told: dict[str, tuple[InputError, float]] = {}
+    outcomes: dict[str, tuple[InputError, float]] = {}
 
     def act(name: str) -> None:
         began = time.monotonic()
         with pytest.raises(InputError) as error, storage.named_errors(path):
             actions[name]()
-        told[name] = error.value, time.monotonic() - began
+        outcomes[name] = error.value, time.monotonic() - began
 
     threads = [threading.Thread(target=act, args=(name,)) for name in actions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert told.keys() == set(actions)
-    return told
+    assert outcomes.keys() == set(actions)
+    return outcomes
 
 
 @pytest.mark.s3
@@ -261,10 +261,10 @@ def test_patience_ends_in_one_line_for_all_that_waits(
 
     over, failed = threading.Event(), threading.Thread(target=fail)
     failed.start()
-    told = messages({**actions, "open commit": ending_commit}, path)
+    outcomes = messages({**actions, "open commit": ending_commit}, path)
     over.set()
     failed.join()
-    for name, (error, seconds) in told.items():
+    for name, (error, seconds) in outcomes.items():
         assert isinstance(error, UnavailableError), name
         assert re.search(f"{url}.*{said}", str(error)), name
         assert "\n" not in str(error), name
@@ -304,7 +304,7 @@ def test_an_answer_lost_is_no_failure(proxy: FaultyProxy, url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_a_store_that_is_gone_for_a_while_is_waited_for_and_that_is_said_once(
+def test_jobs_wait_for_a_store_that_is_gone_for_a_while_and_say_so_once(
     proxy: FaultyProxy, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table, large = pa.table({"x": np.random.default_rng(0).random(20_000)}), os.urandom(20 * MIB)
@@ -364,7 +364,7 @@ def test_what_is_written_and_read_over_connections_that_break_is_the_same(
     ],
     ids=lambda value: value.code if isinstance(value, Refusal) else "",
 )
-def test_a_refusal_that_will_not_pass_is_told_at_once_by_its_name(
+def test_a_permanent_refusal_is_reported_at_once_by_its_name(
     proxy: FaultyProxy, url: str, refusal: Refusal, remedy: str
 ) -> None:
     path = storage.join(url, "file")
@@ -437,7 +437,7 @@ FAULTS = ("wrong key", "unknown key", "no bucket", "no server")
 
 @pytest.mark.s3
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
+def test_what_cannot_work_is_reported_in_one_line_within_half_a_minute(
     environment: pytest.MonkeyPatch, url: str, fault: str
 ) -> None:
     environment.setenv(PATIENCE, "5")
@@ -458,10 +458,10 @@ def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.parametrize(("fault", "role"), [("wrong key", "train.data"), ("no bucket", "out"), ("no server", "out")])
-def test_a_job_tells_what_cannot_work_in_one_line(
+def test_a_job_reports_what_cannot_work_in_one_line(
     environment: pytest.MonkeyPatch, url: str, synthetic_dataset: str, fault: str, role: str, tmp_path: Path
 ) -> None:
-    environment.setenv(PATIENCE, "2")  # less than a wait that is told
+    environment.setenv(PATIENCE, "2")  # less than a wait that is logged
     environment.setenv("TMPDIR", str(tmp_path))  # where a log is left that cannot be copied
     at, remedy = make(fault, environment, url)
     keys = {"train.data": synthetic_dataset, "out": str(tmp_path / "out"), role: at}
@@ -516,7 +516,7 @@ def test_a_full_disk_leaves_the_commit_before_whole(small_disk: Path, write: Cal
     assert left(small_disk) == before
 
 
-def test_a_full_disk_is_told_before_a_file_of_known_size_is_written(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_before_a_file_of_known_size_is_written(small_disk: Path) -> None:
     with (
         pytest.raises(InputError, match=r"run/weights: disk full: 3,145,728 bytes are needed, [\d,]+ are free in"),
         storage.Commit(str(small_disk / "run")) as writer,

@@ -190,7 +190,7 @@ def test_the_example_is_a_command_that_can_be_run(
     assert "out:" in capsys.readouterr().out
 
 
-def test_the_docs_ask_for_keys_that_are_there() -> None:
+def test_the_docs_ask_for_keys_that_exist() -> None:
     by_name = {command.name: command for command in commands()}
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     asked = [found for page in pages for found in re.findall(r"jobs\.(\w+)\s+--help ([a-z][\w.]*)", page.read_text())]

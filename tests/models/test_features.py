@@ -194,7 +194,7 @@ def test_the_state_rebuilds_the_transform(numeric: str) -> None:
     assert not list(rebuilt.parameters())
 
 
-def test_inputs_are_left_as_they_were_and_none_may_be_no_document() -> None:
+def test_inputs_do_not_change_and_may_have_no_document() -> None:
     x_NF = torch.tensor([[1.0, 7.0], [math.nan, 8.0]])
     copy_NF = x_NF.clone()
     for numeric in METHODS:
@@ -206,7 +206,7 @@ def test_inputs_are_left_as_they_were_and_none_may_be_no_document() -> None:
         assert torch.equal(x_NF.nan_to_num(9), copy_NF.nan_to_num(9))
 
 
-def test_no_document_to_fit_on_is_told() -> None:
+def test_fitting_on_no_document_is_an_error() -> None:
     with pytest.raises(InputError, match="no document to fit it on"):
         fit_transform([torch.zeros(0, 2)], ["numeric", "numeric"], TransformConfig())
 
@@ -236,7 +236,7 @@ def test_per_query_standardises_what_the_numeric_map_gives(numeric: str) -> None
     assert torch.equal(plain(x_NF, offsets_Q1), plain(x_NF))
 
 
-def test_per_query_knows_its_group_alone_and_no_order() -> None:
+def test_per_query_depends_on_the_group_only_and_on_no_order() -> None:
     x_NF, offsets_Q1 = in_groups()
     transform = fit(x_NF, "log1p_standard", per_query=True)
     whole_NF = transform(x_NF, offsets_Q1)

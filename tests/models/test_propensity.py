@@ -93,7 +93,7 @@ def train(data: Clicks, *, debias: bool) -> tuple[nn.Linear, PropensityModel]:
 
 
 @pytest.mark.slow
-def test_dual_learning_recovers_the_propensities_and_ranks_better_than_clicks_as_they_are() -> None:
+def test_dual_learning_recovers_the_propensities_and_ranks_better_than_raw_clicks() -> None:
     data, test = simulate(20_000, seed=0), simulate(2000, seed=1)
 
     def quality(ranker: nn.Linear) -> float:

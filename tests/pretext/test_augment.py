@@ -280,7 +280,7 @@ def test_permuted_columns_keep_their_values_and_are_permuted_apart() -> None:
     assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
 
 
-def test_configs_are_told_apart_by_kind() -> None:
+def test_configs_are_distinguished_by_kind() -> None:
     read = TypeAdapter(AugmentConfig).validate_python
     assert read({"kind": "zeroing", "probability": 0.7}) == ZeroingConfig(probability=0.7)
     assert read({"kind": "gaussian", "scale": 2}) == GaussianConfig(scale=2.0)

@@ -184,7 +184,7 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
         simclr_rank(torch.ones(1, 2), torch.ones(1, 2), torch.tensor([0, 1]), temperature=temperature)
 
 
-def test_simclr_tells_documents_from_the_whole_batch() -> None:
+def test_simclr_distinguishes_documents_from_the_whole_batch() -> None:
     z0_ND, z1_ND, _ = random_views(10, [7])
     loss_N = simclr(z0_ND, z1_ND, temperature=0.2)
     torch.testing.assert_close(loss_N, reference.simclr_rank(z0_ND, z1_ND, 0.2), rtol=1e-10, atol=1e-10)

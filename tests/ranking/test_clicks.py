@@ -141,7 +141,7 @@ def test_gradcheck(loss: Loss, learned: str) -> None:
 
 
 @both
-def test_the_other_model_gets_no_gradient(loss: Loss, learned: str) -> None:
+def test_each_loss_gives_no_gradient_to_the_other_model(loss: Loss, learned: str) -> None:
     batch = random_lists(5, [6, 4])
     other = "examination_logits_N" if learned == "scores_N" else "scores_N"
     batch[learned].requires_grad_()

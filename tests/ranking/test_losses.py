@@ -49,7 +49,7 @@ def test_standardised_targets_have_no_zero_and_no_scale() -> None:
     torch.testing.assert_close(both[0][2:], torch.stack([scores_N[37] ** 2, scores_N[38:].square().sum()]))
 
 
-def test_attention_allocation_gives_none_to_irrelevant_documents() -> None:
+def test_attention_allocation_gives_irrelevant_documents_no_attention() -> None:
     labels_N = torch.tensor([1.0] + [0.0] * 99)  # a plain softmax of them would give the relevant one 2.7 %
     scores_N = torch.zeros(100).requires_grad_()
     loss_Q = attention_allocation(scores_N, labels_N, torch.tensor([0, 100]))

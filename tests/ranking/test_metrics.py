@@ -72,7 +72,7 @@ def test_values_are_the_mean_over_all_orders_that_ties_allow(groups: list[Group]
 
 @every_metric
 @pytest.mark.parametrize("slots", [1, 100, 1 << 16])
-def test_a_group_does_not_see_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_does_not_depend_on_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SLOTS_PER_CHUNK", slots)
     scores_N, labels_N, offsets_Q1 = random_lists(0, [3, 0, 1, 40, 7, 40, 200, 2], levels=6)
     together_Q = metric(scores_N, labels_N, offsets_Q1)

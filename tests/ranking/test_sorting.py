@@ -127,7 +127,7 @@ def test_no_temporary_grows_with_the_square_of_lengths(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_flat_sort_does_not_know_the_order_of_the_input(mode: Mode) -> None:
+def test_a_flat_sort_does_not_depend_on_the_order_of_the_input(mode: Mode) -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(1, [80])
     scores_N = (2 * scores_N).round()
     shuffled_N = torch.randperm(80, generator=torch.Generator().manual_seed(2))
@@ -138,7 +138,7 @@ def test_a_flat_sort_does_not_know_the_order_of_the_input(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_divide_and_conquer_knows_only_which_documents_share_a_run(mode: Mode) -> None:
+def test_divide_and_conquer_depends_only_on_which_documents_share_a_run(mode: Mode) -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(2, [9])
     loss_Q, grad_N = value_and_gradient(scores_N, labels_N, offsets_Q1, k=3, depth=2, mode=mode)
     within_N = torch.tensor([7, 8, 6, 1, 0, 2, 3, 5, 4])  # three runs of three: runs and their documents move

@@ -127,7 +127,7 @@ def test_two_workers_stop_together_and_one_goes_on_from_their_checkpoint(
         torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-6, atol=1e-9)
 
 
-def test_two_are_kept_and_what_cannot_be_used_is_passed_over(
+def test_two_are_kept_and_unusable_ones_are_skipped(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "checkpoints"
@@ -235,7 +235,7 @@ def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_d
         assert due[:2] == [True, False]
 
 
-def test_who_is_asked_to_stop_leaves_a_committed_checkpoint(
+def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
     synthetic_dataset: str, tmp_path: Path, gate: threading.Event
 ) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")

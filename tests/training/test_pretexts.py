@@ -186,7 +186,7 @@ def test_the_bottleneck_is_that_of_the_predictor() -> None:
     assert sizes == [(3, 6), (6, 3)]
 
 
-def test_who_draws_from_the_marginals() -> None:
+def test_which_methods_draw_from_the_marginals() -> None:
     drawing, still = ComposeConfig(steps=(GaussianConfig(), MarginalConfig())), ZeroingConfig()
     assert {kind for kind, (config, _) in CASES.items() if config.needs_marginals(still)} == {"scarf"}
     needed = {kind for kind, (config, _) in CASES.items() if config.needs_marginals(drawing)}

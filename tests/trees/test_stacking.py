@@ -228,7 +228,7 @@ def test_a_damaged_member_is_named(splits: Splits, member: StackMember, tmp_path
         load(str(tmp_path / "out"))
 
 
-def test_features_that_are_not_there_are_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
+def test_missing_features_are_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
     for features, message in (
         (("prize",), r"features: the data has no 'prize'; the nearest is 'price'"),
         (("price", "price"), "features: a name stands twice"),

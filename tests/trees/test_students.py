@@ -77,7 +77,7 @@ def test_the_student_of_a_linear_teacher_ranks_as_it_does(kind: str, splits: Spl
     assert float(tau_Q.nanmean()) > 0.9
 
 
-def test_scores_that_are_not_there_and_scores_without_grades_are_told(splits: Splits, tmp_path: Path) -> None:
+def test_missing_scores_and_scores_without_grades_are_errors(splits: Splits, tmp_path: Path) -> None:
     def train(split: Split, **trees: object) -> None:
         config = student("lambdarank", num_trees=2, **trees).trees
         settings = splits.replace(train=split.model_dump())

@@ -210,7 +210,7 @@ def test_asha_decides_as_that_of_ray_tune_does(
                 scheduler.on_trial_complete(None, running(number), result)
 
 
-def test_where_all_fail_the_most_common_reason_is_told(tmp_path: Path) -> None:
+def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
         history.begin(Begun(number=number, params={}))

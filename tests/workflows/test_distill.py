@@ -243,7 +243,7 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, object], messa
         job(tmp_path, "data", **changes)
 
 
-def test_periods_that_are_not_scored_are_told_before_anything_is_trained(
+def test_periods_that_are_not_scored_are_reported_before_anything_is_trained(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=r"is not scored there; score .* with jobs.score"):

@@ -185,7 +185,7 @@ def test_data_comes_from_one_place(changes: dict[str, object]) -> None:
         ({"kind": "neural", "pretrained_as": "vime", "finetune": {"projector_layers": 1}}, "that has 0; lower it"),
     ],
 )
-def test_methods_build_on_methods_that_are_there(method: dict[str, object], message: str) -> None:
+def test_methods_build_on_methods_that_exist(method: dict[str, object], message: str) -> None:
     others = {
         "gbdt": {"kind": "gbdt"},
         "plain": {"kind": "neural"},

@@ -81,7 +81,7 @@ def pretraining(**values: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_space_that_does_not_fit_is_told_in_one_line(space: dict[str, Any], message: str) -> None:
+def test_a_space_that_does_not_fit_is_reported_in_one_line(space: dict[str, Any], message: str) -> None:
     config = search(space)
     with pytest.raises(InputError, match=message) as error:
         check_space(config.job, config.space)
@@ -246,7 +246,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
     assert best.gbdt.model_dump()["num_leaves"] == 4
 
 
-def test_the_history_of_another_job_or_space_is_not_gone_on_with(ended: TuneJob) -> None:
+def test_the_history_of_another_job_or_space_is_not_continued(ended: TuneJob) -> None:
     History(ended.out).open({"other": 1})
     with pytest.raises(InputError, match="the history of another search is there"):
         ended.run()
@@ -256,17 +256,17 @@ SPACES = {"gbdt": LEAVES, "finetune": {"finetune.noise": {"choices": [0, 1]}}, "
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_a_search_on_other_data_is_not_gone_on_with(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
+def test_a_search_on_other_data_is_not_continued(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
     data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
     job = {"gbdt": GBDT, "finetune": {"kind": "finetune"}, "pretrain": pretraining()}[kind]
     config = search(SPACES[kind], data=data, out=out, job=job)  # type: ignore[arg-type]
     History(out).open(history_of(config))
     for period in ("2026-W01b", "2026-W09"):  # the first is in the range of the training split
         add_period(data, period, like="2026-W02")
-    told = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
+    start = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
     with pytest.raises(InputError) as error:
         config.run()
-    assert str(error.value) == f"{told} with it, or remove its history with --fresh"
+    assert str(error.value) == f"{start} with it, or remove its history with --fresh"
     job_of = config.job.model_dump(mode="json")
     job_of["splits"]["train"]["periods"] = ["2026-W01", "2026-W02"]
     History(out).open(history_of(config.replace(job=job_of)))

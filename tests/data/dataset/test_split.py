@@ -124,7 +124,7 @@ def unplaced(row_group: RowGroup) -> RowGroup:
     return replace(row_group, url="", source=None)
 
 
-def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
+def test_names_of_files_and_unread_data_do_not_change_hash_ids_and_order(
     weeks: Any, make_dataset: Make, tmp_path: Path
 ) -> None:
     data = with_renamed_files(weeks.url, tmp_path / "data")
@@ -217,7 +217,7 @@ def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
         ("2026-W04..2026-W02", "write 2026-W02..2026-W04"),
     ],
 )
-def test_a_period_that_is_not_there_names_the_nearest(weeks: Any, period: str, message: str) -> None:
+def test_an_unknown_period_names_the_nearest(weeks: Any, period: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         select(Split(data=(weeks.url,), periods=(period,)), labelled=False)
 
@@ -259,7 +259,7 @@ def test_a_labelled_sample_is_drawn_from_what_is_left(weeks: Any, sample: str) -
     assert left.kept_labelled.sum() == sum(map(left.served_groups, left.row_groups))
 
 
-def test_the_hash_tells_what_is_left_out(weeks: Any, tmp_path: Path) -> None:
+def test_the_hash_covers_the_files_left_out(weeks: Any, tmp_path: Path) -> None:
     split = Split(data=(weeks.url,), periods=("2026-W01..2026-W03",))
     urls = list(dict.fromkeys(r.url for r in select(Split(data=(weeks.url,)), labelled=False).row_groups))
     whole = select(split, labelled=False)

@@ -243,7 +243,7 @@ def test_a_damaged_gzip_file_is_an_error_or_accounted_for(
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("damage", ["empty", "binary"])
-def test_text_that_is_none_is_an_error(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
+def test_a_file_that_is_not_text_is_an_error(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
     real = TEXTS[name]
     path = tmp_path / Path(real.path).name.removesuffix(".gz")
     path.write_bytes(FILE_DAMAGE[damage](b"", np.random.default_rng(0)))

@@ -327,7 +327,7 @@ def test_blocks_do_not_grow_with_the_file(tmp_path: Path) -> None:
     assert max(size for _, size in wide) <= 1 << 27, "short rows of many features are long arrays"
 
 
-def test_gzip_is_told_by_content_and_may_have_several_members(tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_content_and_may_have_several_members(tmp_path: Path) -> None:
     row = b"1 qid:1 1:1 2:2 3:3\n"
     path = tmp_path / "plain.txt"
     path.write_bytes(gzip.compress(row * 300) + gzip.compress(b"") + gzip.compress(row * 300))

@@ -609,7 +609,7 @@ def groups(path: Path, mapping: GroupColumns = GROUPS, **more: Any) -> tuple[Row
 
 
 @pytest.mark.parametrize("batch_groups", [1, 2, 100])
-def test_groups_are_taken_apart(tmp_path: Path, batch_groups: int) -> None:
+def test_groups_are_split_into_rows(tmp_path: Path, batch_groups: int) -> None:
     path = write_parquet(tmp_path, GROUP_TABLE)
     assert group_features(str(path), GROUPS) == [Feature(name="a"), Feature(name="b")]
     rows, rejected = groups(path, batch_groups=batch_groups)

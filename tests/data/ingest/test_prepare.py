@@ -486,7 +486,7 @@ def test_expected_counts_are_checked_before_anything_is_committed(tmp_path: Path
         config(expect={"train": {}})
 
 
-def test_rejected_rows_are_told_where_counts_differ(tmp_path: Path) -> None:
+def test_rejected_rows_are_reported_where_counts_differ(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("1 qid:a 1:1 2:2\n0 qid:a 1:x 2:2\n")
     settings = {"max_rejected": 1, "expect": {"all": {"documents": 2}}}

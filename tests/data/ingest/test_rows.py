@@ -68,7 +68,7 @@ def test_texts_are_cut_at_a_thousand_characters() -> None:
     assert LineTexts(b"a\xff\n", 1)(1) == "a\ufffd"
 
 
-def test_what_is_kept_of_a_text_does_not_hold_the_text() -> None:
+def test_a_kept_excerpt_does_not_hold_the_whole_text() -> None:
     texts = LineTexts(b"first\n" + b"# a long comment\n" * 1000 + b"last\n", 1)
     gone = weakref.ref(texts)
     kept = texts.only(np.array([1, 1002]))

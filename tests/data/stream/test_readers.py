@@ -57,7 +57,7 @@ def read(request: pytest.FixtureRequest) -> Reader:
 
 
 @pytest.mark.parametrize("how", ["other names", "the same names"])
-def test_a_data_set_that_was_replaced_is_told(make_dataset: Make, tmp_path: Path, read: Reader, how: str) -> None:
+def test_a_data_set_that_was_replaced_is_an_error(make_dataset: Make, tmp_path: Path, read: Reader, how: str) -> None:
     lengths = {"a": [[3, 4], [5]], "b": [[2]]}
     data = make_dataset(lengths, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
@@ -77,9 +77,7 @@ def test_a_data_set_that_was_replaced_is_told(make_dataset: Make, tmp_path: Path
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_gone_from_its_data_set_is_told_as_such(
-    make_dataset: Make, tmp_path: Path, read: Reader
-) -> None:
+def test_a_file_that_is_gone_from_its_data_set_is_named(make_dataset: Make, tmp_path: Path, read: Reader) -> None:
     data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
     Path(selection.row_groups[0].url).unlink()
