@@ -1,4 +1,4 @@
-"""A process with two workers on a cluster of its own, which write down who listens where, and go on until it is killed.
+"""A process that starts its own cluster and two workers, records all listening sockets, and runs until it is killed.
 
 python cluster_sockets.py FILE
 """
@@ -21,7 +21,7 @@ from ltrscale.launch.workers import Context, WorkersConfig
 
 
 def listening_sockets(root: int) -> list[tuple[str, int, str]]:
-    """Address, port and command of whatever listens, of a process and all that it has started."""
+    """Address, port and command of every listening socket of a process and its descendants."""
     import psutil  # which Ray brings along
 
     parent = psutil.Process(root)
@@ -34,20 +34,20 @@ def listening_sockets(root: int) -> list[tuple[str, int, str]]:
 
 
 def _dashboard() -> str:
-    """Where it says that it listens; the node of a worker only knows where dashboards usually do."""
+    """The dashboard's address from the GCS; the node object of a worker knows only the default address."""
     key, room = ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD
     return str(internal_kv._internal_kv_get(key, namespace=room).decode())
 
 
 @dataclass(frozen=True)
 class EndlessWorker:
-    """What each worker does."""
+    """The work of each worker."""
 
     driver_pid: int
     file: Path
 
     def __call__(self, context: Context) -> None:  # noqa: ARG002
-        """Write down who listens where, once, and go on until the process is killed."""
+        """Record the listening sockets once, and run until the process is killed."""
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 0:
             write_sockets(self.driver_pid, self.file)
@@ -57,7 +57,7 @@ class EndlessWorker:
 
 
 def write_sockets(driver_pid: int, file: Path) -> None:
-    """Who listens where, of all processes of the cluster."""
+    """Write the listening sockets of all processes of the cluster, and where its files are."""
     import psutil  # which Ray brings along
 
     driver = psutil.Process(driver_pid)

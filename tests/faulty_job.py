@@ -1,4 +1,4 @@
-"""jobs.pretrain, in which rank 1 raises what a user is to read; `python -m faulty_job` with this folder on the path."""
+"""jobs.pretrain with an error for the user on rank 1; run as `python -m faulty_job` with tests/ on the path."""
 
 import os
 

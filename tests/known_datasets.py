@@ -1,4 +1,4 @@
-"""Small data set directories, written without `prepare`, whose every group is known."""
+"""Small data set directories with known groups, written without `prepare`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest
 
 @dataclass(frozen=True)
 class Group:
-    """One query group as written; labels are None where it has none."""
+    """One query group as written; labels are None if it is unlabelled."""
 
     period: str
     features: NDArray[np.float32]
@@ -40,7 +40,7 @@ MakeDataset = Callable[..., KnownDataset]
 
 @pytest.fixture(scope="session")
 def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
-    """Writes a data set: `lengths[period][row group][group]`, a file a period."""
+    """Writes a data set with group lengths `lengths[period][row group][group]`, one file per period."""
 
     def make(
         lengths: Mapping[str, Sequence[Sequence[int]]],

@@ -1,4 +1,4 @@
-"""Files that writers have named, compared by what is in them."""
+"""Names of committed files without the random token of their writer, so that two runs can be compared."""
 
 import re
 from collections.abc import Iterable
@@ -12,16 +12,16 @@ FileT = TypeVar("FileT", bound=Config)
 
 
 def without_writer(name: str) -> str:
-    """The name of a file that a commit has placed, without its writer's token."""
+    """The name of a committed file without its writer's token."""
     return _WRITER.sub(r"\1", name)
 
 
 def files_without_writer(files: Iterable[FileT]) -> tuple[FileT, ...]:
-    """The same files as any writer would have listed them."""
+    """The same files, with names without the writer's token."""
     return tuple(file.replace(path=without_writer(file.path)) for file in files)  # type: ignore[attr-defined]
 
 
 def manifest_without_writer(manifest: Manifest) -> Manifest:
-    """A manifest as any writer would have committed it."""
+    """A manifest in which the names of files have no writer's token."""
     quarantine = tuple(map(without_writer, manifest.quarantine))
     return manifest.replace(files=files_without_writer(manifest.files), quarantine=quarantine)

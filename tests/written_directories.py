@@ -1,4 +1,4 @@
-"""What a run says that it writes."""
+"""The directories that a run logs as written."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob)
 
 
 def written_directories(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:
-    """Run a config; the directories that were written, below its own."""
+    """Run a config; returns the paths, below its output directory, that the log names as written."""
     written: list[str] = []
 
     class Listener(logging.Handler):

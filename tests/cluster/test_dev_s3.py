@@ -1,4 +1,4 @@
-"""The S3 server for development: it keeps its data and keys, and ends when told."""
+"""The S3 server for development: it keeps its data and keys, and stops on request."""
 
 import os
 import signal
@@ -83,6 +83,6 @@ def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:
 
 
 def test_a_process_of_the_same_id_is_let_be(tmp_path: Path) -> None:
-    """The pid file of a server that is long gone may name another process now."""
+    """The pid file of a dead server may name an unrelated process."""
     (tmp_path / "server.pid").write_text(f"{os.getpid()}\nMon Jan  1 00:00:00 2024\n")
     assert "not running" in run_script("dev_s3.py", "stop", f"--folder={tmp_path}").stderr

@@ -31,7 +31,7 @@ SMALL_RUN = (
 
 @pytest.fixture(scope="module")
 def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A head and a worker node that read from the S3 server; what a client needs to know of them."""
+    """A head and a worker node that read from the S3 server; yields the environment that a client needs."""
     assert s3
     folder = tmp_path_factory.mktemp("cluster")
     options = (f"--folder={folder}",)
@@ -48,7 +48,7 @@ def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
 
 
 def ray_job(client: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """`ray job ...` from the top of the checkout, in a shell that knows the cluster but not the S3 server."""
+    """Run `ray job ...` from the top of the checkout, in a shell with the cluster's address but without S3 keys."""
     shell = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return subprocess.run(
         [str(Path(sys.executable).with_name("ray")), "job", *words],

@@ -1,4 +1,4 @@
-"""The data sets of these tests."""
+"""Fixtures for the tests of data."""
 
 from known_datasets import make_dataset
 

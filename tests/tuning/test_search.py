@@ -288,7 +288,7 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
     assert states[5] == "complete"
     assert "stopped" in states.values()
     for trial in trials:
-        ended = (Path(History(str(tmp_path)).folder(trial.number)) / "came-to-its-end").exists()
+        ended = (Path(History(str(tmp_path)).folder(trial.number)) / "ran-to-the-end").exists()
         assert trial.result is not None
         assert ended == (trial.result.state == "complete")
         assert trial.result.value == trial.begun.params["x"]

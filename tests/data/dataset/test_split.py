@@ -120,7 +120,7 @@ def test_the_hash_covers_what_is_served_and_not_where_it_lies(weeks: Any, make_d
 
 
 def unplaced(row_group: RowGroup) -> RowGroup:
-    """The same wherever its file lies."""
+    """A row group without the URL of its file."""
     return replace(row_group, url="", source=None)
 
 
@@ -298,7 +298,7 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
 
 
 def relabelled(url: str, folder: Path) -> str:
-    """A data set as relabelling makes it of another: the same groups in other files."""
+    """A copy of a data set as relabelling makes it: the same groups in other files."""
     manifest = open_dataset(url).manifest
     origin = {"stage": "relabel", "config": {}, "inputs": {url: manifest.hash}}
     files = [file.replace(sha256=file.sha256[::-1]) for file in manifest.files]

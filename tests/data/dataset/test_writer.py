@@ -40,7 +40,7 @@ def groups_of(lengths: list[int], *, first: int = 0, labelled: list[bool] | None
 
 
 def write(out: Path, *units: list[tuple[str | pa.Array, pa.Table]], **options: Any) -> tuple[DataFile, ...]:
-    """The files of a data set of some units, each of which is given as tables with the period of each group."""
+    """The files of a data set from several units, each a sequence of tables with the period of each group."""
     files: list[DataFile] = []
     before = options.pop("before", (0, 0))
     with Commit(str(out)) as commit:
@@ -101,7 +101,7 @@ def test_numbers_have_no_dictionary_and_the_codec_is_as_asked(tmp_path: Path) ->
 
 @dataclass(frozen=True)
 class Log:
-    """Groups of these lengths in the order in which they come, each with its period, and where units begin."""
+    """Groups in order of arrival, with lengths and periods, and the starts of units."""
 
     lengths: list[int]
     periods: list[str]
@@ -112,7 +112,7 @@ class Log:
         return to_table(groups_of(self.lengths), 0)
 
     def cut(self, cuts: Iterable[int] = ()) -> list[list[tuple[pa.Array, pa.Table]]]:
-        """The units, and in each its groups cut into tables."""
+        """The units, each cut into tables."""
         table, bounds, units = self.table, sorted({0, *cuts, *self.units, len(self.lengths)}), []
         for a, b in pairwise(bounds):
             if a in {0, *self.units}:
@@ -121,7 +121,7 @@ class Log:
         return units
 
     def bound(self, smallest: int, largest: int) -> float:
-        """The most row groups that the docstring of the writer allows, for other sizes than 64 KB and 8 MB."""
+        """The largest number of row groups that the writer's docstring allows, for sizes other than 64 KB and 8 MB."""
         t, head, full = sum(self.lengths) * DOCUMENT_BYTES, 64 * smallest, 64 * largest
         integral = min(t, head) / smallest + 64 * max(0, math.log(min(t, full) / head)) + max(0, t - full) / largest
         units = [set(self.periods[a:b]) for a, b in pairwise([0, *self.units, len(self.periods)])]
@@ -129,7 +129,7 @@ class Log:
 
 
 def make_log(rng: np.random.Generator) -> Log:
-    """From one group to many times the head, in one period to 25, which come one after the other or at random."""
+    """Logs from one group to many times the head, with 1 to 25 periods, in sequence or at random."""
     n = int(rng.choice([1, 5, 63, 64, 65, 300, 600]))
     lengths = rng.integers(1, rng.choice([2, 10, 100]), n, endpoint=True)
     lengths[rng.random(n) < rng.choice([0, 0.02, 0.5])] = 400

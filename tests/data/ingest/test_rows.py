@@ -1,4 +1,4 @@
-"""RowBlocks cut, joined and filtered: rows keep their texts, and what is held of them is no more than they need."""
+"""Cutting, joining and filtering RowBlocks: rows keep their texts, and memory holds only the parts in use."""
 
 import weakref
 
@@ -19,7 +19,7 @@ def block_of(texts: Texts | None, lines: list[int], file: str = "log") -> RowBlo
 
 
 def piece_of(kind: str, first: int, n: int) -> RowBlock:
-    """Rows whose text is `row <line>`, from the lines of a text or the rows of a Parquet batch."""
+    """Rows with the text `row <line>`, from the lines of a text or the rows of a Parquet batch."""
     lines = list(range(first, first + n))
     if kind == "text":
         return block_of(LineTexts("".join(f"row {line}\r\n" for line in lines).encode(), first), lines)
