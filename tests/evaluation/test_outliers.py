@@ -23,7 +23,7 @@ def numeric(n: int) -> list[Feature]:
 
 
 def slow_outliers(probes: list[float], seen: list[float], gap: int, documents: int) -> list[bool]:
-    """The paper's words, bin by bin: is a probe above (below) the bin at which `gap` empty ones follow each other?"""
+    """The paper's rule, bin by bin: is a probe above (below) the bin where `gap` empty bins follow each other?"""
     edges = np.linspace(min(seen), max(seen), 101)
 
     def bin_of(x: float) -> int:

@@ -1,4 +1,4 @@
-"""Three nodes, of which one is lost, or is given notice and then taken away."""
+"""A cluster of three nodes that loses one, with or without notice."""
 
 import gc
 import time
@@ -34,7 +34,7 @@ NODE = {"num_cpus": 3}
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    """Two nodes on this machine; the first is the one of this process."""
+    """Two nodes on this machine; the first belongs to this process."""
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     try:
         cluster.add_node(**NODE)
@@ -48,13 +48,13 @@ def two_nodes() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(two_nodes: Cluster) -> Cluster:
-    """A third is there for each test, which takes one away."""
+    """A third node for each test, which removes one."""
     two_nodes.add_node(**NODE)
     return two_nodes
 
 
 def a_workers_node(cluster: Cluster, attempt: Attempt) -> Node:
-    """A node on which a worker runs and this process does not."""
+    """A node that runs a worker, but not this process."""
     return next(node for node in cluster.worker_nodes if node.node_id in attempt.nodes.values())
 
 

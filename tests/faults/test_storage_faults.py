@@ -1,4 +1,4 @@
-"""What the storage does to us: it is overloaded, refuses, is not there, or is full."""
+"""Faults of the storage: it is overloaded, refuses, is gone, or is full."""
 
 import contextlib
 import functools
@@ -45,7 +45,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Changes endpoint and keys; file systems made before and within are forgotten."""
+    """Changes endpoint and keys, and clears the cache of file systems before and after."""
     assert s3
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     PatientS3.clear_instance_cache()
@@ -55,7 +55,7 @@ def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Mon
 
 @pytest.fixture
 def proxy(environment: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before the S3 server, which the environment names; it lets all through until its share is set."""
+    """A proxy to the S3 server, set as the endpoint; it passes all requests until a share of faults is set."""
     with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.0) as running:
         environment.setenv("AWS_ENDPOINT_URL", running.url)
         yield running
@@ -204,7 +204,7 @@ ACTIONS: dict[str, Callable[[str], Any]] = {
 
 
 def messages(actions: Mapping[str, Callable[[], Any]], path: str) -> dict[str, tuple[InputError, float]]:
-    """What each action, all at once, ends with, and after how many seconds."""
+    """Run all actions at once; returns the error of each and its seconds."""
     outcomes: dict[str, tuple[InputError, float]] = {}
 
     def act(name: str) -> None:
@@ -277,7 +277,7 @@ def after(event: threading.Event, act: Callable[[str], Any], path: str) -> None:
 
 
 def once() -> Callable[[], bool]:
-    """Says yes the first time."""
+    """True on the first call only."""
     calls = itertools.count()
     return lambda: next(calls) == 0
 
@@ -419,7 +419,7 @@ def test_a_refused_request_leaves_no_file_out_of_a_listing(proxy: FaultyProxy, u
 
 
 def make(fault: str, environment: pytest.MonkeyPatch, url: str) -> tuple[str, str]:
-    """Bring about a fault; returns the URL to use and what its error names."""
+    """Cause a fault; returns the URL to use and the text that its error must name."""
     if fault == "wrong key":
         environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         return url, "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -480,7 +480,7 @@ def test_a_job_reports_what_cannot_work_in_one_line(
 
 
 def left(folder: Path) -> list[str]:
-    """All files below a folder, hidden ones too, and folders where something is staged."""
+    """All files below a folder, including hidden ones, and folders with staged files."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() or ".staging" in p.name)
 
 

@@ -1,4 +1,4 @@
-"""Workers that die or dawdle: the global batches stay the same, each group is read once, the weights are the same."""
+"""Workers that die or are slow: global batches stay the same, each group is read once, weights are the same."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def undisturbed(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The directory of a run of so many workers that nothing happens to; below `steps` is what was read."""
+    """The directory of a run with this number of workers and no faults; `steps` holds the records of its steps."""
     made: dict[int, Path] = {}
 
     def directory(world: int) -> Path:

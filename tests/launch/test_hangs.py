@@ -1,4 +1,4 @@
-"""Who of several workers hangs."""
+"""Detection of the worker that hangs."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ltrscale.launch.workers import Context
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -20,7 +20,7 @@ FAR = 1e30
 
 
 def heavy_tailed(n: int = 3000, seed: int = 0) -> Tensor:
-    """Raw features as logs have them: long tails, shifts, small scales, a fifth of the values missing."""
+    """Raw features like those of logs: long tails, shifts, small scales, a fifth of the values missing."""
     generator = torch.Generator().manual_seed(seed)
     x_NF = torch.randn(n, 5, generator=generator)
     x_NF = torch.stack([x_NF[:, 0].exp() * 100, -x_NF[:, 1].exp(), x_NF[:, 2], x_NF[:, 3] + 50, x_NF[:, 4] * 1e-6], 1)
@@ -215,7 +215,7 @@ LENGTHS = (3, 0, 1, 40, 2)
 
 
 def in_groups(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Heavy-tailed documents, the fifth column constant in each group, in groups some of which are empty or single."""
+    """Heavy-tailed documents in groups, some empty or single; the fifth column is constant in each group."""
     offsets_Q1 = to_offsets(torch.tensor(LENGTHS))
     x_NF = heavy_tailed(sum(LENGTHS), seed)
     x_NF[:, 4] = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)) * 0.1

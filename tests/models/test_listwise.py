@@ -1,4 +1,4 @@
-"""Initial order, chunks, and what is peculiar to DLCM and GSF; the laws of all contexts are in test_contexts."""
+"""Initial order, chunks, and the special properties of DLCM and GSF; the laws of all contexts are in test_contexts."""
 
 from collections.abc import Callable
 
@@ -102,7 +102,7 @@ def test_a_layer_sees_padding_as_zeros_and_its_mask() -> None:
 
 
 def test_dlcm_reads_from_the_last_to_the_first() -> None:
-    """The document at the end of the initial ranking is read first: what others are cannot change its output o."""
+    """The last document of the initial ranking is read first, so other documents cannot change its output o."""
     module = make(DLCMConfig(state=5, units=2))
     assert isinstance(module, DLCM)
     nn.init.zeros_(module.compare.weight)  # the state no longer counts: units are those of o alone

@@ -24,7 +24,7 @@ Loss = Callable[..., Tensor]
 
 
 def random_lists(seed: int, lengths: list[int]) -> dict[str, Tensor]:
-    """Scores, examination logits, clicks, and positions in another order than the rows; some were not shown."""
+    """Scores, examination logits, clicks, and positions out of order; some documents were not shown."""
     generator = torch.Generator().manual_seed(seed)
     n = sum(lengths)
     positions_N = torch.cat([1 + torch.randperm(k, generator=generator) for k in lengths]).double()

@@ -1,4 +1,4 @@
-"""Every loss that a config may name keeps the laws of `ranking.laws`; a new member of the union is here by itself."""
+"""Every loss that a config may name keeps the laws of `ranking.laws`; new members of the union are included."""
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ def test_no_weights_are_weights_of_one_and_all_terms_are_linear_in_them(name: st
 
 @pytest.mark.parametrize("cls", UNION, ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type) -> None:
-    """Some other value of it changes value or gradient, from one setting at least."""
+    """Another value of each key changes value or gradient, from at least one setting."""
 
     def trace(config: Loss) -> Tensor:
         *lists, weights_N = random_lists(3, [20, 5])

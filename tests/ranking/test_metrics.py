@@ -37,7 +37,7 @@ def ragged(groups: Iterable[Group]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def random_lists(seed: int, lengths: list[int], levels: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (of few levels, hence tied, or distinct) and labels 0 to 4 of lists of these lengths."""
+    """Scores (distinct, or tied on a few levels) and labels 0 to 4 of lists of these lengths."""
     rng = np.random.default_rng(seed)
     n = sum(lengths)
     scores = rng.permutation(n) if levels is None else rng.integers(0, levels, n)

@@ -283,7 +283,7 @@ def test_neural_sort_ndcg_has_the_values_of_tf_rankings_own_test() -> None:
 
 @pytest.mark.parametrize("k", [None, 1, 5])
 def test_hard_sorts_agree_with_rax(k: int | None) -> None:
-    """Rax relaxes ranks, not the sort; its `ndcg_metric` (gain 2^y - 1, topn=k) is what the hard sort must give."""
+    """Rax relaxes ranks, not the sort; the hard sort must equal its `ndcg_metric` (gain 2^y - 1, topn=k)."""
     rax = pytest.importorskip("rax")
     scores_N, labels_N, offsets_Q1 = random_lists(11, [12, 30])
     loss_Q = pirank(scores_N.float(), labels_N, offsets_Q1, temperature=1.0, k=k, mode="hard")
@@ -311,7 +311,7 @@ def test_noise_of_scale_zero_changes_nothing_and_samples_are_averaged() -> None:
 
 
 def test_the_noise_draws_orders_as_plackett_luce_does() -> None:
-    """A cold sort of noisy scores puts a document first with its chance in the softmax of scores / scale."""
+    """A cold sort of noisy scores ranks a document first with its probability in the softmax of scores / scale."""
     scores_N, labels_N, offsets_Q1 = torch.tensor([1.0, 0.0, -0.5]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3])
     for scale in (1.0, 2.0):
         loss_Q = gumbel_neural_sort_ndcg(

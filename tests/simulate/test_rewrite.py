@@ -1,4 +1,4 @@
-"""Rewriting a data set: blocks do not depend on the layout, and what goes through unchanged is unchanged."""
+"""Rewriting a data set: blocks do not depend on the layout, and groups without changes stay the same."""
 
 from collections.abc import Callable
 from pathlib import Path

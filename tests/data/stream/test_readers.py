@@ -38,7 +38,7 @@ def choose(made: Any) -> Selection:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of this process's own; Ray leaves sockets to the garbage collector, which is no fault of ours."""
+    """A Ray cluster of this process; tests ignore warnings about sockets that Ray leaves to the garbage collector."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Oversampling: how often groups are served, whatever the workers and the layout of the files."""
+"""Oversampling: groups are served as often as configured, for any workers and any layout of files."""
 
 import itertools
 from collections import Counter
@@ -35,7 +35,7 @@ def lengths(row_groups: int, groups: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def made(make_dataset: Make) -> Any:
-    """100 groups with columns of classes, of times and of codes; a third of them unlabelled."""
+    """100 groups, a third unlabelled, with columns of classes, repeat counts and codes."""
     made = make_dataset({"a": lengths(12, 5), "b": lengths(8, 5)}, is_labelled=lambda gid: gid % 3 > 0)
     add_column(made.url, "meta_frequency", pa.string(), class_of)
     add_column(made.url, "meta_times", pa.float64(), times_of)
