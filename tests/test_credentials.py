@@ -1,4 +1,4 @@
-"""Passwords, tokens and signatures that a user gives in URLs and settings are in no file, log or message."""
+"""Passwords, tokens and signatures in URLs and settings appear in no file, log or message."""
 
 import functools
 import http.server
@@ -39,7 +39,7 @@ class Guarded(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A server of LETOR text with one line that cannot be read; where it listens."""
+    """A server of LETOR text with one unreadable line; yields its address."""
     folder = tmp_path / "served"
     folder.mkdir()
     lines = [f"{i % 3} qid:{i // 5} 1:{i} 2:{i % 7}\n" for i in range(200)]

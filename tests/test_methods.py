@@ -1,4 +1,4 @@
-"""The docs name every method that a config may name, and no test file that is not there."""
+"""The docs name every method that a config may name, and only test files that exist."""
 
 import re
 import typing

@@ -1,4 +1,4 @@
-"""What a manifest names lies below its directory, or is refused in one line when the manifest is read."""
+"""A manifest names only files below its directory, or is refused in one line when it is read."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def data(write_dataset: Any) -> Path:
 
 
 def change(folder: Path, **changes: Any) -> None:
-    """Change what the manifest says of its first file."""
+    """Change the manifest's entry of its first file."""
     path = folder / storage.MANIFEST
     manifest = json.loads(path.read_text())
     manifest["files"][0] |= changes

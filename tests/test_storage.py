@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def other_keys(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Changes the environment's keys; file systems made before and within are forgotten."""
+    """Changes the environment's keys, and clears the cache of file systems before and after."""
     assert s3
     PatientS3.clear_instance_cache()
     yield monkeypatch
@@ -400,7 +400,7 @@ def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monke
 
 
 def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
-    """With a manifest to replace and without; with files of their own and with files whose names they share."""
+    """With and without a manifest to replace, with own files and with files of the same name."""
     refusals: list[str] = []
     for round_ in range(12):
         if round_ == 6:
@@ -500,7 +500,7 @@ def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
 def test_a_store_that_ignores_conditions_is_detected(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Conditions are taken out of the requests, as by a store that does not know them."""
+    """Conditions are removed from the requests, as if the store ignored them."""
     call = s3fs.S3FileSystem._call_s3
 
     async def deaf(self: object, method: str, *args: object, **kwargs: object) -> object:

@@ -1,4 +1,4 @@
-"""Laws of checkpoints: a resumed run goes on as if never stopped, and what fails to be saved does not stop training."""
+"""Laws of checkpoints: a resumed run continues as if never stopped, and a failed save does not stop training."""
 
 import threading
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def checkpoints_in(folder: Path | str, **changes: Any) -> Checkpoints:
 
 
 def save(saver: Checkpoints, trainer: Trainer, result: StepResult, **progress: Any) -> None:
-    """Save as if it were time to, and wait until it is written."""
+    """Save a checkpoint as if one were due, and wait until it is written."""
     saver.after(replace(result, checkpoint_due=True), trainer, Progress(**progress))
     saver._wait()
 
@@ -81,7 +81,7 @@ def test_resumed_is_bit_equal_to_never_stopped(synthetic_dataset: str, tmp_path:
 
 
 def two_workers(rank: int, world: int, data: str, folder: str) -> None:
-    """What two workers do together, each part in a folder of its own."""
+    """The work of two workers; each part has its own folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     one_is_asked_to_stop(make_trainer(data, "simclr_rank", rank=rank, world=world), f"{folder}/stopped")
@@ -90,7 +90,7 @@ def two_workers(rank: int, world: int, data: str, folder: str) -> None:
 
 
 def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
-    """In the middle of the second epoch; both leave one checkpoint and end when it is committed."""
+    """One worker is asked to stop in the second epoch; both write one checkpoint and end once it is committed."""
     run_epochs(trainer, 1)
     trainer.stopping = lambda: rank_and_world()[0] == 1 and trainer.state.account.groups > 0
     with checkpoints_in(folder) as saver, pytest.raises(Stopped, match="checkpoint written to"):
@@ -99,7 +99,7 @@ def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
 
 
 def rank_0_cannot_save(trainer: Trainer, folder: str) -> None:
-    """Both end, and say why."""
+    """Both workers end and say why."""
     with checkpoints_in(folder, every_s=0.0, failures=2) as saver:
         trainer.due, trainer.failed = saver.due, saver.failed
         with pytest.raises(InputError, match=r"^\S+: 2 checkpoints in a row could not be written \(\S+step-00000002: "):
@@ -183,7 +183,7 @@ def test_a_damaged_checkpoint_does_not_outlive_the_next_two(synthetic_dataset: s
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nothing is written until it is set."""
+    """An event that blocks writing until it is set."""
     opened, write = threading.Event(), checkpoint.write
 
     def gated(*arguments: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Laws of the loop: the update does not depend on the workers, and a resumed run goes on as if never stopped."""
+"""Laws of the loop: an update does not depend on the workers, and a resumed run continues as if never stopped."""
 
 import math
 import multiprocessing
@@ -77,7 +77,7 @@ def test_every_group_is_read_once_an_epoch(synthetic_dataset: str, method: str) 
 
 
 class Fixed:
-    """Given micro-batches in place of a stream."""
+    """A stream of given micro-batches."""
 
     config = StreamConfig(prefetch=0)
     groups_per_epoch = 2
@@ -90,7 +90,7 @@ class Fixed:
 
 
 class Reads(TorchDispatchMode):
-    """Counts the values that are read from tensors, for each of which a GPU would have to finish first."""
+    """Counts values read from tensors; on a GPU, each would wait for all pending work."""
 
     count = 0
 

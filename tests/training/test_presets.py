@@ -1,4 +1,4 @@
-"""Presets: what they set, and that a config stands over them."""
+"""Presets: their values, and that a config overrides them."""
 
 import pytest
 from config_variations import kind_of

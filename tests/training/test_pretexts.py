@@ -1,4 +1,4 @@
-"""What each pretraining method of a config makes of a micro-batch: its function, on its views, with its parameters."""
+"""Each pretraining method of a config calls its function on its views with its parameters."""
 
 import typing
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def groups() -> QueryGroups:
 
 
 def pretrainer(config: MethodConfig) -> Pretrainer:
-    """In evaluation mode, so that nothing is drawn but the views."""
+    """A pretrainer in evaluation mode, so that only the views are random."""
     torch.manual_seed(1)
     transform_config = TransformConfig(numeric="standard")
     kinds: list[typing.Literal["numeric", "categorical"]] = ["numeric"] * 4 + ["categorical"]
@@ -63,7 +63,7 @@ def pretrainer(config: MethodConfig) -> Pretrainer:
 
 
 class Parts:
-    """The inputs of a micro-batch, and what the pretrainer makes of a view."""
+    """The inputs of a micro-batch, and the pretrainer's outputs for a view."""
 
     def __init__(self, model: Pretrainer) -> None:
         self.model, self.draw = model, generator()

@@ -1,4 +1,4 @@
-"""Whole runs, stopped again and again: what they make and what they report is that of a run that was never stopped."""
+"""Whole runs that are stopped again and again have the outputs and reports of a run that never stops."""
 
 import json
 import logging
@@ -58,17 +58,17 @@ def pretrained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 def whole(run: Run, out: Path) -> Records:
-    """Run without a stop; returns what was reported of steps and epochs."""
+    """Run without a stop; returns the records of steps and epochs."""
     records: Records = []
     run(str(out), lambda record: records.append(dict(record)))
     return training_records(records)
 
 
 def stopped_again_and_again(run: Run, out: Path, *, first: int) -> tuple[Records, list[int]]:
-    """Run, asked to stop after step `first` - 1, and then after the first step of every other start.
+    """Run with requests to stop after step `first` - 1, and then after the first step of every second start.
 
     Returns:
-        What was reported of steps and epochs by all starts, and the steps that they left checkpoints of.
+        The records of steps and epochs of all starts, and the steps of the checkpoints left.
     """
     records: Records = []
     stops: list[int] = []
@@ -88,7 +88,7 @@ def stopped_again_and_again(run: Run, out: Path, *, first: int) -> tuple[Records
 
 
 def training_records(records: Records) -> Records:
-    """Records of steps and epochs without what is measured."""
+    """Records of steps and epochs without measured times and sizes."""
     kept = [record for record in records if "step" in record or "epoch" in record]
     return [{name: value for name, value in record.items() if name not in MEASURED} for record in kept]
 
@@ -184,7 +184,7 @@ def pretrain_job(data: str, out: Path, **changes: Any) -> PretrainJob:
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Sets the step after which pretraining stages are asked to stop, so that they do one more; None lets them run."""
+    """Sets the step after which pretraining stages are asked to stop, which run one more step; None for no stop."""
     chosen: list[int | None] = [None]
 
     def stopping(*arguments: Any, report: Report, **named: Any) -> None:
@@ -200,7 +200,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 
 
 def run_job(job: PretrainJob, caplog: pytest.LogCaptureFixture) -> str:
-    """Run a stage; how it began: `resumed`, `up to date`, or empty."""
+    """Run a stage; returns how it began: `resumed`, `up to date`, or empty."""
     caplog.clear()
     try:
         job.run()

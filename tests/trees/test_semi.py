@@ -1,4 +1,4 @@
-"""Principal components against scikit-learn, and pseudo-labels: whose labels train, and that no other label is read."""
+"""Principal components against scikit-learn, and pseudo-labels: the labels in use, and that no other is read."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -166,7 +166,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
 
 
 def test_labels_that_are_not_in_use_are_not_read(write_dataset: WriteDataset, url: str, tmp_path: Path) -> None:
-    """The same documents with other labels wherever the sample does not use them give the same bytes."""
+    """Changing the labels that the sample does not use gives the same bytes."""
     used = all_groups(splits_of(url).train).ids_Q
     assert used is not None
     changed = data()

@@ -43,7 +43,7 @@ def groups(rng: np.random.Generator, count: int, *, labelled: bool) -> Groups:
 
 @pytest.fixture(scope="module")
 def splits(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory) -> Splits:
-    """Training groups without a label, and the teacher's scores; labels elsewhere are noise."""
+    """Unlabelled training groups and the teacher's scores; all other labels are noise."""
     rng = np.random.default_rng(0)
     sizes = {"train": 300, "validation": 30, "test": 100}
     of_periods = {name: groups(rng, size, labelled=name != "train") for name, size in sizes.items()}

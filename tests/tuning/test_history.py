@@ -1,4 +1,4 @@
-"""The history of a search: what is recorded stays, and another search does not go on with it."""
+"""The history of a search: records stay, and a different search cannot continue it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Searches: what a cut-off one loses and repeats, which is nothing, trials that come to harm, ASHA."""
+"""Searches: an interrupted search loses and repeats nothing; failing trials; ASHA."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def search_of(**values: Any) -> SearchConfig:
 
 
 def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
-    """A search of one trial at a time without Ray Tune."""
+    """Run a search of one trial at a time without Ray Tune."""
     proposals = Proposals(config, history, history.trials(), given={"x": 1, "c": "a"}, same=configs.digest)
     left = config.trials - sum(trial.result is not None for trial in history.trials())
     for asked in range(min(left, most)):
@@ -47,7 +47,7 @@ def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, m
 
 
 def records(url: str) -> dict[str, Any]:
-    """All that a history holds, but for times."""
+    """All records of a history, without times."""
     found = {}
     for path in sorted(Path(url).glob("trials/*/*.json")):
         found[str(path.relative_to(url))] = {k: v for k, v in json.loads(path.read_text()).items() if k != "seconds"}
@@ -161,7 +161,7 @@ def test_the_curve_goes_forward_and_stays_short() -> None:
 
 
 def running(number: int) -> Any:
-    """A trial as Ray Tune shows it to its scheduler."""
+    """A trial as Ray Tune passes it to its scheduler."""
     return SimpleNamespace(trial_id=f"running-{number}", config={"number": number})
 
 

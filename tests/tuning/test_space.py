@@ -1,4 +1,4 @@
-"""Spaces: what they refuse, what they draw, and how a dotted key is set."""
+"""Spaces: errors, draws, and setting a dotted key."""
 
 from typing import Any
 

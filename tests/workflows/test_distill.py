@@ -1,4 +1,4 @@
-"""Distillation end to end on real parts: students, comparison, export, resumption, and what it refuses."""
+"""Distillation end to end on real parts: students, comparison, export, resumption, and errors."""
 
 import json
 import shutil
@@ -86,7 +86,7 @@ def found_in(out: Path) -> Distillation:
 
 
 def committed_files(out: Path) -> dict[str, float]:
-    """Every file but those of run directories, which a second run writes to."""
+    """All files except run directories, which a second run also writes to."""
     return {str(path): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and "run" not in path.parts}
 
 
@@ -196,7 +196,7 @@ def test_committed_scores_need_no_teacher(distilled: Path, synthetic_dataset: st
 
 
 def scores_of(teacher: object, distilled: Path, folder: Path) -> str:
-    """The committed scores of a distillation, as if this bundle had given them."""
+    """The committed scores of a distillation, attributed to this bundle."""
     shutil.copytree(distilled / "scores", folder / "scores")
     for path in folder.glob("scores/period=*/manifest.json"):
         manifest = json.loads(path.read_text())
@@ -252,7 +252,7 @@ def test_periods_that_are_not_scored_are_reported_before_anything_is_trained(
 
 
 def by_the_card(folder: Path, names: list[str], features_NF: NDArray[np.float32]) -> Floats:
-    """Scores by someone who has the exported files, LightGBM, and what the README says."""
+    """Scores computed from the exported files with LightGBM, by the steps of the README."""
     columns = json.loads((folder / "features.json").read_text())["columns"]
     matrix = np.full((len(features_NF), len(columns)), np.nan)
     for column in columns:

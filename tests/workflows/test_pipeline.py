@@ -1,4 +1,4 @@
-"""The whole path on a small synthetic log, and what is skipped when it is run again."""
+"""The whole pipeline on a small synthetic log, and the stages that a second run skips."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def small(out: Path, *changes: str) -> PipelineConfig:
-    """The shipped quick start, made small."""
+    """A small version of the shipped quick start."""
     stages = ("simclr_rank", "simsiam")
     return configs.load(
         PipelineConfig,
@@ -150,7 +150,7 @@ def test_labels_to_test_on_that_are_missing_are_named_before_training(tmp_path: 
 
 
 def pipeline(**changes: object) -> PipelineConfig:
-    """A config that nothing runs."""
+    """A config that tests only validate."""
     values: dict[str, object] = {
         "out": "runs/x",
         "data": "data/x",

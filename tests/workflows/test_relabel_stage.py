@@ -1,4 +1,4 @@
-"""The relabelling stage: once is enough, nothing is replaced by mistake, and the papers' settings on real data."""
+"""The relabelling stage: it runs once, replaces nothing by mistake, and takes the papers' settings on real data."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and when a stage is skipped."""
+"""The files that a run leaves, and when a stage is skipped."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ class Settings(Config):
 
 
 class Example(Stage):
-    """A stage that does what a test says."""
+    """A stage that calls a function of the test."""
 
     stage: ClassVar[str] = "example"
     settings: Settings = Settings()
@@ -224,7 +224,7 @@ Example(out=sys.argv[1]).run()
 
 
 def stage_process(out: str) -> subprocess.Popen[str]:
-    """A process that runs the stage, and commits when it is given a line."""
+    """A process that runs the stage, and commits when it reads a line."""
     return subprocess.Popen(
         [sys.executable, "-c", TWICE, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""Keys of the object storage and what opens URLs, over every file that a pipeline, a search and scoring leave."""
+"""Keys of the object storage and credentials of URLs are in no file that a pipeline, a search and scoring leave."""
 
 import os
 import subprocess

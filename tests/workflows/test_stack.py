@@ -1,4 +1,4 @@
-"""Stacks as a job and as a method of a pipeline: what is trained on which groups, and what is trained again."""
+"""Stacks as a job and as a method of a pipeline: the training groups of each model, and retraining after changes."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def job(data: str, out: Path, **changes: Any) -> StackJob:
 
 @pytest.fixture(scope="module")
 def stack(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> StackJob:
-    """A stack that was trained."""
+    """A trained stack."""
     made = job(synthetic_dataset, tmp_path_factory.mktemp("stack") / "out")
     run_stack(made)
     return made

@@ -1,4 +1,4 @@
-"""Stages: what they refuse, and what they leave for running the same thing again."""
+"""Stages: errors, and the files that let the same command run again."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Searches over jobs: spaces that fit the job, the files that are left, a driver that is killed."""
+"""Searches over jobs: spaces that fit the job, output files, and a killed driver."""
 
 import csv
 import json
@@ -211,7 +211,7 @@ def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a
 
 @pytest.fixture
 def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
-    """A search all of whose trials have ended, made by hand."""
+    """A finished search, made by hand."""
     config = search(
         {**LEAVES, "gbdt.learning_rate": {"low": 0.1, "high": 0.5}},
         data=synthetic_dataset,
@@ -349,7 +349,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
 
 @pytest.fixture
 def little_room() -> Iterator[None]:
-    """A cluster with room for one trial of two workers, and what they read with."""
+    """A cluster with CPUs for one trial of two workers and their readers."""
     import ray
 
     ray.init(address="local", num_cpus=4, log_to_driver=False)
@@ -361,7 +361,7 @@ def little_room() -> Iterator[None]:
 @pytest.mark.ray
 @pytest.mark.usefixtures("little_room")
 def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset: str, tmp_path: Path) -> None:
-    """The first one is stopped; the second finds room only if the workers of the first have ended."""
+    """The first trial is stopped; the second gets CPUs only after the workers of the first have ended."""
     finetune = {"network": SMALL_NETWORK, "epochs": 2, "stream": {"docs_per_batch": 500, "streams": 2}}
     space = {"finetune.optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
     job = {"kind": "finetune", "finetune": finetune, "workers": 2}
