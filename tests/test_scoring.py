@@ -231,7 +231,7 @@ def test_what_is_up_to_date_is_left_alone_and_said_so(
 
 
 class Killed(BaseException):
-    """Stands for a kill: no clean-up of the code runs for it."""
+    """Stands for a kill: a BaseException, which the code does not catch."""
 
 
 def stop_after(n: int) -> Callable[..., Any]:

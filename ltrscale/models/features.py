@@ -159,7 +159,9 @@ class FeatureTransform(nn.Module):
         x_NF = self._numeric(features_NF)
         if self.config.per_query:
             if offsets_Q1 is None:
-                raise ValueError("a transform with per_query needs the offsets of the groups beside the features")
+                raise ValueError(
+                    "a transform with per_query needs the offsets of the groups besides the features"
+                )
             x_NF = standardise_groups(x_NF, offsets_Q1)
         vocabularies = torch.split(self.codes_V, [n - 1 for n in self.cardinalities])
         for column, codes_V in zip(self.categorical, vocabularies, strict=True):
@@ -246,7 +248,7 @@ def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:
     Places are interpolated linearly. A value that ties with several quantiles takes the middle of their block: without
     this, a feature that is mostly 0 would map its zeros to the end of the scale.
     """
-    x_FN = x_NF.T.contiguous()
+    x_FN = x_NF.T.contiguous()  # searchsorted looks up rows, one feature each
     last = quantiles_FK.shape[1] - 1
     next_FN = torch.searchsorted(quantiles_FK, x_FN)
     above_FN = quantiles_FK.gather(1, next_FN.clamp(max=last))

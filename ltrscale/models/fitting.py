@@ -20,7 +20,7 @@ from torch import Tensor
 from ltrscale.draws import splitmix64
 from ltrscale.moments import Moments
 
-_GLANCE = 1 << 10
+_GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 
 

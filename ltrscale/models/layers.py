@@ -185,6 +185,7 @@ class FeatureEmbedding(nn.Module):
         self, numeric_F: Tensor, cardinalities: Sequence[int], dimensions: int, *, bound: float | None = None
     ) -> None:
         super().__init__()
+        # All features share one table. The buffers follow from the transform, so they are not saved.
         first_C = torch.tensor([0, *cardinalities]).cumsum(0)[:-1]
         self.register_buffer("numeric", numeric_F.nonzero()[:, 0], persistent=False)
         self.register_buffer("categorical", (~numeric_F).nonzero()[:, 0], persistent=False)

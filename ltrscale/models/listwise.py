@@ -27,7 +27,8 @@ from ltrscale.models.context import (
 )
 from ltrscale.models.layers import Activation, Dropout, FeatureEmbedding, activation
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed word
+# Odd multipliers of a 64-bit mixing function, as signed words: torch has no arithmetic on uint64.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xD6E8FEB86659FD93 - 2**64
 
 
@@ -239,7 +240,7 @@ class _Windows(NamedTuple):
         return self.first_W + (self.row_W - self.first_W + place * self.stride_W) % self.length_W
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # the test of all strides is slow Python, and lengths repeat from batch to batch
 def stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...]:
     """Evenly spread distances between the documents of a group that repeat no document, for lists of one length.
 

@@ -96,6 +96,7 @@ class Pretrainer(nn.Module):
         super().__init__()
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
+        # Not part of the weights: a resumed run draws the sample from its data again.
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
         features = (transform.numeric_F, transform.cardinalities)
         self.encoder = network.encoder.build(*features)

@@ -27,7 +27,7 @@ def position_index(positions_N: Tensor, positions: int) -> Tensor:
         [0, 2, 9, 0]
     """
     if bool((positions_N < 1).any()):  # NaN compares as False, so documents not shown pass
-        raise InputError(f"positions: {float(positions_N.nan_to_num(nan=1).min())} is none; count from 1 on")
+        raise InputError(f"positions: {float(positions_N.nan_to_num(nan=1).min())} is below 1; count from 1")
     return (positions_N.nan_to_num(nan=1).clamp(max=positions) - 1).long()
 
 

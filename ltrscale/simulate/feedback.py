@@ -260,7 +260,7 @@ def highest_grade(given: float | None, label_counts: Mapping[str, int]) -> float
     """The grade of a perfect document: the given one, or else the highest label that a manifest counts.
 
     Raises:
-        InputError: no grade is given, and the manifest counts no label above 0.
+        InputError: no grade is given, and the manifest has no counts of labels or none above 0.
 
     Example:
         >>> highest_grade(None, {"0": 9, "0.5": 2, "2": 1}), highest_grade(4, {"0": 9})
@@ -268,5 +268,5 @@ def highest_grade(given: float | None, label_counts: Mapping[str, int]) -> float
     """
     top = max(map(float, label_counts), default=0.0) if given is None else given
     if top <= 0:
-        raise InputError("the manifest counts no label above 0; set max_relevance to the highest grade")
+        raise InputError("the manifest does not state the highest label; give it as max_relevance")
     return top

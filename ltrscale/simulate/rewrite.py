@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # comparing arrays by == would raise
 class GroupBlock:
     """Consecutive query groups of one period; none is empty.
 
@@ -169,6 +169,7 @@ def _recut(tables: Iterable[_Counted]) -> Iterator[_Counted]:
     waiting: list[_Counted] = []
     for table, lengths_Q in tables:
         waiting.append((table, lengths_Q))
+        # Cut only when there are two blocks of documents, so that the last block is not short.
         while sum(int(lengths_Q.sum()) for _, lengths_Q in waiting) >= 2 * _BLOCK_DOCUMENTS:
             whole, all_Q = _joined(waiting)
             stop = int(np.searchsorted(np.cumsum(all_Q), _BLOCK_DOCUMENTS)) + 1

@@ -217,7 +217,7 @@ def test_positions_beyond_the_table_take_the_last_and_none_below_one_is_taken() 
     assert position_index(torch.tensor([1.0, 4.0, 5.0, 1e9, torch.nan]), 4).tolist() == [0, 3, 3, 3, 0]
     assert position_index(torch.zeros(0), 4).tolist() == []
     for position in (0.0, -3.0):
-        with pytest.raises(InputError, match=f"positions: {position} is none; count from 1"):
+        with pytest.raises(InputError, match=f"positions: {position} is below 1; count from 1"):
             position_index(torch.tensor([2.0, position, torch.nan]), 4)
 
 
