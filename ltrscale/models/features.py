@@ -159,9 +159,7 @@ class FeatureTransform(nn.Module):
         x_NF = self._numeric(features_NF)
         if self.config.per_query:
             if offsets_Q1 is None:
-                raise ValueError(
-                    "a transform with per_query needs the offsets of the groups besides the features"
-                )
+                raise ValueError("a transform with per_query needs the offsets of the groups besides the features")
             x_NF = standardise_groups(x_NF, offsets_Q1)
         vocabularies = torch.split(self.codes_V, [n - 1 for n in self.cardinalities])
         for column, codes_V in zip(self.categorical, vocabularies, strict=True):

@@ -82,7 +82,7 @@ def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:
     assert "--port" in line
 
 
-def test_a_process_of_the_same_id_is_let_be(tmp_path: Path) -> None:
+def test_another_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
     """The pid file of a dead server may name an unrelated process."""
     (tmp_path / "server.pid").write_text(f"{os.getpid()}\nMon Jan  1 00:00:00 2024\n")
     assert "not running" in run_script("dev_s3.py", "stop", f"--folder={tmp_path}").stderr

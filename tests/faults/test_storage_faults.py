@@ -401,7 +401,7 @@ def test_patience_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.s3
-def test_a_question_is_asked_again_though_its_refusal_has_no_text(proxy: FaultyProxy, url: str) -> None:
+def test_a_head_request_is_repeated_although_its_refusal_has_no_text(proxy: FaultyProxy, url: str) -> None:
     storage.write_bytes(url, b"x")
     proxy.share, asked = 1.0, itertools.count()
     proxy.match = lambda method, _: method == "HEAD" and next(asked) < 5

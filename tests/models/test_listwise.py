@@ -140,7 +140,7 @@ def test_training_of_gsf_is_a_fair_sample_of_all_groups() -> None:
     assert ((samples.mean(0) - expected_ND) / error).abs().max() < 4.5
 
 
-def test_documents_that_are_alike_get_the_same_from_gsf() -> None:
+def test_gsf_gives_equal_documents_equal_embeddings() -> None:
     module = make(GSFConfig(size=3, hidden=(9,), width=4, strides=2, activation="elu"))
     groups, h_ND = make_lists([12, 5])
     for a, b in ((0, 4), (0, 9), (2, 3), (13, 16), (1, 14)):

@@ -102,7 +102,7 @@ def test_relevance_is_the_first_label_where_there_is_a_label(write: Write, apply
     assert all(row["labels"] == row["relevance"] for row in rows_of(once) if row["period"] == "b")
 
 
-def test_what_a_step_has_nothing_to_do_with_stays(write: Write, apply: Apply, rows_of: Rows) -> None:
+def test_a_step_leaves_everything_else_unchanged(write: Write, apply: Apply, rows_of: Rows) -> None:
     more = {
         "doc_ids": lambda q: None if q % 3 == 0 else [f"d{q}", *[None] * 20],
         "positions": lambda q: None if q % 4 == 0 else [7.0, *[float("nan")] * 20],

@@ -70,7 +70,7 @@ def test_taking_documents_takes_all_their_columns(make_dataset: Make) -> None:
 
 
 @pytest.mark.parametrize("renumber", [False, True])
-def test_what_goes_through_unchanged_is_unchanged(make_dataset: Make, tmp_path: Path, renumber: bool) -> None:
+def test_groups_without_changes_stay_the_same(make_dataset: Make, tmp_path: Path, renumber: bool) -> None:
     made = make_dataset(LENGTHS, is_labelled=lambda gid: gid % 3 != 0)
     dataset = open_dataset(made.url)
     with storage.Commit(str(tmp_path / "out")) as commit:

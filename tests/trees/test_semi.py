@@ -125,7 +125,7 @@ def test_the_bundle_scores_raw_features_as_it_did_in_training(url: str, tmp_path
     assert value > 0.75
 
 
-def test_a_component_says_in_one_split_what_no_feature_does(url: str, tmp_path: Path) -> None:
+def test_a_component_separates_in_one_split_what_no_feature_does(url: str, tmp_path: Path) -> None:
     """Four noisy views of a number: their first component is less noisy than each of them."""
     stump = {**TREES, "num_trees": 1, "num_leaves": 2}
     with_pca = train(splits_of(url), tmp_path / "pca", pca=1, gbdt=stump)

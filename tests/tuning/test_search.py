@@ -55,7 +55,7 @@ def records(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["tpe", "gp", "random"])
-def test_a_search_that_was_cut_off_anywhere_ends_like_one_that_was_not(kind: str, tmp_path: Path) -> None:
+def test_a_search_interrupted_anywhere_ends_like_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     config = search_of(search={"kind": kind, "startup": 3, "seed": 5})
     whole = History(str(tmp_path / "whole"))
     by_proposals(config, whole, tuning_trials.parabola)
@@ -74,7 +74,7 @@ def test_a_search_that_was_cut_off_anywhere_ends_like_one_that_was_not(kind: str
             assert ran == [2 if begun and n == number else 1 for n in range(8)]
 
 
-def test_what_is_proposed_is_what_optuna_says_of_the_history_with_the_seed_of_the_trial(tmp_path: Path) -> None:
+def test_proposals_are_those_of_optuna_for_the_history_and_the_seed_of_the_trial(tmp_path: Path) -> None:
     config = search_of(search={"startup": 3, "seed": 5})
     history = History(str(tmp_path))
     by_proposals(config, history, tuning_trials.parabola)
@@ -118,7 +118,7 @@ def test_a_failed_trial_is_not_repeated(tmp_path: Path) -> None:
     assert len(history.trials()) == 3
 
 
-def test_trials_go_by_what_they_are_and_not_by_parameters_without_effect(tmp_path: Path) -> None:
+def test_trials_are_compared_without_parameters_that_have_no_effect(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     proposals = Proposals(search_of(), history, [], given={"x": 1, "c": "a"}, same=lambda params: str(params.get("c")))
     found = [proposals.suggest("0"), proposals.suggest("1"), proposals.suggest("2")]
@@ -187,7 +187,7 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     st.floats(1.1, 4),
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(-3, 3), st.booleans()), max_size=60),
 )
-def test_asha_decides_as_that_of_ray_tune_does(
+def test_asha_decides_like_that_of_ray_tune(
     grace: int, reduction: float, results: list[tuple[int, int, int, bool]]
 ) -> None:
     ours = Asha(AshaConfig(grace=grace, reduction=reduction), [])

@@ -266,7 +266,7 @@ def by_the_card(folder: Path, names: list[str], features_NF: NDArray[np.float32]
 
 
 @pytest.mark.slow
-def test_who_follows_the_card_of_an_export_gets_the_bundle_s_scores(distilled: Path, synthetic_dataset: str) -> None:
+def test_the_steps_on_the_card_of_an_export_give_the_bundles_scores(distilled: Path, synthetic_dataset: str) -> None:
     bundle = load(str(distilled / "students" / "softmax"))
     names = [feature.name for feature in bundle.features]
     groups = next(iterate(select(Split(data=(synthetic_dataset,)), labelled=False), docs_per_batch=600))

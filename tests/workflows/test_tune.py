@@ -153,7 +153,7 @@ def test_asha_over_pretraining_needs_encoders_along_the_way() -> None:
     search(METHODS, job=pretraining(keep_every=1), asha={"grace": 1})
 
 
-def test_what_a_listener_hears_is_what_a_stage_of_its_thread_reports(synthetic_dataset: str, tmp_path: Path) -> None:
+def test_a_listener_receives_the_reports_of_its_own_thread(synthetic_dataset: str, tmp_path: Path) -> None:
     heard: list[Mapping[str, object]] = []
     job = search(LEAVES, data=synthetic_dataset).job
     with heard_by(heard.append):

@@ -281,7 +281,7 @@ def test_data_sets_of_a_split_must_have_the_same_columns(tmp_path: Path) -> None
     assert len(preflight(apart, PreflightConfig()).datasets) == 2
 
 
-def test_no_damage_to_a_footer_is_anything_but_a_fault(tmp_path: Path) -> None:
+def test_damage_to_a_footer_never_crashes_the_check(tmp_path: Path) -> None:
     url = write(str(tmp_path / "set"), periods=("p0",))
     file = storage.local_path(file_of(url, "p0"))
     content = file.read_bytes()

@@ -146,7 +146,7 @@ def make_log(rng: np.random.Generator) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_row_groups_are_few_and_never_fewer_than_64_and_a_matter_of_the_rows_alone(
+def test_row_groups_are_few_but_at_least_64_and_depend_only_on_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     smallest, largest = 1 << 11, 1 << 14  # a data set of 1 MB takes them through all sizes

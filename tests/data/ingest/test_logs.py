@@ -521,7 +521,7 @@ def test_a_flipped_page_names_row_group_and_row(tmp_path: Path) -> None:
         read(path)
 
 
-def test_no_damage_to_a_footer_is_anything_but_one_line(tmp_path: Path) -> None:
+def test_damage_to_a_footer_raises_one_line_at_most(tmp_path: Path) -> None:
     columns = {"q": ["a"] * 8, "d": [["b"]] * 8, "y": [1] * 8, "f": range(8)}
     path = write_parquet(tmp_path, columns, row_group_size=4, compression="none")
     whole = path.read_bytes()
