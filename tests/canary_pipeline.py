@@ -1,4 +1,4 @@
-"""A pipeline on two workers, a search and scoring on one cluster of our own, whose scratch is copied at the end.
+"""A pipeline with two workers, a search and scoring on a cluster of their own; copies the cluster's scratch at the end.
 
 python canary_pipeline.py URL FOLDER [WORD...]
 """
@@ -33,7 +33,7 @@ SMALL = [
 
 
 def main(url: str) -> None:
-    """Run all of it below a URL."""
+    """Run all three below a URL."""
     run_pipeline(configs.load(PipelineConfig, str(CONFIGS / "demo.yaml"), [f"out={url}/pipeline", *SMALL]))
     data = f"{url}/pipeline/data"
     weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

@@ -1,4 +1,4 @@
-"""Running the scripts of cluster/ as a user runs them."""
+"""Runs the scripts of cluster/ as a user does."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def script(
+def run_script(
     name: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of cluster/ from elsewhere than the checkout."""
+    """Run a script of cluster/ from a folder outside the checkout."""
     return subprocess.run(
         [sys.executable, str(ROOT / "cluster" / name), *arguments],
         cwd="/",
@@ -25,14 +25,14 @@ def script(
     )
 
 
-def exports(printed: str) -> dict[str, str]:
-    """The environment that `eval` of the printed lines sets; they must be nothing else."""
+def exported_environment(printed: str) -> dict[str, str]:
+    """The environment that `eval` of the printed lines sets; checks that they are exports only."""
     lines = printed.splitlines()
     assert all(re.fullmatch(r"export [A-Z_]+=\S+", line) for line in lines), printed
     return dict(shlex.split(line)[1].split("=", 1) for line in lines)
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def error_line(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.strip().splitlines()

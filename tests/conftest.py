@@ -16,7 +16,7 @@ from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest, open_dataset
 
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault of the code
+settings.register_profile("unhurried", deadline=None)  # a deadline would fail tests when the machine is busy
 settings.load_profile("unhurried")
 
 
@@ -30,7 +30,7 @@ def importable() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data sets beside the checkout; tests that need them are skipped elsewhere."""
+    """Real data sets next to the checkout; without them, tests that need them are skipped."""
     folder = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
@@ -38,13 +38,13 @@ def shared_data() -> Path:
 
 
 Labelled = tuple[NDArray[np.float32], NDArray[np.float32] | None]
-"""Features [L, F] and labels [L] of one query group; labels are None where it has none."""
+"""Features [L, F] and labels [L] of one query group; labels are None if it is unlabelled."""
 WriteDataset = Callable[[Mapping[str, Sequence[Labelled]], Sequence[Feature]], str]
 
 
 @pytest.fixture(scope="session")
 def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> WriteDataset:
-    """Writes given groups by period as a data set directory, one row group a period; returns its URL."""
+    """Writes groups by period as a data set directory, one row group per period; returns its URL."""
 
     def write(groups: Mapping[str, Sequence[Labelled]], features: Sequence[Feature]) -> str:
         url = str(tmp_path_factory.mktemp("data") / "set")
@@ -76,7 +76,7 @@ Reorder = Callable[[str, Sequence[Feature]], str]
 
 @pytest.fixture(scope="session")
 def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
-    """Writes the groups of a data set with its features in another order, fewer or more; returns its URL."""
+    """Writes a copy of a data set with its features in another order, fewer or more; returns its URL."""
 
     def write(url: str, features: Sequence[Feature]) -> str:
         before = open_dataset(url).manifest
@@ -108,7 +108,7 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 
 @pytest.fixture(scope="session")
 def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small data set made as a user makes one: a synthetic log of four weeks, prepared."""
+    """A small data set, made like a user makes one: a synthetic log of four weeks, prepared."""
     from synthetic_columns import COLUMN_MAPPING
 
     from ltrscale.data.ingest.inputs import PrepareConfig
@@ -126,7 +126,7 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A directory URL on a real S3 server (SeaweedFS) on this machine; the environment names endpoint and keys."""
-    keys = (f"key-{token_hex(8)}", f"secret-{token_hex(20)}")  # found wherever they leak to
+    keys = (f"key-{token_hex(8)}", f"secret-{token_hex(20)}")  # unique, so that tests can find leaks
     server = SeaweedFS(str(seaweedfs()), tmp_path_factory.mktemp("s3"), free_ports(4), keys)
     server.start()
     try:

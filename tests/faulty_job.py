@@ -1,12 +1,12 @@
-"""jobs.pretrain, in which rank 1 raises what a user is to read; `python -m faulty_job` with this folder on the path."""
+"""jobs.pretrain with an error for the user on rank 1; run as `python -m faulty_job` with tests/ on the path."""
 
 import os
 
-from victims import Watched
+from faulty_pretraining import FaultyPretraining
 
 from jobs.cli import Command, main
 from ltrscale.workflows.stages import PretrainJob
 
 if __name__ == "__main__":
-    with Watched(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
+    with FaultyPretraining(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
         main(Command("pretrain", PretrainJob, PretrainJob.run, "A test."))

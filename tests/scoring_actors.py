@@ -1,4 +1,4 @@
-"""Actors of scoring that come to harm; on the path that worker processes inherit from the tests."""
+"""Scoring actors whose processes are killed; worker processes import this module from the path of the tests."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from ltrscale.scoring import _Actor
 
 
 class KilledOnce(_Actor):
-    """Its process is killed when the first file comes, once."""
+    """Its process is killed once, when it receives the first file."""
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         mark = Path(f"{self._plan.out}-killed")
@@ -21,7 +21,7 @@ class KilledOnce(_Actor):
 
 
 class AlwaysKilled(_Actor):
-    """Its process is killed when a file comes."""
+    """Its process is killed whenever it receives a file."""
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Laws of ragged batches: cutting, joining and padding move documents and change none."""
+"""Laws of ragged batches: cutting, joining and padding move documents without changing them."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ budgets = st.integers(1, 200)
 
 
 def make(lengths_Q: list[int], *, fields: tuple[str, ...] = FIELDS, first: int = 0) -> QueryGroups:
-    """Groups in which every value is different, so that none can be mistaken for another."""
+    """Groups in which all values differ, so that no two can be confused."""
     offsets_Q1 = to_offsets(torch.tensor(lengths_Q, dtype=torch.int64))
     n = int(offsets_Q1[-1])
     values_N = torch.arange(first, first + n).float()
@@ -31,7 +31,7 @@ def make(lengths_Q: list[int], *, fields: tuple[str, ...] = FIELDS, first: int =
 
 
 def split(groups: QueryGroups) -> list[dict[str, list[float]]]:
-    """One plain record a group: the slow oracle's view of a batch."""
+    """One plain record per group: the slow oracle's view of a batch."""
     records = []
     for q in range(groups.n_groups):
         a, b = groups.offsets_Q1[q : q + 2].tolist()

@@ -1,4 +1,4 @@
-"""Bundles: what is saved scores the same once loaded, and nothing damaged or foreign is loaded."""
+"""Bundles: a loaded model scores like the saved one, and damaged or foreign files are refused."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def about(**changes: Any) -> bundle.About:
 
 
 def trained_ranker(numeric: str = "log1p_standard") -> Ranker:
-    """A ranker whose running statistics and weights are not the initial ones."""
+    """A ranker with running statistics and weights that differ from the initial ones."""
     torch.manual_seed(0)
     config = TransformConfig.model_validate({"numeric": numeric, "quantiles": 20})
     transform = fit_transform([documents().features_NF], [f.kind for f in FEATURES], config)
@@ -202,7 +202,7 @@ def test_a_damaged_or_missing_file_is_named(neural: str, name: str) -> None:
         bundle.load(neural)
 
 
-def test_what_is_no_bundle_is_told(neural: str, tmp_path: Path) -> None:
+def test_what_is_no_bundle_is_named(neural: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no bundle is committed there"):
         bundle.load(str(tmp_path / "nothing"))
     path = Path(neural) / "manifest.json"

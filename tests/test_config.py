@@ -1,4 +1,4 @@
-"""Configs: what is read back equals what was dumped, and whatever is wrong is one line that names the key."""
+"""Configs: a dumped config is read back unchanged, and every error is one line that names the key."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ class Strict(Config):
 
 
 class Tuned(Config):
-    """A config whose field has another default than the class of the field."""
+    """A config with a field whose default differs from that of the field's class."""
 
     job: Job = Job(name="tuned", shape=Circle(radius=5.0), tags={"a": "1"})
     shape: Annotated[Circle | Square, Field(discriminator="kind")] = Square(side=7.0)
@@ -197,7 +197,7 @@ def test_a_mapping_may_override_what_it_merges(tmp_path: Path) -> None:
 
 
 @given(jobs, jobs)
-def test_digests_tell_configs_apart(a: Job, b: Job) -> None:
+def test_digests_distinguish_configs(a: Job, b: Job) -> None:
     assert (digest(a) == digest(b)) == (a.model_dump_json() == b.model_dump_json())
     values = a.model_dump(mode="json")
     assert digest(dict(reversed(values.items()))) == digest(a)
@@ -232,7 +232,7 @@ def test_an_override_changes_one_use_of_a_yaml_alias(tmp_path: Path) -> None:
 
 
 def aliases(levels: int, form: str) -> str:
-    """A few hundred bytes that are 10 ** levels values with every alias written out."""
+    """A few hundred bytes that expand to 10 ** levels values."""
     lines = [f"tags: &a0 {{{', '.join(f'k{i}: x' for i in range(10))}}}"]
     lines += [form.format(i=i, before=i - 1) for i in range(1, levels)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""docs/contributing.md is true: every name on it is there, and each recipe is applied to a copy and run."""
+"""docs/contributing.md is true: every name on it exists, and each recipe is applied to a copy and run."""
 
 import ast
 import json
@@ -26,7 +26,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """The commands of the page, continued lines joined, each as its words after `python -m`."""
+    """The commands of the page, each as a list of words after `python -m`, with continued lines joined."""
     lines = "".join(blocks("console")).replace("\\\n", " ").splitlines()
     return [shlex.split(line.removeprefix("$ python -m ")) for line in lines]
 
@@ -38,20 +38,20 @@ def test_the_page_has_all_recipes() -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=map("::".join, NAMES))
-def test_every_name_on_the_page_is_there(path: str, name: str) -> None:
+def test_every_name_on_the_page_exists(path: str, name: str) -> None:
     assert (ROOT / path).exists()
     if name:
         assert name in set(defined(ast.parse((ROOT / path).read_text()).body))
 
 
-def test_every_module_on_the_page_is_there() -> None:
+def test_every_module_on_the_page_exists() -> None:
     for module in re.findall(r"`(?:python -m )?((?:ltrscale|jobs)\.[\w.]+)`", FENCE.sub("", PAGE)):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or path.is_dir(), module
 
 
 def defined(body: list[ast.stmt], above: str = "") -> Iterator[str]:
-    """Names of functions, classes and variables, and those inside classes as `Class.name`."""
+    """Names of functions, classes and variables; members of classes are `Class.name`."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield above + node.name
@@ -64,13 +64,13 @@ def defined(body: list[ast.stmt], above: str = "") -> Iterator[str]:
 
 
 class Copy(NamedTuple):
-    """A copy of the tree in which every recipe of the page is written."""
+    """A copy of the tree with all recipes of the page applied."""
 
     root: Path
     written: list[str]
 
     def run(self, *words: str) -> str:
-        """What `python -m` prints here, which must succeed."""
+        """The output of `python -m` in the copy; the command must succeed."""
         environment = os.environ | {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, "-m", *words], cwd=self.root, env=environment, capture_output=True, text=True, check=False
@@ -104,7 +104,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 def changed(text: str, hunks: list[str]) -> str:
-    """The text with every hunk applied, each in the one place that it fits."""
+    """The text with every hunk applied, each in the only place that it fits."""
     for hunk in hunks:
         lines = hunk.splitlines(keepends=True)
         before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
@@ -122,7 +122,7 @@ def test_what_is_written_has_the_style_of_the_house(copy: Copy) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
-    """The tests that the page names for each recipe, those of the docs, and the examples of what is written."""
+    """Runs the tests that the page names for each recipe, the tests of the docs, and the recipes' doctests."""
     given = [
         (words[1 : words.index("-k")], words[words.index("-k") + 1].split()[0])
         for words in commands()

@@ -1,4 +1,4 @@
-"""Passwords, tokens and signatures that a user gives in URLs and settings are in no file, log or message."""
+"""Passwords, tokens and signatures in URLs and settings appear in no file, log or message."""
 
 import functools
 import http.server
@@ -39,7 +39,7 @@ class Guarded(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """A server of LETOR text with one line that cannot be read; where it listens."""
+    """A server of LETOR text with one unreadable line; yields its address."""
     folder = tmp_path / "served"
     folder.mkdir()
     lines = [f"{i % 3} qid:{i // 5} 1:{i} 2:{i % 7}\n" for i in range(200)]
@@ -61,7 +61,7 @@ def files(out: Path) -> list[Path]:
     return [path for path in out.rglob("*") if path.is_file()]
 
 
-def test_nothing_that_a_job_leaves_has_what_opens_its_input(
+def test_no_output_of_a_job_has_the_credentials_of_its_input(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -93,7 +93,7 @@ def test_what_is_said_of_a_refused_url_does_not_repeat_the_signature(server: str
     assert [path for path in files(out) if CANARY in path.read_text()] == []
 
 
-def test_what_a_web_server_refuses_is_told_in_one_line(server: str) -> None:
+def test_what_a_web_server_refuses_is_reported_in_one_line(server: str) -> None:
     with pytest.raises(InputError, match=r"/forbidden: no permission to read .* check the address"):
         storage.read_bytes(f"http://{server}/forbidden")
     with pytest.raises(UnavailableError, match="/busy: cannot read: the store is overloaded"):

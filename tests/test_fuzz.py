@@ -1,4 +1,4 @@
-"""What others have written and nobody has checked: one line or the same result, and nothing outside is touched."""
+"""Mutated files: reading them gives one line or the same result, and touches nothing outside."""
 
 import contextlib
 import copy
@@ -55,7 +55,7 @@ VALUES: list[Any] = [
 
 @st.composite
 def changed(draw: st.DrawFn, document: Any) -> Any:
-    """Plain data with a value replaced, left out, doubled or swapped, once or twice."""
+    """Plain data with one or two values replaced, left out, doubled or swapped."""
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 2))):
         here = document
@@ -82,7 +82,7 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with something beside what is read, and one for each kind of output in it."""
+    """A directory with an unrelated file and one output of each kind."""
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "precious").mkdir()
     (folder / "precious" / "work").write_text("of years")
@@ -128,7 +128,7 @@ def saved(home: Path) -> Path:
 
 @contextlib.contextmanager
 def one_line_at_most(home: Path, *files: Path) -> Iterator[None]:
-    """Whatever is read in the block, it ends or says in one line why not; then nothing is changed but these files."""
+    """The block ends, or says in one line why not; checks that only the given files have changed."""
     restored = {path: path.read_bytes() for path in files}
     before = tree(home, files)
     try:
@@ -160,7 +160,7 @@ def read_data(data: Path) -> None:
 
 
 def _iterate(selection: Selection) -> list[bytes]:
-    """Features of all batches."""
+    """Read the features of all batches."""
     return [groups.features_NF.numpy().tobytes() for groups in iterate(selection, docs_per_batch=100)]
 
 
@@ -223,7 +223,7 @@ def test_the_config_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject) 
 
 
 def sign(manifest: Path, file: Path) -> None:
-    """Write the hash of a changed file into the manifest."""
+    """Update the hash of a changed file in the manifest."""
     document = json.loads(manifest.read_text())
     for listed in document["files"]:
         if listed["path"] == file.name:
@@ -254,7 +254,7 @@ def test_the_history_of_a_search(home: Path, drawn: st.DataObject) -> None:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes, begin: int) -> bytes:
-    """The content with some bytes changed from a place on, or cut off."""
+    """The content with some bytes changed at a random place, or cut off there."""
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(begin, len(content) - 1))
         content = content[:at] + bytes([draw(st.integers(0, 255))]) + content[at + 1 :]
@@ -264,7 +264,7 @@ def damaged(draw: st.DrawFn, content: bytes, begin: int) -> bytes:
 @fuzzed
 @given(drawn=st.data())
 def test_the_footer_of_a_parquet_file(home: Path, data: Path, drawn: st.DataObject) -> None:
-    """What is read is what was there, whether or not the file was checked before."""
+    """Data that can be read are unchanged, whether or not the file was checked before."""
     path = data / open_dataset(str(data)).manifest.files[0].path
     content = path.read_bytes()
     expected = _iterate(select(Split(data=(str(data),)), labelled=True))

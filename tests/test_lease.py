@@ -43,14 +43,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases are renewed, and lapse, sooner."""
+    """Leases are renewed more often and lapse sooner."""
     for name, seconds in (("_RENEW_S", 0.2), ("_LAPSE_S", 2.0), ("_LOOK_S", 0.1)):
         monkeypatch.setattr(leases, name, seconds)
 
 
 @contextmanager
 def other_process(url: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the directory and has placed a file; it commits when it is given a line."""
+    """A process that holds the directory and has placed a file; it commits when it reads a line."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -202,7 +202,7 @@ def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
 def test_a_lease_does_not_lapse_while_the_store_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The holder, who needs the same store, could not renew it either."""
+    """The holder needs the same store, so it could not renew the lease either."""
     (tmp_path / leases.LEASE).write_text(json.dumps({"token": "01234567", "machine": "another"}))
     read, reads, away_s = storage.files.read_if_there, [], 3.0
 

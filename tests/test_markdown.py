@@ -1,4 +1,4 @@
-"""Names, URLs and errors stay texts in reports."""
+"""Names, URLs and errors create no markup in reports."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](jav
 
 
 def plain(text: str) -> str:
-    """What is left of a line without what is escaped and without code."""
+    """A line without escaped characters and code."""
     kept, rest, in_code = "", iter(text), False
     for c in rest:
         if c == "`":

@@ -1,4 +1,4 @@
-"""The docs name every method that a config may name, and no test file that is not there."""
+"""The docs name every method that a config may name, and only test files that exist."""
 
 import re
 import typing
@@ -60,7 +60,7 @@ def test_every_kind_is_in_the_table(name: str) -> None:
     assert {kind for kind in found if not re.search(rf"`[^`\n]*\b{kind}\b[^`\n]*`", page)} == set()
 
 
-def test_the_tests_that_it_names_are_there() -> None:
+def test_the_tests_that_it_names_exist() -> None:
     named = re.findall(r"`(tests/[^`]+)`", METHODS + REFERENCE)
     files = [f"{a}{name}{b}" for path in named for a, names, b in [split(path)] for name in names]
     assert len(files) > 15

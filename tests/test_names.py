@@ -1,4 +1,4 @@
-"""What a manifest names lies below its directory, or is refused in one line when the manifest is read."""
+"""A manifest names only files below its directory, or is refused in one line when it is read."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def data(write_dataset: Any) -> Path:
 
 
 def change(folder: Path, **changes: Any) -> None:
-    """Change what the manifest says of its first file."""
+    """Change the manifest's entry of its first file."""
     path = folder / storage.MANIFEST
     manifest = json.loads(path.read_text())
     manifest["files"][0] |= changes
@@ -44,7 +44,7 @@ def change(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OUTSIDE + UNFIT)
-def test_a_path_that_is_none_of_the_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_outside_the_directory_is_refused(tmp_path: Path, name: str) -> None:
     url = write_manifest(tmp_path / "out", files=[{"path": name, "sha256": HASH, "bytes": 1}])
     with pytest.raises(InputError, match=r"out/manifest\.json: files\.0: .* cannot be the path of a listed file"):
         storage.read_manifest(url)

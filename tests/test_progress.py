@@ -1,4 +1,4 @@
-"""Progress as people see it, on a terminal and in a log, by a clock of our own."""
+"""Progress on a terminal and in a log, with a test clock."""
 
 import io
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ltrscale.progress import progress
 
 
 class Clock:
-    """A clock that stands still unless it is moved."""
+    """A clock that only the test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The lines that were logged, where standard error is no terminal."""
+    """The logged lines when standard error is no terminal."""
     monkeypatch.setattr(module, "console", Console(file=io.StringIO()))
     caplog.set_level("INFO", "ltrscale")
     return lambda: [record.getMessage() for record in caplog.records]

@@ -1,4 +1,4 @@
-"""What is used of Ray's inside: with which version it was tried, where it may be used, and that it is still there."""
+"""Uses of Ray's internals: the tested version, the modules that may use them, and that they still exist."""
 
 import ast
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_the_pinned_version_of_ray_is_the_one_that_its_inside_was_looked_at_with
 
 
 def private_names(path: Path) -> list[str]:
-    """What a module uses of Ray under a name that begins with an underscore or says `internal`."""
+    """The names of Ray that a module uses and that begin with an underscore or contain `internal`."""
     found, of_ray = [], set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""The README and the docs say what is true: their code runs, their commands and configs parse, their links lead."""
+"""The README and the docs are true: code runs, commands and configs parse, links have targets."""
 
 import re
 import runpy
@@ -35,7 +35,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The commands of a page's shell blocks, continued lines joined; of what is submitted, the job."""
+    """The commands of a page's shell blocks, with continued lines joined; for a submission, the command of the job."""
     for block in blocks(page, "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
@@ -57,7 +57,7 @@ def test_the_readme_has_code_to_run() -> None:
 
 @pytest.fixture
 def workplaces(tmp_path: Path) -> Path:
-    """For each page a directory with the shipped configs and those that it shows, named as their first lines say."""
+    """For each page, a directory with the shipped configs and those on the page, named by their first lines."""
     for page in PAGES:
         folder = tmp_path / page.stem
         folder.mkdir()
@@ -118,7 +118,7 @@ def test_links_lead_somewhere() -> None:
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_each_promise_names_a_test_that_is_there() -> None:
+def test_each_promise_names_a_test_that_exists() -> None:
     rows = [line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.startswith("| promise |")]
     assert len(promises) > 30

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import scoring_actors
 import torch
-from changed import add_period
-from written import without_writer
+from dataset_changes import add_period
+from writer_tokens import without_writer
 
 from ltrscale import bundle, scoring, storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
@@ -44,7 +44,7 @@ SIZES: Sizes = {period: (20 + 5 * i, i) for i, period in enumerate(PERIODS)}
 
 
 def write_data(url: str, sizes: Sizes = SIZES) -> str:
-    """A data set whose periods have several files of several row groups; a third of the groups has no labels.
+    """Write a data set whose periods have several files of several row groups; a third of the groups is unlabelled.
 
     The writer goes on behind 64 groups, and its row groups have one size: the files of a period depend on it alone.
     """
@@ -79,7 +79,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def save_network(url: str, *, seed: int = 0, weight: float = 1.0, features: tuple[Feature, ...] = FEATURES) -> str:
-    """A small network; with a weight that is no number its scores are none."""
+    """Save a small network; a weight of NaN makes its scores NaN."""
     torch.manual_seed(seed)
     config = TransformConfig(numeric="none")
     transform = fit_transform([torch.randn(50, len(features))], ["numeric"] * len(features), config)
@@ -121,7 +121,7 @@ def config(data: str, bundle: str, **settings: Any) -> ScoreConfig:
 
 
 def run(settings: ScoreConfig, out: Path | str) -> list[str]:
-    """Score; returns the periods that were committed, in order."""
+    """Score; returns the committed periods, in order."""
     records: list[Mapping[str, Any]] = []
     score(settings, str(out), report=records.append)
     return [record["period"] for record in records if "period" in record]
@@ -144,7 +144,7 @@ def expected(data: str, url: str) -> dict[int, list[float]]:
 
 
 def read(data: str, out: str) -> dict[int, list[float]]:
-    """The committed scores by gid, each file compared with the manifests, and its rows with those of its data file."""
+    """The committed scores by gid; checks each file against the manifests and its rows against the data file."""
     found: dict[int, list[float]] = {}
     manifest = open_dataset(data).manifest
     for period in manifest.periods:
@@ -231,11 +231,11 @@ def test_what_is_up_to_date_is_left_alone_and_said_so(
 
 
 class Killed(BaseException):
-    """The end of the process, as far as the code can see it."""
+    """Stands for a kill: a BaseException, which the code does not catch."""
 
 
 def stop_after(n: int) -> Callable[..., Any]:
-    """A function that raises when it is called for the n-th time, from 0."""
+    """A function that raises at its n-th call, counted from 0."""
     calls = iter(range(n))
 
     def call(*_: object, **__: object) -> None:
@@ -335,7 +335,7 @@ def test_features_in_another_order_get_the_same_scores(
 
 
 def test_data_that_change_while_they_are_scored(bundles: dict[str, str], tmp_path: Path) -> None:
-    """A period that is added is not scored by this run; files that are gone are told, and what is committed stays."""
+    """The run does not score an added period; it names files that are gone, and keeps committed scores."""
     data, out = write_data(str(tmp_path / "data")), tmp_path / "out"
     settings = config(data, bundles["trees"])
     lost = next(file for file in open_dataset(data).manifest.files if file.period == "p3")
@@ -431,7 +431,7 @@ def test_data_bundle_and_scores_may_lie_on_s3(s3: str, bundles: dict[str, str], 
     assert read(there, out) == read(data, str(tmp_path))
 
 
-def test_what_cannot_score_is_told_before_anything_is_written(
+def test_what_cannot_score_is_reported_before_anything_is_written(
     data: str, bundles: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Scratch directories: whose they are, who can look inside, and how they go away."""
+"""Scratch directories: their owner, who can read them, and how they are removed."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ WAITS = f"import time; {MAKES}; time.sleep(1000)"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where scratch is made by this process and those that it starts."""
+    """The root of the scratch of this process and its children."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path / f"ltrscale-{os.getuid()}"
@@ -34,7 +34,7 @@ def python(code: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def waiting(root: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process with a scratch directory, and that."""
+    """A process with a scratch directory, and the directory."""
     assert root
     with python(WAITS) as process:
         assert process.stdout is not None
@@ -43,7 +43,7 @@ def waiting(root: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def run(code: str) -> Path:
-    """What a process prints that has ended since."""
+    """Run a process to its end; returns its output."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     return Path(done.stdout.strip())
 
@@ -100,7 +100,7 @@ def test_nothing_that_is_not_ours_is_removed(root: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_a_name_that_is_taken_is_told(kind: str, root: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_taken_is_named(kind: str, root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     if kind == "link":
@@ -133,7 +133,7 @@ def test_a_path_that_must_be_short_is_below_tmp(root: Path, tmp_path: Path, monk
 
 
 def test_a_directory_that_is_being_made_is_not_taken_for_one_that_was_left(root: Path) -> None:
-    """Twenty processes start at once, and each finds what it has made."""
+    """Twenty processes start at once, and each finds its own files."""
     code = "from ltrscale.storage import scratch; f = scratch.make() / 'file'; f.write_text(''); print(f.exists())"
     root.mkdir()
     holder = os.open(root, os.O_RDONLY)

@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def other_keys(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Changes the environment's keys; file systems made before and within are forgotten."""
+    """Changes the environment's keys, and clears the cache of file systems before and after."""
     assert s3
     PatientS3.clear_instance_cache()
     yield monkeypatch
@@ -233,7 +233,7 @@ def test_a_file_of_equal_name_and_content_withdraws_nothing(url: str, monkeypatc
     assert len(names(url)) == 3
 
 
-def test_of_two_committers_the_later_is_told(url: str) -> None:
+def test_the_later_of_two_committers_gets_an_error(url: str) -> None:
     for again in (False, True):
         with storage.Commit(url) as late:
             with late.file("part-{hash}") as path:
@@ -260,7 +260,7 @@ def test_a_committer_who_lost_leaves_equal_files_to_the_winner(url: str) -> None
     assert storage.read_verified(url, manifest["files"][0]["path"], manifest) == b"equal"
 
 
-def test_of_two_committers_of_the_same_both_have_committed(url: str) -> None:
+def test_two_committers_of_the_same_files_both_succeed(url: str) -> None:
     with storage.Commit(url) as late:
         with late.file("part") as path:
             path.write_text("equal")
@@ -344,7 +344,7 @@ ACTIONS = {
 @pytest.mark.s3
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 @pytest.mark.parametrize("keys", ["wrong", "none"])
-def test_wrong_keys_are_told_in_one_line(
+def test_wrong_keys_are_reported_in_one_line(
     s3: str, action, keys: str, other_keys: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if keys == "wrong":
@@ -361,7 +361,7 @@ def test_wrong_keys_are_told_in_one_line(
 
 @pytest.mark.s3
 @pytest.mark.parametrize("action", [name for name in ACTIONS if name != "exists"])
-def test_a_missing_bucket_is_told_in_one_line(s3: str, action: str) -> None:
+def test_a_missing_bucket_is_reported_in_one_line(s3: str, action: str) -> None:
     assert s3
     with pytest.raises(InputError, match=r"^s3://nowhere.*check the path") as error:
         ACTIONS[action]("s3://nowhere/file")
@@ -370,7 +370,7 @@ def test_a_missing_bucket_is_told_in_one_line(s3: str, action: str) -> None:
 
 
 @pytest.mark.s3
-def test_a_server_that_does_not_answer_is_told_in_one_line(s3: str, other_keys: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_reported_in_one_line(s3: str, other_keys: pytest.MonkeyPatch) -> None:
     other_keys.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     other_keys.setenv(PATIENCE, "1")
     with pytest.raises(InputError, match="check the network and AWS_ENDPOINT_URL"):
@@ -399,17 +399,17 @@ def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monke
     assert (storage.read_manifest(url) or {})["version"] == 2
 
 
-def test_of_writers_that_finish_at_once_one_has_committed(url: str) -> None:
-    """With a manifest to replace and without; with files of their own and with files whose names they share."""
+def test_one_of_several_writers_that_finish_at_once_commits(url: str) -> None:
+    """With and without a manifest to replace, with own files and with files of the same name."""
     refusals: list[str] = []
     for round_ in range(12):
         if round_ == 6:
             commit(url, {"shared": "first", "part-{hash}": "first"})
         elif round_ < 6:
             storage.withdraw(url)
-        start, told = threading.Barrier(3), []
+        start, committed = threading.Barrier(3), []
 
-        def write(text: str, start: threading.Barrier = start, told: list[str] = told) -> None:
+        def write(text: str, start: threading.Barrier = start, committed: list[str] = committed) -> None:
             with storage.Commit(url) as writer:
                 for name in ("shared", "part-{hash}"):
                     with writer.file(name) as path:
@@ -417,7 +417,7 @@ def test_of_writers_that_finish_at_once_one_has_committed(url: str) -> None:
                 start.wait()
                 try:
                     writer.finish({"writer": text})
-                    told.append(text)
+                    committed.append(text)
                 except InputError as error:
                     refusals.append(str(error))
 
@@ -428,9 +428,9 @@ def test_of_writers_that_finish_at_once_one_has_committed(url: str) -> None:
             writer.join()
         manifest = storage.read_manifest(url)
         assert manifest is not None
-        assert told == [manifest["writer"]]
+        assert committed == [manifest["writer"]]
         for file in manifest["files"]:
-            assert storage.read_verified(url, file["path"], manifest) == told[0].encode()
+            assert storage.read_verified(url, file["path"], manifest) == committed[0].encode()
         assert len(names(url)) == 3
     assert len(refusals) == 24
     assert all("another writer has committed it meanwhile" in refusal for refusal in refusals)
@@ -463,7 +463,7 @@ def test_a_manifest_is_written_only_when_its_files_are_there(url: str, change: s
     assert storage.read_manifest(url) is None
 
 
-def test_what_is_withdrawn_loses_its_manifest_first_in_any_order_of_its_files(
+def test_a_withdrawal_deletes_the_manifest_first_in_any_order_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove = storage.files.remove
@@ -497,10 +497,10 @@ def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_a_store_that_does_not_heed_conditions_is_found_out(
+def test_a_store_that_ignores_conditions_is_detected(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Conditions are taken out of the requests, as by a store that does not know them."""
+    """Conditions are removed from the requests, as if the store ignored them."""
     call = s3fs.S3FileSystem._call_s3
 
     async def deaf(self: object, method: str, *args: object, **kwargs: object) -> object:

@@ -1,4 +1,4 @@
-"""Model files of trees: what a library could hang on or die of is refused before it is read; real ones pass."""
+"""Model files of trees: files that could hang or crash a library are refused first; real files pass."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def scores(library: boosters.Library, model: bytes) -> torch.Tensor:
 
 
 def replace(key: str, value: str, tree: int = 1) -> bytes:
-    """The LightGBM text with another line in a tree, whose size in bytes is stated right."""
+    """The LightGBM text with a line of a tree replaced and the tree's stated size corrected."""
     head, *trees = re.split(r"^Tree=", LIGHTGBM.decode(), flags=re.MULTILINE)
     found = re.sub(rf"^{key}=.*$", f"{key}={value}", trees[tree], count=1, flags=re.MULTILINE)
     assert found != trees[tree]
@@ -148,7 +148,7 @@ def trees_of(model: Any) -> Any:
 
 
 def put(*where: Any, value: Any) -> Callable[[Any], None]:
-    """Sets what stands at a place of the second tree."""
+    """Sets an entry of the second tree."""
 
     def change(model: Any) -> None:
         here = trees_of(model)[1]
@@ -257,7 +257,7 @@ VALUES = [b"0", b"1", b"-1", b"3", b"-5", b"2147483647", b"-2147483648", b"42949
 
 @st.composite
 def mutated(draw: st.DrawFn, model: bytes) -> bytes:
-    """The model with a number replaced, a byte changed, a piece cut out or doubled, once or more."""
+    """The model after one or more mutations: a number replaced, a byte changed, a piece cut out or doubled."""
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, len(model) - 1)))
         size = draw(st.integers(1, 40))
@@ -311,7 +311,7 @@ print("done", flush=True)
 
 
 def many_trees(n: int) -> bytes:
-    """A LightGBM text with a tree over and over."""
+    """A LightGBM text with many copies of one tree."""
     head, tree, *_ = re.split(r"^Tree=", LIGHTGBM.decode(), flags=re.MULTILINE)
     body = tree.partition("\n")[2]
     trees = [f"Tree={i}\n{body}" for i in range(n)]
@@ -323,7 +323,7 @@ def many_trees(n: int) -> bytes:
 
 
 def used(pid: int) -> int:
-    """Ticks of the processor's time that a process has used."""
+    """The processor time of a process, in clock ticks."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 

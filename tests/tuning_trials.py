@@ -1,6 +1,6 @@
-"""Cheap trials of a search, some of which come to harm.
+"""Cheap trials of a search, some of which fail.
 
-This module can be imported in every worker process, for it lies on the path that they inherit from the tests.
+Every worker process can import this module: it lies on the path that they inherit from the tests.
 """
 
 import os
@@ -15,7 +15,7 @@ STEPS = 9
 
 
 def parabola(params: dict[str, Any], folder: str, report: ReportValue) -> float:
-    """Best at x = 3; writes down that it ran."""
+    """Best at x = 3; records its run."""
     x = params.get("x", 0)
     _note(folder)
     for step in range(1, STEPS + 1):
@@ -23,8 +23,8 @@ def parabola(params: dict[str, Any], folder: str, report: ReportValue) -> float:
     return float(-abs(x - 3))
 
 
-def harmful(params: dict[str, Any], folder: str, report: ReportValue) -> float:
-    """Each choice of `what` is another way to end."""
+def failing(params: dict[str, Any], folder: str, report: ReportValue) -> float:
+    """Ends in the way that `what` names."""
     _note(folder)
     report(1, 0.5)
     match params.get("what", "nothing"):
@@ -42,12 +42,12 @@ def harmful(params: dict[str, Any], folder: str, report: ReportValue) -> float:
 
 
 def slow(params: dict[str, Any], folder: str, report: ReportValue) -> float:
-    """Takes longer the worse it is, so that better ones come first, and notes if it came to its end."""
+    """Slower for x <= 0, so that better trials finish first; records whether it ran to the end."""
     _note(folder)
     for step in range(1, 41):
         report(step, params["x"])
         time.sleep(0.02 if params["x"] > 0 else 0.1)
-    (Path(folder) / "came-to-its-end").touch()
+    (Path(folder) / "ran-to-the-end").touch()
     return float(params["x"])
 
 
@@ -58,5 +58,5 @@ def _note(folder: str) -> None:
 
 
 def attempts(folder: str) -> int:
-    """How often a trial was begun."""
+    """The number of times a trial was started."""
     return len((Path(folder) / "attempts").read_text())

@@ -1,4 +1,4 @@
-"""Self-attention over lists: the layer itself, DASALC, and RankFormer.
+"""Self-attention over lists: the attention layer, DASALC and RankFormer.
 
 Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L slots of each, K queries of each;
 T = N + Q tokens.
@@ -21,15 +21,15 @@ from ltrscale.models.layers import Dropout, FeatureEmbedding
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017): `concat_h(softmax(Q_h K_h' / sqrt(head_width)) V_h) W + b`.
 
-    Keys have no bias: it would add the same to all scores of a query, which the softmax cancels.
+    Keys have no bias: it would shift all scores of a query equally, which does not change their softmax.
 
     Args:
-        inputs: size of what queries, keys and values are made of.
+        inputs: size of the inputs.
         width: size of the output.
-        heads: attention matrices.
+        heads: number of heads.
         head_width: size of a head's queries, keys and values.
-        dropout: of attention weights, in training.
-        bias: of queries and values.
+        dropout: dropout of attention weights, in training.
+        bias: whether queries and values have a bias.
 
     Example:
         >>> attention = Attention(4, 6, heads=2, head_width=8)
@@ -54,7 +54,7 @@ class Attention(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, queries_MKD: Tensor, keys_MLD: Tensor, mask_ML: Tensor | None) -> Tensor:
-        """Each query's mean of the values at the keys where the mask is True; every list has such a key."""
+        """The weighted mean of values for each query, over keys where the mask is True; every list needs such a key."""
         query, key, value = (
             layer(x_MLD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer, x_MLD in ((self.query, queries_MKD), (self.key, keys_MLD), (self.value, keys_MLD))
@@ -82,9 +82,9 @@ class DASALCConfig(ContextSettings):
     layers: int = Field(3, ge=1, le=1000)
     """Attention layers: 3 to 6 in the paper."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout of attention weights and of what attention gives; the paper names none."""
+    """Dropout of attention weights and of the attention's output; the paper names none."""
     cross: bool = True
-    """Latent cross; without it, the paper's ablation: context and embedding side by side."""
+    """Latent cross; false concatenates context and embedding, the paper's ablation."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature in the attention's input."""
 
@@ -96,13 +96,13 @@ class DASALCConfig(ContextSettings):
 class DASALC(ListContext):
     """Data augmented self-attentive latent cross (QIN21, section 4.2.2): `relu((1 + a_i) * h_i)`, h the encoder's.
 
-    The context a comes from the features x: `a = relu(W x + b)`, then in each layer
-    `a = LayerNorm(a + MHSA(a))`, heads of the layer's own width (equation 10). Where the widths of a and h differ, a
-    goes through a linear layer first (equation 11). The first linear layer and the residual connection are not in the
-    formulas; they are those of the authors' library, TF-Ranking, which the paper says it used ("similarly to Vaswani
-    et al."). Without the cross the output is `[h_i, a_i]`, as in Pasumarthi et al. 2020.
+    The context a comes from the features x: `a = relu(W x + b)`, then in each layer `a = LayerNorm(a + MHSA(a))`, where
+    each head is as wide as the layer (equation 10). If the widths of a and h differ, a linear layer maps a to the width
+    of h (equation 11). The formulas omit the first linear layer and the residual connection; both come from TF-Ranking,
+    the authors' library, which the paper says it used ("similarly to Vaswani et al."). Without the cross the output is
+    `[h_i, a_i]`, as in Pasumarthi et al. 2020.
 
-    The paper's score is a head of one linear layer on this; its noise and log1p belong to the inputs.
+    A head of one linear layer on top is the paper's score; its noise and log1p belong to the inputs.
 
     Example:
         >>> context = DASALC(DASALCConfig(width=8), 5, torch.tensor([True, True]), [])
@@ -141,7 +141,7 @@ class DASALC(ListContext):
 
 
 class RankFormerConfig(ContextSettings):
-    """RankFormer: a Transformer over the list and a token for the list as a whole (BUYL23).
+    """RankFormer: a Transformer over the list and a token that stands for the whole list (BUYL23).
 
     Source: BUYL23, section 4.
     Proof: torch's `TransformerEncoder`.
@@ -151,15 +151,15 @@ class RankFormerConfig(ContextSettings):
     """The kind of list context."""
     embeds_lists: ClassVar[bool] = True
     width: int | None = Field(None, ge=1)
-    """Size of the Transformer; that of the encoder's embedding by default, which is the paper's for `identity`."""
+    """Size of the Transformer; the encoder's width by default, as in the paper for the `identity` encoder."""
     heads: int = Field(1, ge=1)
-    """Attention heads; they share the width, so their number divides it."""
+    """Attention heads; they share the width, so their number must divide it."""
     feedforward: int = Field(512, ge=1)
     """Size of the hidden layer of each layer's feed-forward network."""
     layers: int = Field(3, ge=1, le=1000)
     """Transformer layers."""
     dropout: float = Field(0.25, ge=0, lt=1)
-    """Dropout of attention weights, in the feed-forward network, and of what both give."""
+    """Dropout of attention weights, inside the feed-forward network, and of the outputs of both."""
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -175,8 +175,8 @@ class RankFormerConfig(ContextSettings):
 class TransformerLayer(nn.Module):
     """A pre-norm layer: `x = x + drop(attention(norm(x)))`, then `x = x + drop(linear(drop(gelu(linear(norm(x))))))`.
 
-    This is `torch.nn.TransformerEncoderLayer(norm_first=True)`, which BUYL23 used; the sum of the two residual
-    branches is not spelt out in the paper's equation 13.
+    This is `torch.nn.TransformerEncoderLayer(norm_first=True)`, which BUYL23 used; the paper's equation 13 does not
+    spell out the sum of the two residual branches.
     """
 
     def __init__(self, config: RankFormerConfig, width: int) -> None:
@@ -198,10 +198,10 @@ class TransformerLayer(nn.Module):
 
 
 class RankFormer(ListContext):
-    """RankFormer (BUYL23, section 5): documents become `z_i || z_cls`, lists `z_cls`.
+    """RankFormer (BUYL23, section 5): the embedding of a document is `z_i || z_cls`, that of a list `z_cls`.
 
     `z = Transformer(x_1 .. x_L, x_cls)`, where x_cls is learned and the same for all lists; there are no positional
-    embeddings (equations 7 and 8). An empty list gets what the token says on its own.
+    embeddings (equations 7 and 8). For an empty list, the Transformer sees only the token.
 
     Example:
         >>> context = RankFormer(RankFormerConfig(feedforward=8), 4, torch.tensor([True]), [])
@@ -229,7 +229,7 @@ class RankFormer(ListContext):
         """See `ListContext.forward`."""
         x_ND, offsets_Q1, group_N = self.input(h_ND), groups.offsets_Q1, group_index(groups.offsets_Q1)
         lists_Q = torch.arange(groups.n_groups, device=offsets_Q1.device)
-        # a list's token comes behind its documents
+        # A list's token follows its documents.
         document_N = torch.arange(len(x_ND), device=offsets_Q1.device) + group_N
         token_Q = offsets_Q1[1:] + lists_Q
         tokens_QD = self.token.to(x_ND.dtype).expand(groups.n_groups, -1)

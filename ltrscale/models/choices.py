@@ -1,4 +1,4 @@
-"""The closed unions of encoders and list contexts that a config may name: a new one is a line here."""
+"""The closed unions of encoders and list contexts that a config may name. Add one line here for each new member."""
 
 from typing import Annotated
 
@@ -26,4 +26,4 @@ class NetworkConfig(Config):
 
     transform: TransformConfig = TransformConfig()
     encoder: EncoderConfig = ResNetConfig()
-    """What turns a document's features into an embedding."""
+    """Maps a document's features to an embedding."""

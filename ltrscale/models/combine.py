@@ -1,6 +1,6 @@
-"""Rankers made of rankers: their mean score, or one linear layer over their last embeddings.
+"""Rankers that combine others: the mean of their scores, or one linear layer over their last embeddings.
 
-Shapes: N documents, D embeddings of all parts together.
+Shapes: N documents, D width of the embeddings of all parts together.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ How = Literal["mean", "concat"]
 
 
 class CombinedArchitecture(Config):
-    """Several rankers, and how they become one."""
+    """Several rankers, and how to combine them."""
 
     how: How
-    """`mean` of the scores; `concat` of the embeddings that their last layers see."""
+    """`mean` of the scores; `concat` of the inputs of their last layers."""
     parts: tuple[Architecture, ...] = Field(min_length=1)
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Between the joint embedding and the linear layer of `concat`."""
+    """Dropout between the joint embedding and the linear layer of `concat`."""
 
 
 class MeanRanker(nn.Module):
-    """The mean of several rankers' scores, as DASALC-ens takes it of 3 to 5 runs (QIN21, section 4.4)."""
+    """The mean of several rankers' scores, like DASALC-ens, the mean of 3 to 5 runs (QIN21, section 4.4)."""
 
     def __init__(self, parts: Sequence[Ranker]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class MeanRanker(nn.Module):
 
     @property
     def architecture(self) -> CombinedArchitecture:
-        """What it is built from."""
+        """The configs of its parts."""
         return CombinedArchitecture(how="mean", parts=tuple(part.architecture for part in _rankers(self.parts)))
 
     def score(self, groups: QueryGroups) -> Scores:
@@ -52,12 +52,12 @@ class MeanRanker(nn.Module):
 class ConcatRanker(nn.Module):
     """One linear layer over the embeddings of several finetuned rankers (HOU24, A.3.7).
 
-    The embeddings that the rankers' last layers see are concatenated, normalised so that their scales agree, and mapped
-    to a score. Only the linear layer is trained: the parts are fixed, and always in inference mode.
+    The inputs of the rankers' last layers are concatenated, normalised so that their scales agree, and mapped to a
+    score. Only the linear layer is trained: the parts are fixed, and always in inference mode.
 
     Args:
         parts: finetuned rankers.
-        dropout: before the linear layer; .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo in the paper.
+        dropout: dropout before the linear layer; .7 on MSLR-WEB30K and Istella-S, 0 on Yahoo in the paper.
     """
 
     def __init__(self, parts: Sequence[Ranker], *, dropout: float = 0.0) -> None:
@@ -70,12 +70,12 @@ class ConcatRanker(nn.Module):
 
     @property
     def architecture(self) -> CombinedArchitecture:
-        """What it is built from."""
+        """The configs of its parts."""
         parts = tuple(part.architecture for part in _rankers(self.parts))
         return CombinedArchitecture(how="concat", parts=parts, dropout=self.dropout.probability)
 
     def train(self, mode: bool = True) -> "ConcatRanker":
-        """Switch the norm and the dropout; the parts stay fixed functions."""
+        """Switch the mode of the norm and the dropout; the parts stay in inference mode."""
         super().train(mode)
         self.parts.eval()
         return self
@@ -93,11 +93,11 @@ class ConcatRanker(nn.Module):
 
 
 AnyRanker = Ranker | MeanRanker | ConcatRanker
-"""Whatever scores documents."""
+"""Every network that scores documents."""
 
 
 def combine_rankers(parts: Sequence[Ranker], *, how: How, dropout: float) -> MeanRanker | ConcatRanker:
-    """One ranker of several; the linear layer of a concatenation is fresh."""
+    """Combine several rankers into one; `concat` adds a linear layer with fresh weights."""
     match how:
         case "mean":
             return MeanRanker(parts)

@@ -1,6 +1,6 @@
-"""What list contexts have in common: modules that let a document's embedding depend on the rest of its list.
+"""The base of list contexts, modules that let a document's embedding depend on the rest of its list.
 
-Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L slots of each, S of them with a document.
+Shapes: N documents, Q groups, F features, D embedding; M lists of a chunk, L slots of each, S slots with a document.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,22 +13,22 @@ from ltrscale.batch import Chunk, QueryGroups, group_index, length_chunks
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 
-PAIRS_PER_CHUNK = 2**18  # entries of one attention matrix each: 2,000 documents in lists of 128
-SLOTS_PER_CHUNK = 2**12  # documents, where the work grows with the length of a list and not with its square
+PAIRS_PER_CHUNK = 2**18  # entries of one attention matrix: about 2,000 documents in lists of 128
+SLOTS_PER_CHUNK = 2**12  # documents, for layers whose work is linear in the length of a list
 
 
 class Contextual(NamedTuple):
-    """Embeddings of documents in the context of their list, and of the lists where the module makes some."""
+    """Embeddings of documents in the context of their list, and of the lists if the module has such embeddings."""
 
     documents_ND: Tensor
     lists_QD: Tensor | None = None
 
 
 class ListContext(nn.Module):
-    """Sits between an encoder and a head; no list is truncated, and other lists of the batch change nothing.
+    """A module between encoder and head; it truncates no list, and an output never depends on other lists of the batch.
 
-    A subclass sets `config`, `width` (of its documents' embeddings) and `list_width` (of its lists' embeddings, 0 where
-    it makes none).
+    A subclass sets `config`, `width` (of its documents' embeddings) and `list_width` (of its lists' embeddings, 0 if it
+    has none).
     """
 
     config: Config
@@ -36,29 +36,29 @@ class ListContext(nn.Module):
     list_width: int = 0
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
-        """Transformed features and the encoder's embeddings to embeddings in context.
+        """Map transformed features and the encoder's embeddings to embeddings in context.
 
         Args:
             x_NF: transformed features: numeric values, and vocabulary indices of categories.
             h_ND: the encoder's embeddings of the same documents.
-            groups: where the lists begin, raw features, and the positions at which documents were shown.
+            groups: offsets of the lists, raw features, and the positions at which documents were shown.
         """
         raise NotImplementedError
 
 
 class ContextSettings(Config):
-    """What the configs of list contexts have in common."""
+    """The base of the configs of list contexts."""
 
     kind: str
     embeds_lists: ClassVar[bool] = False
-    """Whether it makes embeddings of lists too, on which a loss of whole lists can be taken."""
+    """Whether it also embeds whole lists, as a loss of whole lists requires."""
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A list context with fresh weights.
 
         Args:
-            width: of the encoder's embedding.
-            numeric_F: which features are numeric.
+            width: size of the encoder's embedding.
+            numeric_F: True where a feature is numeric.
             cardinalities: rows of each categorical feature's embedding.
 
         Raises:
@@ -70,16 +70,16 @@ class ContextSettings(Config):
 def map_lists(
     layer: Callable[[Tensor, Tensor], Tensor], x_ND: Tensor, offsets_Q1: Tensor, *, quadratic: bool
 ) -> Tensor:
-    """Apply a function of padded lists to ragged ones, a chunk of lists of similar length at a time.
+    """Apply a function of padded lists to ragged ones, in chunks of lists of similar length.
 
     Args:
-        layer: takes documents [M, L, D], 0 in padding, and the mask [M, L] that is True on documents; gives [M, L, D'].
-            What it gives in padding is dropped, and must not reach its other outputs.
+        layer: takes documents [M, L, D], 0 in padding, and a mask [M, L], True on documents; returns [M, L, D']. Its
+            outputs in padding are dropped, and padding must not change its other outputs.
         x_ND: documents.
-        offsets_Q1: where their lists begin. An empty list reaches no chunk; without any document the function is
-            called once, on no list.
-        quadratic: whether the work grows with the square of a list's length, so that `PAIRS_PER_CHUNK` bounds a
-            chunk, or with its length: then `SLOTS_PER_CHUNK` does. A longer list is a chunk of its own.
+        offsets_Q1: offsets of their lists. Empty lists are skipped; if there are no documents at all, the function is
+            called once, with no list.
+        quadratic: whether the work grows with the square of a list's length. If so, `PAIRS_PER_CHUNK` bounds a chunk,
+            otherwise `SLOTS_PER_CHUNK` does. A list above the bound is a chunk by itself.
 
     Returns:
         The documents' outputs [N, D'].
@@ -90,6 +90,7 @@ def map_lists(
         [0.0, -7.0, -6.0, -5.0]
     """
     budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
+    # One call without lists: only the layer knows the width of its output, and its parameters stay in the graph.
     chunks = list(length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)) or [_no_list(offsets_Q1)]
     parts, places = [], []
     for _, rows_ML, mask_ML in chunks:
@@ -103,7 +104,7 @@ def map_lists(
 
 
 def inverse(order_N: Tensor) -> Tensor:
-    """The permutation that undoes a permutation.
+    """The inverse of a permutation.
 
     Example:
         >>> inverse(torch.tensor([2, 0, 1])).tolist()
@@ -115,7 +116,7 @@ def inverse(order_N: Tensor) -> Tensor:
 
 
 def order_within_lists(keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Documents list by list, within a list by rising key: ties in the order of the input, NaN last.
+    """Document indices list by list, within a list by rising key; ties keep the order of the input, NaN comes last.
 
     Example:
         >>> order_within_lists(torch.tensor([3.0, float("nan"), 1.0, 9.0, 5.0]), torch.tensor([0, 3, 3, 5])).tolist()
@@ -126,16 +127,16 @@ def order_within_lists(keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 def initial_order(groups: QueryGroups, *, source: Literal["positions", "feature"], feature: int | None) -> Tensor:
-    """Documents list by list, each list from the first to the last of the initial ranking.
+    """Document indices list by list, each list in the order of the initial ranking.
 
     Args:
         groups: with positions, or with a feature that an earlier ranker computed.
-        source: rank by rising position or by falling raw value of a feature. Where it is missing, a document goes
-            last; ties stand in the order of the input.
-        feature: the number of that feature, from 0.
+        source: rank by rising position or by falling raw value of a feature. A document without a value comes last;
+            ties keep the order of the input.
+        feature: index of that feature, from 0.
 
     Raises:
-        InputError: positions are asked for, and a list has none.
+        InputError: the source is positions, and a list has none.
 
     Example:
         >>> groups = QueryGroups(torch.tensor([[0.1], [0.9], [0.3], [0.4]]), torch.tensor([0, 3, 4]))
@@ -151,7 +152,7 @@ def initial_order(groups: QueryGroups, *, source: Literal["positions", "feature"
 
 
 def check_order(source: str, feature: int | None) -> None:
-    """Whether the keys of a config that name an initial ranking fit together.
+    """Check the keys of a config that define an initial ranking.
 
     Raises:
         ValueError: `feature` is missing, or would be ignored.
@@ -165,10 +166,10 @@ def check_order(source: str, feature: int | None) -> None:
 
 
 def check_feature(feature: int | None, numeric_F: Tensor) -> None:
-    """Whether the data set has the feature by which documents are ranked.
+    """Check that the data set has the feature that ranks documents.
 
     Raises:
-        InputError: it has not, or the feature is a category.
+        InputError: the data set does not have it, or it is a category.
     """
     if feature is None:
         return

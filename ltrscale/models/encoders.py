@@ -1,4 +1,4 @@
-"""Encoders: transformed features of each document to an embedding; a document's embedding depends on it alone.
+"""Encoders: they map the transformed features of each document to an embedding that depends on that document only.
 
 Shapes: N documents, F features, C categorical features, D embedding, H hidden layer of a block.
 """
@@ -23,7 +23,7 @@ from ltrscale.models.layers import (
 
 
 class IdentityConfig(EncoderSettings):
-    """No encoder: numeric features as they are and embedded categories; with one head layer, the linear model.
+    """No encoder: numeric features unchanged and embedded categories; with one head layer, the linear model.
 
     Source: RankSVM.
     Proof: a linear model.
@@ -40,11 +40,11 @@ class IdentityConfig(EncoderSettings):
 
 
 class Identity(Encoder):
-    """The features themselves: RankSVM's linear model under a head of one layer.
+    """The features themselves; with a head of one layer, RankSVM's linear model.
 
     Args:
         config: sizes.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:
@@ -67,7 +67,7 @@ class Identity(Encoder):
 
 
 class MLPConfig(EncoderSettings):
-    """Hidden layers, each linear, norm if asked for, activation, dropout.
+    """Hidden layers, each of linear, optional norm, activation, dropout.
 
     Source: QIN21, BUYL23.
     Proof: equals torch's layers.
@@ -76,11 +76,11 @@ class MLPConfig(EncoderSettings):
     kind: Literal["mlp"] = "mlp"
     """The kind of encoder."""
     hidden: Sizes = (512, 256, 128)
-    """Sizes of the hidden layers; the last one is that of the embedding. BUYL23 has 512, 256, 128."""
+    """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
     activation: Activation = "relu"
     """The non-linearity."""
     dropout: float = Field(0.25, ge=0, lt=1)
-    """Dropout after each hidden layer (BUYL23: 0.25), in steps of 1/256 on a CPU."""
+    """Dropout after each hidden layer (BUYL23: 0.25); a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation."""
     embedding: int = Field(8, ge=1)
@@ -92,11 +92,11 @@ class MLPConfig(EncoderSettings):
 
 
 class MLP(Encoder):
-    """Multi-layer perceptron without its last linear layer.
+    """Multilayer perceptron without its last linear layer.
 
     Args:
         config: sizes.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:
@@ -126,7 +126,7 @@ class MLP(Encoder):
 
 
 class IndustrialMLPConfig(EncoderSettings):
-    """The MLP that HOU24 trains on its shopping log: batch norm and dropout on inputs and hidden layers.
+    """The MLP that HOU24 trains on its shopping log, with batch norm and dropout on inputs and hidden layers.
 
     Source: HOU24, A.2.5.
     Proof: layer by layer.
@@ -135,15 +135,15 @@ class IndustrialMLPConfig(EncoderSettings):
     kind: Literal["industrial_mlp"] = "industrial_mlp"
     """The kind of encoder."""
     width: int = Field(136, ge=1)
-    """Size of the hidden layers, the last of which is the embedding; HOU24 does not tell it."""
+    """Size of the hidden layers and of the embedding; HOU24 does not state it."""
     layers: int = Field(4, ge=1, le=1000)
     """Hidden layers."""
     activation: Activation = "relu"
     """The non-linearity."""
     input_dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout on the normalised inputs; HOU24 does not tell it."""
+    """Dropout on the normalised inputs; HOU24 does not state it."""
     dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout after each hidden layer; HOU24 does not tell it. Both come in steps of 1/256 on a CPU."""
+    """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
 
@@ -155,12 +155,12 @@ class IndustrialMLPConfig(EncoderSettings):
 class IndustrialMLP(Encoder):
     """The ranker of HOU24, A.2.5, without its last linear layer: featurizers, then four hidden layers.
 
-    `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The featurizers are the feature
-    transform for numeric features and an embedding for each categorical one; the paper names them and says no more.
+    `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The paper names featurizers without
+    details; here they are the feature transform for numeric features and an embedding for each categorical one.
 
     Args:
         config: sizes.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:
@@ -207,7 +207,7 @@ class ResNetConfig(EncoderSettings):
     hidden_factor: float = Field(1.0, gt=0)
     """Size of a block's hidden layer, as a multiple of the width."""
     dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout after both linear layers of a block, in steps of 1/256 on a CPU."""
+    """Dropout after both linear layers of a block; a multiple of 1/256 on a CPU."""
     activation: Activation = "relu"
     """The non-linearity; the public code of HOU24 has gelu."""
     embedding: int = Field(8, ge=1)
@@ -242,7 +242,7 @@ class ResNet(Encoder):
 
     Args:
         config: sizes.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:

@@ -18,29 +18,29 @@ from ltrscale.errors import InputError
 from ltrscale.models.fitting import Statistics, Wanted, quantiles
 
 Kind = Literal["numeric", "categorical"]
-_END = 1 - 2e-7  # |2p - 1| is cut here: float32 tells it from 1, and it maps to 5.2 standard deviations
+_END = 1 - 2e-7  # |2p - 1| is cut here: float32 distinguishes it from 1, and it maps to 5.2 standard deviations
 
 
 class TransformConfig(Config):
-    """How raw features become network inputs."""
+    """How to turn raw features into network inputs."""
 
     numeric: Literal["none", "log1p", "standard", "log1p_standard", "quantile_normal"] = "log1p_standard"
-    """`log1p` is sign(x) log(1 + |x|) (QIN21), almost the identity on small values; `standard` takes mean 0 and
+    """`log1p` is sign(x) log(1 + |x|) (QIN21), almost the identity on small values; `standard` scales to mean 0 and
     deviation 1; `quantile_normal` maps each feature's distribution to the normal one (BUYL23)."""
     clip: float = Field(10.0, gt=0)
-    """Standardised values are cut at this many deviations."""
+    """Standardised values are clipped at this many deviations."""
     quantiles: int = Field(256, ge=2)
     """Points of the quantile map."""
     sample: int = Field(100_000, ge=2)
-    """Documents from which quantiles are taken, a uniform sample; all of them when there are no more."""
+    """Size of the uniform sample of documents that quantiles are taken from; smaller data sets are used whole."""
     max_vocabulary: int = Field(100_000, ge=1)
-    """Codes a categorical feature may have; beyond that the most frequent ones are kept, the others are unknown."""
+    """Most codes of a categorical feature; if there are more, the most frequent are kept and the others are unknown."""
     discrete_up_to: int = Field(0, ge=0)
-    """Numeric features that take at most so many values in training become categories: 3 in HOU24 for DeepFM and DCNv2,
-    0 for none."""
+    """Numeric features with at most this many different values in training become categories: 3 in HOU24 for DeepFM and
+    DCNv2, 0 for none."""
     per_query: bool = False
-    """After that, standardise each numeric feature within its query group (public code of HOU24), so that a score
-    depends on the other documents of its group too."""
+    """Finally, standardise each numeric feature within its query group (public code of HOU24); a score then depends on
+    the other documents of its group too."""
 
 
 def signed_log1p(x: Tensor) -> Tensor:
@@ -54,11 +54,11 @@ def signed_log1p(x: Tensor) -> Tensor:
 
 
 def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Each feature with mean 0 and deviation 1 over the documents of a group: `(x - mean_group) / deviation_group`.
+    """Scale each feature to mean 0 and deviation 1 over the documents of a group: `(x - mean_group) / deviation_group`.
 
-    The deviation is that of the group itself (divided by its length). A feature that is constant in a group, as all
-    are in a group of one document, is 0 there; constant means that float32 hardly tells its values apart (a deviation
-    below a millionth of the mean). Other groups change nothing.
+    The deviation is that of the group as a population (divided by its length). A feature that is constant in a group,
+    as all are in a group of one document, becomes 0. Constant means that float32 can barely distinguish the values (a
+    deviation of at most a millionth of the mean). The result of a group does not depend on other groups.
 
     Args:
         x_NF: finite values [N, F].
@@ -71,8 +71,8 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
     """
     lengths_Q = offsets_Q1.diff().clamp(min=1)
     group_N = group_index(offsets_Q1)
-    # float64 holds the squares of the largest float32 values, and a constant's deviation stays far below the floor;
-    # the large tensor is worked on in place, since fresh memory would cost as much as the arithmetic
+    # float64 holds the squares of the largest float32 values, and its rounding errors stay far below the threshold for
+    # constants. Operations are in place, because allocating memory would cost as much as the arithmetic.
     y_NF = x_NF.to(torch.float64, copy=True)
     zeros_QF = y_NF.new_zeros(len(lengths_Q), y_NF.shape[1])
     mean_QF = zeros_QF.index_add(0, group_N, y_NF) / lengths_Q[:, None]
@@ -83,18 +83,18 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 class FeatureTransform(nn.Module):
-    """Normalises numeric features, imputes missing ones and numbers categories; all its state is in buffers.
+    """Normalises numeric features, imputes missing ones and maps categories to indices; buffers hold all its state.
 
-    A missing numeric value becomes the training mean of what the feature is mapped to (0 once standardised), or the
-    median (0) under `quantile_normal`. A feature that is constant or always missing in training is not scaled. A
-    categorical value becomes its place in the sorted vocabulary plus 1; 0 stands for unknown and missing. Outputs are
-    finite for every finite or missing float32 input. What the numeric features become may then be standardised within
-    each group, imputed values included.
+    A missing numeric value becomes the training mean after log1p (0 once standardised), or the median (0) under
+    `quantile_normal`. A feature that is constant or always missing in training is not scaled. A categorical value
+    becomes its index in the sorted vocabulary plus 1; 0 stands for unknown and missing. Outputs are finite for every
+    finite or missing float32 input. With `per_query`, the numeric outputs, imputed values included, are then
+    standardised within each group.
 
     Args:
         config: the transform.
-        kinds: kind of each feature as the network sees it, so categorical for a discrete numeric one.
-        cardinalities: rows that an embedding of each categorical feature needs: its vocabulary plus the unknown.
+        kinds: kind of each feature as the network sees it: categorical for a discrete numeric one.
+        cardinalities: rows that an embedding of each categorical feature needs: vocabulary size plus 1 for unknown.
 
     Example:
         >>> batch = torch.tensor([[1.0, 30.0], [3.0, 10.0], [float("nan"), 30.0]])
@@ -129,16 +129,16 @@ class FeatureTransform(nn.Module):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], config: TransformConfig) -> Self:
-        """Rebuild a transform from what its `state_dict` gave and the config that it was fitted with.
+        """Rebuild a transform from its `state_dict` and the config that it was fitted with.
 
         Raises:
-            ValueError: the two do not fit each other.
+            ValueError: state and config do not match.
         """
         kinds: list[Kind] = ["numeric" if numeric else "categorical" for numeric in state["numeric_F"].tolist()]
         cardinalities = state["cardinalities_C"].tolist()
         if len(cardinalities) != kinds.count("categorical") or min(cardinalities, default=1) < 1:
             raise ValueError("the cardinalities are not those of its categorical features")
-        with torch.device("meta"):  # takes no memory, whatever sizes the config and the cardinalities say
+        with torch.device("meta"):  # allocates nothing: a corrupt state may claim sizes that would fill the memory
             shapes = {name: value.shape for name, value in cls(config, kinds, cardinalities).state_dict().items()}
         if shapes != {name: value.shape for name, value in state.items()}:
             raise ValueError("the state is one of another transform")
@@ -147,19 +147,19 @@ class FeatureTransform(nn.Module):
         return transform
 
     def forward(self, features_NF: Tensor, offsets_Q1: Tensor | None = None) -> Tensor:
-        """Raw float32 features [N, F] to inputs [N, F].
+        """Map raw float32 features [N, F] to inputs [N, F].
 
         Args:
             features_NF: raw features.
-            offsets_Q1: offsets of the groups; only a transform that standardises `per_query` reads them.
+            offsets_Q1: offsets of the groups; only a transform with `per_query` reads them.
 
         Raises:
-            ValueError: the transform standardises per query and there are no offsets.
+            ValueError: the transform has `per_query`, but offsets are missing.
         """
         x_NF = self._numeric(features_NF)
         if self.config.per_query:
             if offsets_Q1 is None:
-                raise ValueError("a transform with per_query needs the offsets of the groups beside the features")
+                raise ValueError("a transform with per_query needs the offsets of the groups besides the features")
             x_NF = standardise_groups(x_NF, offsets_Q1)
         vocabularies = torch.split(self.codes_V, [n - 1 for n in self.cardinalities])
         for column, codes_V in zip(self.categorical, vocabularies, strict=True):
@@ -178,12 +178,12 @@ class FeatureTransform(nn.Module):
 
 
 def wanted(kinds: Sequence[Kind], config: TransformConfig, *, documents: int | None = None) -> Wanted:
-    """The statistics from which a transform is made.
+    """The statistics that a transform needs.
 
     Args:
         kinds: kind of each feature in the data.
         config: the transform.
-        documents: of the training data, where known.
+        documents: number of documents in the training data, if known.
     """
     return Wanted(
         numeric=tuple(kind == "numeric" for kind in kinds),
@@ -195,10 +195,10 @@ def wanted(kinds: Sequence[Kind], config: TransformConfig, *, documents: int | N
 
 
 def make_transform(statistics: Statistics, config: TransformConfig) -> FeatureTransform:
-    """The transform for documents of which these statistics were gathered.
+    """The transform that fits the documents of these statistics.
 
     Raises:
-        InputError: there is no document.
+        InputError: the statistics contain no document.
     """
     if statistics.documents == 0:
         raise InputError("feature transform: no document to fit it on; check the periods of the training split")
@@ -228,7 +228,7 @@ def fit_transform(batches: Iterable[Tensor], kinds: Sequence[Kind], config: Tran
         config: the transform.
 
     Raises:
-        InputError: there is no document.
+        InputError: the batches contain no document.
     """
     statistics = Statistics(wanted(kinds, config))
     for features_NF in batches:
@@ -243,16 +243,16 @@ def _before_standard(x_NF: Tensor, config: TransformConfig) -> Tensor:
 def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:
     """The normal quantile of each value's place among its feature's quantiles; missing becomes 0, the median.
 
-    Places are interpolated linearly; a value that ties with several quantiles takes the middle of their block, so that
-    a feature that is mostly 0 does not send its zeros to the end of the scale.
+    Places are interpolated linearly. A value that ties with several quantiles takes the middle of their block: without
+    this, a feature that is mostly 0 would map its zeros to the end of the scale.
     """
-    x_FN = x_NF.T.contiguous()
+    x_FN = x_NF.T.contiguous()  # searchsorted looks up rows, one feature each
     last = quantiles_FK.shape[1] - 1
     next_FN = torch.searchsorted(quantiles_FK, x_FN)
     above_FN = quantiles_FK.gather(1, next_FN.clamp(max=last))
     below_FN = quantiles_FK.gather(1, (next_FN - 1).clamp(min=0))
-    share_FN = (x_FN / 2 - below_FN / 2) / (above_FN / 2 - below_FN / 2)  # whose halves cannot overflow
-    between_FN = next_FN - 1 + share_FN.nan_to_num(0.5, 0.5, 0.5)
+    share_FN = (x_FN / 2 - below_FN / 2) / (above_FN / 2 - below_FN / 2)  # differences of halves cannot overflow
+    between_FN = next_FN - 1 + share_FN.nan_to_num(0.5, 0.5, 0.5)  # division by 0 where both quantiles are equal
     first_FK = torch.searchsorted(quantiles_FK, quantiles_FK)
     middle_FK = (first_FK + torch.searchsorted(quantiles_FK, quantiles_FK, right=True) - 1) / 2
     tied_FN = middle_FK.gather(1, next_FN.clamp(max=last))
@@ -262,7 +262,7 @@ def _to_normal(x_NF: Tensor, quantiles_FK: Tensor) -> Tensor:
 
 
 def _index(codes_N: Tensor, codes_V: Tensor) -> Tensor:
-    """Place of each code in a sorted vocabulary plus 1; 0 where it is not there."""
+    """Index of each code in a sorted vocabulary plus 1; 0 for a code that is not in it."""
     if len(codes_V) == 0:
         return torch.zeros_like(codes_N)
     place_N = torch.searchsorted(codes_V, codes_N.contiguous()).clamp(max=len(codes_V) - 1)

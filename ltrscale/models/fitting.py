@@ -1,8 +1,8 @@
 """Statistics of documents, gathered in parts and merged: one pass, bounded memory, any number of processes.
 
-The statistics of the same parts merged in the same order are the same to the last bit, wherever each was gathered: all
-is numpy in one thread, and no sum depends on how values lie in vector registers. Cut or merged otherwise, counts,
-vocabularies and samples stay the same, and moments differ by rounding in float64.
+The same parts merged in the same order give the same statistics to the last bit, on any machine: all arithmetic is
+numpy in one thread, and no sum depends on the layout of vector registers. If the documents are cut or merged
+differently, counts, vocabularies and samples stay the same, and moments differ by rounding in float64.
 
 Shapes: N documents, F features, V codes of a vocabulary, M sampled documents, K quantiles.
 """
@@ -20,23 +20,23 @@ from torch import Tensor
 from ltrscale.draws import splitmix64
 from ltrscale.moments import Moments
 
-_GLANCE = 1 << 10
+_GLANCE = 1 << 10  # values of a column to look at before counting all of them
 _HIGHEST = 2**64 - 1
 
 
 Counted = tuple[NDArray[np.float32], NDArray[np.int64]]
-"""Different values [V], sorted, and how often each occurs [V]."""
+"""The different values [V], sorted, and their counts [V]."""
 
 
 class Vocabulary:
-    """The different values of a feature and how often each occurs, exactly; missing ones do not count; parts merge.
+    """Exact counts of the different values of a feature, without missing ones; parts can be merged.
 
-    Codes of categories are integers below 2**24, so however many documents there are, memory holds at most 2**24 codes
-    of 12 bytes (200 MB a feature, and about 1 GB while one feature's parts are merged). Dropping rare codes on the way
-    would bound it tighter and make the result depend on the order of the parts.
+    Codes of categories are integers below 2**24, so memory holds at most 2**24 codes of 12 bytes whatever the number of
+    documents (200 MB a feature, and about 1 GB while one feature's parts are merged). Dropping rare codes early would
+    need less memory, but the result would depend on the order of the parts.
 
     Args:
-        at_most: with more different values than this nothing is kept, and `codes` tells so.
+        at_most: if there are more different values than this, none is kept and `codes` returns None.
 
     Example:
         >>> seen, more = Vocabulary(), Vocabulary()
@@ -55,34 +55,34 @@ class Vocabulary:
 
     def add(self, values_N: NDArray[np.float32]) -> None:
         """Count one column of some documents."""
-        if not self._over and self._at_most is not None:  # most features are over at a glance
+        if not self._over and self._at_most is not None:  # a few values show for most features that there are too many
             self._over = len(_counted(values_N[:_GLANCE])[0]) > self._at_most
         if not self._over:
             self._take([_counted(values_N)])
 
     def merge(self, other: Self) -> None:
-        """Count what another vocabulary has counted."""
+        """Add the counts of another vocabulary."""
         self._over |= other._over
         self._take([other._known, *other._new])
 
     def codes(self, limit: int | None = None) -> NDArray[np.float32] | None:
-        """Sorted values; the `limit` most frequent where there are more, smaller ones first among equals.
+        """Sorted values, at most the `limit` most frequent ones; smaller values win ties.
 
-        None where there are more different values than `at_most`.
+        None if there are more different values than `at_most`.
         """
         self._settle()
         codes_V, counts_V = self._known
         return None if self._over else np.sort(codes_V[np.argsort(-counts_V, kind="stable")[:limit]])
 
     def _take(self, counted: list[Counted]) -> None:
-        """Note more counts, and merge them once they are more than those before: so each is moved few times."""
+        """Collect more counts, and merge them once they outnumber the merged ones, so that each moves only rarely."""
         self._new += [part for part in counted if len(part[0])]
         if sum(len(codes_V) for codes_V, _ in self._new) > len(self._known[0]):
             self._settle()
 
     def _settle(self) -> None:
         codes, counts = (np.concatenate(column) for column in zip(self._known, *self._new, strict=True))
-        order = np.argsort(codes, kind="stable")  # which is quick where sorted runs follow each other
+        order = np.argsort(codes, kind="stable")  # the stable sort is fast on a sequence of sorted runs
         codes, counts = codes[order], counts[order]
         first_V = np.flatnonzero(np.concatenate([np.ones(min(1, len(codes)), bool), codes[1:] != codes[:-1]]))
         self._over |= self._at_most is not None and len(first_V) > self._at_most
@@ -91,22 +91,22 @@ class Vocabulary:
 
 
 def _counted(values_N: NDArray[np.float32]) -> Counted:
-    codes_V, counts_V = np.unique(values_N[~np.isnan(values_N)] + np.float32(0), return_counts=True)  # -0 is 0
+    codes_V, counts_V = np.unique(values_N[~np.isnan(values_N)] + np.float32(0), return_counts=True)  # -0 + 0 is 0
     return codes_V, counts_V
 
 
 class Sample:
-    """A uniform sample of documents without replacement: those whose number has the lowest hashes.
+    """A uniform sample of documents without replacement: those whose numbers have the lowest hashes.
 
-    It depends on the documents and their numbers alone, and parts merge. Sketches of quantiles need less memory, but
-    what they keep depends on how parts are merged and on coin flips (KLL, REQ), or they bound the error of the value
-    and not of the rank (DDSketch). From a sample of M documents the quantile at p has a standard error in p of at most
-    `1 / (2 sqrt(M))`, for every feature.
+    It depends only on the documents and their numbers, and parts can be merged. Quantile sketches need less memory, but
+    either their content depends on the order of merges and on coin flips (KLL, REQ), or they bound the error of the
+    value instead of the rank (DDSketch). In a sample of M documents, the quantile at p has a standard error in p of at
+    most `1 / (2 sqrt(M))`, for every feature.
 
     Args:
         size: documents to keep.
-        documents: of all parts together, where known: a part then keeps little beyond its share. Otherwise memory holds
-            at most twice the size, and what is being added.
+        documents: number of documents in all parts together, if known: a part then keeps little more than its share.
+            Otherwise memory holds at most twice the size, plus the documents being added.
 
     Example:
         >>> sample = Sample(3)
@@ -122,7 +122,7 @@ class Sample:
         self._kept: list[tuple[NDArray[np.uint64], NDArray[np.float32]]] = []
 
     def chosen(self, numbers_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the documents with these numbers may belong to the sample, shape [N]."""
+        """True for the documents that may belong to the sample, by number, shape [N]."""
         return _keys(numbers_N) <= np.uint64(self._below)
 
     def add(self, numbers_N: NDArray[np.int64], rows_NF: NDArray[np.float32]) -> None:
@@ -131,7 +131,7 @@ class Sample:
         self._take([(_keys(numbers_N[chosen_N]), rows_NF[chosen_N])])
 
     def merge(self, other: Self) -> None:
-        """Offer what another sample has kept, of other documents."""
+        """Offer the documents kept by another sample, which has seen other documents."""
         self._take(other._kept)
 
     def rows_MF(self) -> NDArray[np.float32]:
@@ -149,13 +149,13 @@ class Sample:
             self._shrink()
 
     def take_MF(self) -> NDArray[np.float32]:
-        """As `rows_MF`, after which the sample is empty and holds no memory."""
+        """Like `rows_MF`, but empties the sample and frees its memory."""
         rows_MF = self.rows_MF()
         self._kept = []
         return rows_MF
 
     def _shrink(self) -> None:
-        """Keep the lowest hashes only, in one array; parts are let go as soon as their rows are moved."""
+        """Keep only the lowest hashes, in one array."""
         parts, self._kept = deque(self._kept), []
         keys_K = np.concatenate([keys for keys, _ in parts])
         order_M = np.argsort(keys_K)[: self._size]
@@ -164,7 +164,7 @@ class Sample:
         rows_MF = np.empty((len(order_M), parts[0][1].shape[1]), np.float32)
         first = 0
         while parts:
-            _, rows = parts.popleft()
+            _, rows = parts.popleft()  # frees each part once its rows are copied, which lowers the peak of memory
             place = place_K[first : first + len(rows)]
             rows_MF[place[place >= 0]] = rows[place >= 0]
             first += len(rows)
@@ -178,13 +178,13 @@ def _keys(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def _bound(size: int, documents: int) -> int:
-    """A hash below which `size` of so many documents lie: as many as expected, and eight standard deviations more."""
+    """A hash with at least `size` of so many documents below it: eight standard deviations above the expectation."""
     share = (size + 8 * math.sqrt(size) + 64) / documents
     return _HIGHEST if share >= 1 else int(share * _HIGHEST)
 
 
 def quantiles(rows_MF: NDArray[np.float32], n_quantiles: int) -> Tensor:
-    """Quantiles [F, K] of each feature at K evenly spaced probabilities, interpolated; 0 for one without values.
+    """Quantiles [F, K] of each feature at K evenly spaced probabilities, interpolated; 0 for a feature without values.
 
     Example:
         >>> quantiles(np.array([[1, np.nan], [2, np.nan], [4, np.nan]], np.float32), 5).tolist()
@@ -201,14 +201,14 @@ def quantiles(rows_MF: NDArray[np.float32], n_quantiles: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to gather.
+    """The statistics to gather.
 
     Args:
-        numeric: of each feature, whether it is a number; the values of categories are counted.
+        numeric: whether each feature is numeric; the values of categories are counted.
         log1p: whether moments are those of `sign(x) log(1 + |x|)`.
         sample: documents to sample; 0 gathers moments instead.
-        discrete_up_to: different values of a number up to which they are counted too.
-        documents: of all parts together, where known.
+        discrete_up_to: also count the values of a numeric feature that has at most this many different ones.
+        documents: number of documents in all parts together, if known.
     """
 
     numeric: tuple[bool, ...]
@@ -219,7 +219,7 @@ class Wanted:
 
 
 class Statistics:
-    """What is known of some documents; parts merge.
+    """Statistics of some documents; parts can be merged.
 
     Example:
         >>> one, other = (Statistics(Wanted(numeric=(True, False))) for _ in range(2))
@@ -242,7 +242,7 @@ class Statistics:
         }
 
     def add(self, first: int, features_NF: NDArray[np.float32]) -> None:
-        """Take in the documents number `first` and after."""
+        """Add documents, which are numbered from `first`."""
         assert features_NF.shape[1] == len(self.wanted.numeric)
         self.documents += len(features_NF)
         if self.wanted.sample:
@@ -253,7 +253,7 @@ class Statistics:
             vocabulary.add(features_NF[:, column])
 
     def merge(self, other: Self) -> None:
-        """Take in what was gathered of other documents."""
+        """Add the statistics of other documents."""
         self.documents += other.documents
         self.sample.merge(other.sample)
         self.moments = self.moments.merge(other.moments)

@@ -1,4 +1,4 @@
-"""Heads: what sits on an encoder, for ranking (scores) and for pretraining (projector).
+"""Heads, the layers on top of an encoder: for ranking (scores) and for pretraining (projector).
 
 Shapes: N documents, D embedding, P projection.
 """
@@ -14,7 +14,7 @@ from ltrscale.models.layers import MicroBatchNorm
 
 
 class HeadConfig(Config):
-    """The MLP that turns an embedding into a score."""
+    """The MLP that maps an embedding to a score."""
 
     layers: int = Field(3, ge=1, le=1000)
     """Linear layers, with ReLU between them: 3 in HOU24, 1 for its binary feedback and for linear probing."""
@@ -31,7 +31,7 @@ def mlp_head(config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | 
         config: layers and their size.
         width: size of the embedding.
         outputs: scores of a document.
-        hidden: size of the hidden layers where the config leaves it open; `width` by default.
+        hidden: size of the hidden layers if the config sets none; `width` by default.
 
     Example:
         >>> import torch
@@ -59,11 +59,11 @@ class ProjectorConfig(Config):
     output: int | None = Field(None, ge=1)
     """Size of the projection; the encoder's width by default."""
     batch_norm: bool = False
-    """Normalise hidden layers, and the output without scale and shift: for SimSiam. SimCLR-Rank goes without."""
+    """Normalise hidden layers, and the output without scale and shift: SimSiam uses it, SimCLR-Rank does not."""
 
 
 class Projector(nn.Module):
-    """Linear layers without bias, ReLU after the hidden ones, BatchNorm if asked for (HOU24, A.2.5).
+    """Linear layers without bias, ReLU after the hidden ones, optional BatchNorm (HOU24, A.2.5).
 
     Args:
         width: size of the embedding.
@@ -95,6 +95,6 @@ class Projector(nn.Module):
         return z_NP
 
     def first(self, layers: int) -> nn.Sequential:
-        """The first hidden layers with their norms and activations, to be finetuned on (HOU23, section 5)."""
+        """The first hidden layers with their norms and activations, for finetuning (HOU23, section 5)."""
         length = layers * (3 if self.config.batch_norm else 2)
         return nn.Sequential(*list(self.layers)[:length])

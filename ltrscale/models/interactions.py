@@ -29,14 +29,14 @@ class DeepFMConfig(EncoderSettings):
     activation: Activation = "relu"
     """The non-linearity of the MLP."""
     dropout: float = Field(0.5, ge=0, lt=1)
-    """Dropout after each hidden layer (Guo et al.: 0.5), in steps of 1/256 on a CPU."""
+    """Dropout after each hidden layer (Guo et al.: 0.5); a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation."""
     embedding: int = Field(8, ge=1)
     """Dimensions of each feature's vector (HOU24: 8)."""
     numeric_fields: bool = True
-    """Numeric features have vectors too, multiplied by their values (Guo et al., equation 2). Otherwise they enter the
-    first-order term and the MLP as plain numbers and take no part in products, as in common CTR libraries."""
+    """Numeric features have vectors too, multiplied by their values (Guo et al., equation 2). If false, they enter only
+    the first-order term and the MLP, as plain numbers, like in common CTR libraries."""
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """See `DeepFM`."""
@@ -67,14 +67,14 @@ def factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Ten
 class DeepFM(Encoder):
     """DeepFM (Guo et al. 2017, equations 1 to 4) before its last linear layer.
 
-    The embedding is `[first-order term, second-order term, last hidden layer]`: under a linear head of weights
-    (1, 1, w) the score is the paper's `y_FM + y_DNN`. With weights that are learned, the head may also weigh the terms.
-    The MLP reads the fields' vectors; that of a numeric field is its value times the learned vector. Vectors start so
+    The embedding is `[first-order term, second-order term, last hidden layer]`: under a linear head with weights
+    (1, 1, w) the score is the paper's `y_FM + y_DNN`. A head with learned weights may also weigh the terms. The MLP
+    reads the fields' vectors; that of a numeric field is its value times the learned vector. Initial vectors are so
     small that the second-order term has a deviation of about 1 on standardised features.
 
     Args:
         config: sizes.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:
@@ -91,7 +91,7 @@ class DeepFM(Encoder):
         self.width = 2 + config.hidden[-1]
         numeric, dimensions = int(numeric_F.sum()), config.embedding
         fields = len(numeric_F) if config.numeric_fields else len(cardinalities)
-        # n fields make n^2 / 2 products of two vectors, each with a deviation of bound^2 / 3 * sqrt(dimensions)
+        # n fields make n^2 / 2 products of two vectors, each with a deviation of bound^2 / 3 * sqrt(dimensions).
         bound = (18 / dimensions) ** 0.25 * max(fields, 1) ** -0.5
         first_bound = len(numeric_F) ** -0.5
         self.features = FeatureEmbedding(numeric_F, cardinalities, dimensions, bound=bound)
@@ -113,7 +113,7 @@ class DeepFM(Encoder):
         """Transformed features [N, F] to embeddings [N, D]."""
         x_NP, embedded_NCE = self.features.split(x_NF)
         in_fields_NP = x_NP[:, : len(self.vectors_PE)]
-        with torch.autocast(x_NF.device.type, enabled=False):  # a difference of large sums is lost in bfloat16
+        with torch.autocast(x_NF.device.type, enabled=False):  # bfloat16 would lose the difference of large sums
             first_N = x_NP @ self.weights_P + self.weights.split(x_NF)[1].sum((1, 2))
             second_N = factorization(in_fields_NP, self.vectors_PE, embedded_NCE)
         inputs_ND = torch.cat([x_NP, embedded_NCE.flatten(1)], dim=1)
@@ -121,10 +121,10 @@ class DeepFM(Encoder):
         return torch.cat([first_N[:, None], second_N[:, None], h_NH], dim=1)
 
     def _first_weight(self) -> Tensor:
-        """Weights of the MLP's first layer, as they act on the numbers x_i in place of their vectors x_i v_i.
+        """Weights of the MLP's first layer, rewritten to act on the numbers x_i instead of their vectors x_i v_i.
 
-        Since `sum_i W_i (x_i v_i) = sum_i x_i (W_i v_i)`, the products W_i v_i need to be made once for all documents,
-        and vectors of E dimensions cost no more than plain numbers. Without numeric fields nothing is changed.
+        Since `sum_i W_i (x_i v_i) = sum_i x_i (W_i v_i)`, one product W_i v_i serves all documents, and vectors of E
+        dimensions cost no more than plain numbers. Without numeric fields the weights do not change.
         """
         numeric = self.vectors_PE.numel()
         weight_HPE = self.first.weight[:, :numeric].reshape(len(self.first.weight), *self.vectors_PE.shape)
@@ -132,7 +132,7 @@ class DeepFM(Encoder):
 
 
 class DCNv2Config(EncoderSettings):
-    """DCN V2 of Wang et al. 2021: layers that multiply with the input, and an MLP behind or beside them.
+    """DCN V2 of Wang et al. 2021: layers that multiply with the input, followed by an MLP or in parallel with it.
 
     Source: Wang et al. 2021.
     Proof: equals `deepctr_torch`.
@@ -141,17 +141,17 @@ class DCNv2Config(EncoderSettings):
     kind: Literal["dcnv2"] = "dcnv2"
     """The kind of encoder."""
     cross_layers: int = Field(3, ge=1, le=1000)
-    """Cross layers (HOU24: 2, 3 or 4); n of them give products of up to n + 1 features."""
+    """Cross layers (HOU24: 2, 3 or 4); n layers give products of up to n + 1 features."""
     rank: int | None = Field(None, ge=1)
     """Rank of the matrices of the cross layers; full matrices by default."""
     structure: Literal["stacked", "parallel"] = "stacked"
-    """`stacked`: the MLP reads what the cross layers give; `parallel`: it reads the input and stands beside them."""
+    """`stacked`: the MLP reads the output of the cross layers; `parallel`: it reads the input, as they do."""
     hidden: Sizes = (400, 400)
-    """Sizes of the MLP's hidden layers; HOU24 does not tell them."""
+    """Sizes of the MLP's hidden layers; HOU24 does not state them."""
     activation: Activation = "relu"
     """The non-linearity of the MLP."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout after each hidden layer, in steps of 1/256 on a CPU."""
+    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
     batch_norm: bool = False
     """BatchNorm before each activation."""
     embedding: int = Field(8, ge=1)
@@ -166,8 +166,8 @@ class CrossLayer(nn.Module):
     """`x_0 * (W x + b) + x` elementwise (Wang et al. 2021, equation 1), or with W = U V^T of a low rank (equation 2).
 
     Args:
-        width: of the input.
-        rank: of W; full where it is None.
+        width: size of the input.
+        rank: rank of W; None for a full matrix.
 
     Example:
         >>> CrossLayer(6, rank=2)(torch.ones(3, 6), torch.zeros(3, 6)).shape
@@ -180,20 +180,20 @@ class CrossLayer(nn.Module):
         self.linear = nn.Linear(rank or width, width)
 
     def forward(self, x0_ND: Tensor, x_ND: Tensor) -> Tensor:
-        """Multiply the input into what the layers before made of it."""
+        """Multiply the network's input x_0 with a linear map of this layer's input x, and add x."""
         crossed_ND: Tensor = x0_ND * self.linear(self.down(x_ND)) + x_ND
         return crossed_ND
 
 
 class DCNv2(Encoder):
-    """DCN V2 (Wang et al. 2021, section 3) before its last linear layer, under which it is the published model.
+    """DCN V2 (Wang et al. 2021, section 3) before its last linear layer; a head of one layer completes the model.
 
     The input x_0 is the numeric features followed by the embeddings of the categories. The embedding is the MLP's last
     hidden layer (`stacked`), or `[cross layers' output, last hidden layer]` (`parallel`).
 
     Args:
         config: sizes.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:

@@ -19,14 +19,14 @@ Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 
 
 class Encoder(nn.Module):
-    """What encoders have in common: transformed features [N, F] in, embeddings [N, width] out, document by document."""
+    """The base of encoders, which map transformed features [N, F] to embeddings [N, width], document by document."""
 
     config: Config
     width: int
 
 
 class EncoderSettings(Config):
-    """What the configs of encoders have in common."""
+    """The base of the configs of encoders."""
 
     kind: str
 
@@ -34,19 +34,19 @@ class EncoderSettings(Config):
         """An encoder with fresh weights.
 
         Args:
-            numeric_F: which features are numeric.
+            numeric_F: True where a feature is numeric.
             cardinalities: rows of each categorical feature's embedding.
         """
         raise NotImplementedError
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Refuse a model in which a layer normalises by torch's own BatchNorm.
+    """Refuse a model that contains torch's own BatchNorm.
 
-    Its running statistics would be those of one worker's own micro-batches, and nothing would say so.
+    Its running statistics would silently be those of a single worker's micro-batches.
 
     Raises:
-        ValueError: there is one; names it.
+        ValueError: a layer is torch's BatchNorm; names the layer.
 
     Example:
         >>> refuse_batch_norm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
@@ -64,17 +64,17 @@ def refuse_batch_norm(model: nn.Module) -> None:
 class MicroBatchNorm(nn.Module):
     """BatchNorm that is exact under gradient accumulation and over workers.
 
-    In training it normalises by its own micro-batch and adds the micro-batch's moments to those since the last update;
-    `update_running_statistics` then moves the running statistics once, as if all documents had been one batch. At
-    inference, and for a micro-batch of one document, which has no variance, it normalises with the running statistics.
+    In training it normalises by the current micro-batch and accumulates its moments; `update_running_statistics` then
+    moves the running statistics once, as if all documents had been one batch. At inference it normalises with the
+    running statistics, and so it does for a micro-batch of one document, which has no variance.
 
-    The moments are a flat float64 vector `[count, sum_D, sum of squares_D]`: those of several modules, micro-batches
-    and workers add up.
+    The moments are a flat float64 vector `[count, sum_D, sum of squares_D]`, so the moments of micro-batches and
+    workers can be added.
 
     Args:
         width: features D.
         affine: learn a scale and a shift.
-        momentum: share of the new statistics in the running ones.
+        momentum: weight of the new statistics in the running ones.
         eps: added to the variance.
 
     Example:
@@ -104,14 +104,14 @@ class MicroBatchNorm(nn.Module):
             if self.training and len(x_ND) == 1:
                 self._accumulate(1, x_ND.detach()[0], torch.zeros_like(self.running_var))
             return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        # with momentum 1 the fused kernel leaves the micro-batch's own mean and unbiased variance in these
+        # With momentum 1, the fused kernel writes the micro-batch's mean and unbiased variance to these.
         mean_D, var_D = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
         y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
         self._accumulate(len(x_ND), mean_D, var_D)
         return y_ND
 
     def _accumulate(self, count: int, mean_D: Tensor, var_D: Tensor) -> None:
-        mean_D = mean_D.double()
+        mean_D = mean_D.double()  # in float32, the sum of squares minus the squared mean would cancel
         squares_D = var_D.double() * (count - 1) + mean_D.square() * count
         self.accumulated += torch.cat([mean_D.new_tensor([count]), mean_D * count, squares_D])
 
@@ -120,10 +120,10 @@ class MicroBatchNorm(nn.Module):
         return self.accumulated
 
     def update_running_statistics(self, moments: Tensor) -> None:
-        """Move the running statistics towards those of the moments and forget the accumulated ones.
+        """Move the running statistics towards those of the moments, and reset the accumulated moments.
 
-        The variance is the unbiased one, as in `torch.nn.BatchNorm1d`; a single document has none and moves the mean
-        only, no document moves nothing.
+        The variance is the unbiased one, as in `torch.nn.BatchNorm1d`. A single document has no variance and moves only
+        the mean; moments of no document change nothing.
         """
         count = moments[0]
         mean_D, square_D = (moments[1:] / count.clamp(min=1)).chunk(2)
@@ -134,13 +134,13 @@ class MicroBatchNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout whose mask on a CPU comes from random bytes, 2.5 times faster than torch's.
+    """Dropout that takes its mask on a CPU from random bytes, 2.5 times faster than torch's.
 
-    There the probability is rounded to a multiple of 1/256 and outputs are scaled by the rate that is really kept.
-    Randomness is torch's default generator.
+    On a CPU the probability is rounded to a multiple of 1/256, and outputs are scaled by the rounded rate. Randomness
+    comes from torch's default generator.
 
     Args:
-        probability: of an entry to become 0.
+        probability: chance of each entry to become 0.
     """
 
     def __init__(self, probability: float) -> None:
@@ -154,21 +154,21 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.probability)
-        # whole 64-bit words over the full range: torch's default range leaves some bits of a word 0
+        # Whole 64-bit words over the full range: torch's default range leaves some bits of a word 0.
         words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
         keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= self.dropped
         return x * keep.to(x.dtype).mul_(256 / (256 - self.dropped))
 
 
 class FeatureEmbedding(nn.Module):
-    """Numeric features as they are, followed by an embedding of each categorical one.
+    """Numeric features unchanged, followed by an embedding of each categorical one.
 
-    The embedding of the unknown category starts at 0, so that it is neutral where training never meets it.
+    The embedding of the unknown category starts at 0, so it stays neutral if training never meets an unknown category.
 
     Args:
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows for each categorical feature, the unknown included.
-        dimensions: of an embedding.
+        dimensions: size of an embedding.
         bound: embeddings start uniformly between -bound and bound; `dimensions ** -0.5` by default.
 
     Example:
@@ -185,6 +185,7 @@ class FeatureEmbedding(nn.Module):
         self, numeric_F: Tensor, cardinalities: Sequence[int], dimensions: int, *, bound: float | None = None
     ) -> None:
         super().__init__()
+        # All features share one table. The buffers follow from the transform, so they are not saved.
         first_C = torch.tensor([0, *cardinalities]).cumsum(0)[:-1]
         self.register_buffer("numeric", numeric_F.nonzero()[:, 0], persistent=False)
         self.register_buffer("categorical", (~numeric_F).nonzero()[:, 0], persistent=False)
@@ -199,7 +200,7 @@ class FeatureEmbedding(nn.Module):
                 self.table.weight[first_C] = 0.0
 
     def split(self, x_NF: Tensor) -> tuple[Tensor, Tensor]:
-        """Transformed features [N, F] to numeric values [N, P] and embeddings [N, C, E]."""
+        """Map transformed features [N, F] to numeric values [N, P] and embeddings [N, C, E]."""
         if self.table is None:
             return x_NF, x_NF.new_zeros(len(x_NF), 0, self.dimensions)
         return x_NF[:, self.numeric], self.table(x_NF[:, self.categorical].long() + self.first_C)
@@ -215,7 +216,7 @@ class FeatureEmbedding(nn.Module):
 def hidden_layers(
     width: int, hidden: Sequence[int], *, activate: Activation, dropout: float = 0.0, batch_norm: bool = False
 ) -> nn.Sequential:
-    """Layers `dropout(activation(norm(linear(x))))` of these sizes, on inputs [N, width].
+    """Layers `dropout(activation(norm(linear(x))))` of the given sizes, on inputs [N, width].
 
     Example:
         >>> hidden_layers(6, [5, 4], activate="relu", batch_norm=True)(torch.zeros(3, 6)).shape

@@ -1,7 +1,7 @@
 """List contexts without attention: DLCM, which reads a list in order, and GSF, which scores documents in groups.
 
 Shapes: N documents, Q groups, F features, D embedding, H hidden layer, R strides; M lists of a chunk, L slots of each,
-A state of the recurrent network, U units; W windows (groups of `size` documents), B block of a window's output.
+A state of the recurrent network, U units; W windows (`size` documents scored together), B block of a window's output.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ from ltrscale.models.context import (
 )
 from ltrscale.models.layers import Activation, Dropout, FeatureEmbedding, activation
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed word
+# Odd multipliers of a 64-bit mixing function, as signed words: torch has no arithmetic on uint64.
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX = 0xD6E8FEB86659FD93 - 2**64
 
 
@@ -45,14 +46,14 @@ class DLCMConfig(ContextSettings):
     units: int = Field(3, ge=1)
     """Comparisons of a document with the list's state; the size of the document's new embedding."""
     features: bool = True
-    """Give the network each document's features beside the encoder's embedding: the paper's input, where the encoder
-    is two layers with ELU."""
+    """Add each document's features to the encoder's embedding; this is the paper's input, with two layers of ELU as the
+    encoder."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature among these."""
     initial_rank: Literal["positions", "feature"] = "positions"
-    """Where the initial ranking comes from: positions at which documents were shown, or falling values of a feature."""
+    """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
     feature: int | None = Field(None, ge=0)
-    """The number of that feature, from 0 in the order of the data set."""
+    """Index of that feature, from 0 in the order of the data set."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -67,14 +68,14 @@ class DLCMConfig(ContextSettings):
 class DLCM(ListContext):
     """Deep listwise context model (Ai et al. 2018): units `u_ik = o_i . tanh(W_k s + b_k)`.
 
-    o are the outputs of a GRU that reads the initial ranking from the last document to the first, s is its state
-    after the first; the input of a document is `[x_i, h_i]`, its features and the encoder's embedding. A head of one
+    A GRU reads the initial ranking from the last document to the first; o are its outputs, and s is its state after the
+    first document. The input of a document is `[x_i, h_i]`, its features and the encoder's embedding. A head of one
     linear layer V on the units is the paper's local ranking function `V (o_i . tanh(W s + b))`.
 
-    The output depends on the initial ranking, and so on the order of the input where documents tie in it.
+    The output depends on the initial ranking, and therefore on the order of the input where documents tie.
 
     Raises:
-        InputError: the feature to rank by is not there or is a category; positions are needed and missing.
+        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
 
     Example:
         >>> context = DLCM(DLCMConfig(state=8, initial_rank="feature", feature=0), 5, torch.tensor([True, True]), [])
@@ -99,7 +100,7 @@ class DLCM(ListContext):
         if self.features is not None:
             h_ND = torch.cat([self.features(x_NF), h_ND], dim=1)
         order_N = initial_order(groups, source=config.initial_rank, feature=config.feature)
-        # from the last to the first: place p of a list [first, end) holds what is at first + end - 1 - p
+        # Reverse each list: in a list [first, end), the document at first + end - 1 - p moves to place p.
         turn_Q = groups.offsets_Q1[:-1] + groups.offsets_Q1[1:] - 1
         places_N = torch.arange(len(order_N), device=order_N.device)
         order_N = order_N[turn_Q[group_index(groups.offsets_Q1)] - places_N]
@@ -107,7 +108,7 @@ class DLCM(ListContext):
         return Contextual(units_NU.index_select(0, inverse(order_N)))
 
     def _read(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
-        o_MLA = self.gru(x_MLD)[0]  # padding comes behind a list's documents, and changes none of their outputs
+        o_MLA = self.gru(x_MLD)[0]  # padding follows the documents of a list, so it does not change their outputs
         last_M = mask_ML.sum(1) - 1
         state_MA = o_MLA[torch.arange(len(o_MLA), device=last_M.device), last_M]
         keys_MAU = self.compare(state_MA).tanh().unflatten(1, (o_MLA.shape[2], -1))
@@ -116,7 +117,7 @@ class DLCM(ListContext):
 
 
 class GSFConfig(ContextSettings):
-    """GSF: a network looks at several documents of a list at once and scores them together (Ai et al. 2019).
+    """GSF: a network reads several documents of a list at once and scores them together (Ai et al. 2019).
 
     Source: Ai et al. 2019.
     Proof: loop; all pairs for `size: 2`.
@@ -129,14 +130,14 @@ class GSFConfig(ContextSettings):
     hidden: tuple[int, ...] = Field((256, 128), min_length=1)
     """Sizes of the hidden layers."""
     width: int = Field(64, ge=1)
-    """Size of the embedding that the network gives to each of its documents."""
+    """Size of the embedding that the network computes for each of its documents."""
     activation: Activation = "relu"
     """The non-linearity."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of hidden layers."""
     strides: int | None = Field(16, ge=1)
-    """At inference, rounds of groups in which each document takes each place once; empty for all rounds there are,
-    which for a size of 2 is every ordered pair."""
+    """Rounds of groups at inference; in a round, each document takes each place once. Empty for all rounds, which are
+    all ordered pairs if the size is 2."""
 
     @model_validator(mode="after")
     def _positive(self) -> Self:
@@ -153,15 +154,15 @@ class GSF(ListContext):
     """Groupwise scoring function (Ai et al. 2019): a network scores `size` documents at once; mean over such groups.
 
     For a group (i_1, .., i_m) the network maps `[h_i1, .., h_im]` to m blocks, one for the document in each place; a
-    document's embedding is the mean of its blocks over groups. A head of one linear layer makes this the paper's
-    scoring function, with its last layer in two factors.
+    document's embedding is the mean of its blocks over groups. With a head of one linear layer, this is the paper's
+    scoring function with its last layer in two factors.
 
-    The mean over all groups of all orders is taken from a sample, as in the paper. In training each list is shuffled
-    (torch's default generator) and every document begins one group, of itself and those that follow it, around the
-    end of the list: each document takes each place once. At inference lists are put in an order that depends on
-    nothing but the raw features, which a hash of them scatters; groups are then read off at several strides
-    (`stride_numbers`), and documents that are alike share their mean. So scores are deterministic and do not depend on
-    the order of the input. A list shorter than `size` repeats its documents within a group.
+    A sample of groups stands in for all groups in all orders, as in the paper. In training, each list is shuffled
+    (torch's default generator), and every document starts one group with the documents that follow it, wrapping around
+    the end of the list: each document takes each place once. At inference, a hash of the raw features orders each list;
+    groups take documents at several strides (`stride_numbers`), and documents with equal features share their mean. So
+    scores are deterministic and do not depend on the order of the input. A list shorter than `size` repeats its
+    documents within a group.
 
     Example:
         >>> context = GSF(GSFConfig(width=8), 5, torch.tensor([True, True]), [])
@@ -174,7 +175,7 @@ class GSF(ListContext):
         super().__init__()
         self.config: GSFConfig = config
         self.width = config.width
-        # the first layer of a group is a sum over its places, computed once a document and place
+        # The first layer of a group is a sum over its places; each term is computed once per document and place.
         self.places = nn.Linear(width, config.size * config.hidden[0], bias=False)
         nn.init.kaiming_uniform_(self.places.weight, a=(5 * config.size) ** 0.5)  # fan-in is that of the whole group
         self.bias = nn.Parameter(torch.zeros(config.hidden[0]))
@@ -205,7 +206,7 @@ class GSF(ListContext):
         """Sum of each document's blocks over strides and places, one stride at a time."""
         config, group_N = self.config, group_index(offsets_Q1)
         places_NmH = self.places(h_ND).unflatten(1, (config.size, -1))
-        # in float32 under autocast too: a document has many blocks
+        # Float32 even under autocast: a document has many blocks, and bfloat16 would round their sum.
         dtype = torch.promote_types(h_ND.dtype, torch.float32)
         sums_NB = torch.zeros(len(h_ND), config.width, dtype=dtype, device=h_ND.device)
         for strides_Q in strides_QR.T:
@@ -220,7 +221,7 @@ class GSF(ListContext):
 
 
 class _Windows(NamedTuple):
-    """A group of documents for each document of those lists that have this stride; shapes [W]."""
+    """One group of documents for each document of the lists that have this stride; shapes [W]."""
 
     row_W: Tensor
     first_W: Tensor
@@ -229,27 +230,28 @@ class _Windows(NamedTuple):
 
     @staticmethod
     def of(offsets_Q1: Tensor, group_N: Tensor, strides_Q: Tensor) -> "_Windows":
-        """Strides of 0 stand for lists that have no group in this round."""
+        """The windows of one round; a list with stride 0 has none."""
         row_W = (strides_Q[group_N] > 0).nonzero()[:, 0]
         group_W = group_N[row_W]
         return _Windows(row_W, offsets_Q1[group_W], offsets_Q1.diff()[group_W], strides_Q[group_W])
 
     def document_W(self, place: int) -> Tensor:
-        """The document at a place of each group, around the end of the list."""
+        """The document at a place of each group, wrapping around the end of the list."""
         return self.first_W + (self.row_W - self.first_W + place * self.stride_W) % self.length_W
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # the test of all strides is slow Python, and lengths repeat from batch to batch
 def stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...]:
-    """Distances between the documents of a group, for lists of a length: those that repeat no document, spread evenly.
+    """Evenly spread distances between the documents of a group that repeat no document, for lists of one length.
 
-    A stride s gives the groups (p, p + s, p + 2 s, ..) for every p, around the end of the list. With a `size` of 2 all
-    strides together are all ordered pairs. Lists shorter than `size` must repeat, but no document before all others.
+    A stride s gives the groups (p, p + s, p + 2 s, ..) for every p, wrapping around the end of the list. With a `size`
+    of 2, all strides together are all ordered pairs. In a list shorter than `size`, a group must repeat documents, but
+    contains each of them before it repeats one.
 
     Args:
-        length: documents of the list.
-        size: documents of a group.
-        rounds: strides at most; None for all.
+        length: number of documents in the list.
+        size: number of documents in a group.
+        rounds: largest number of strides; None for all.
 
     Example:
         >>> stride_numbers(6, 2, None), stride_numbers(6, 3, None), stride_numbers(101, 3, 4)
@@ -263,7 +265,7 @@ def stride_numbers(length: int, size: int, rounds: int | None) -> tuple[int, ...
 
 
 def content_keys(features_NF: Tensor) -> Tensor:
-    """Hash of each document's features, int64 [N]: the same for equal rows wherever they stand, whatever the device.
+    """Hash of each document's features, int64 [N]; equal rows have equal hashes in any batch and on any device.
 
     -0 counts as 0, and all missing values are equal.
 
@@ -281,7 +283,7 @@ def content_keys(features_NF: Tensor) -> Tensor:
 
 
 def _strides(lengths_Q: Tensor, size: int, rounds: int | None) -> Tensor:
-    """Strides of each list [Q, R], 0 where it has fewer than another."""
+    """Strides of each list [Q, R]; 0 fills the rows of lists with fewer strides."""
     if not len(lengths_Q):
         return lengths_Q.new_zeros(0, 1)
     lengths, place_Q = torch.unique(lengths_Q, return_inverse=True)
@@ -290,7 +292,7 @@ def _strides(lengths_Q: Tensor, size: int, rounds: int | None) -> Tensor:
 
 
 def _mean_of_equals(values_NB: Tensor, keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Give documents with equal keys, which stand side by side in their list, their mean."""
+    """Replace the values of documents with equal keys, which are adjacent in their list, by their mean."""
     begins_N = torch.ones_like(keys_N, dtype=torch.bool)
     begins_N[1:] = (keys_N.diff() != 0) | (group_index(offsets_Q1).diff() != 0)
     block_N = begins_N.cumsum(0) - 1

@@ -1,4 +1,4 @@
-"""How likely a document is examined at its position, learned beside a ranker.
+"""The probability that a user examines a position, learned together with a ranker.
 
 Shapes: N documents, P positions.
 """
@@ -12,16 +12,16 @@ from ltrscale.ranking.clicks import position_index
 class PropensityModel(nn.Module):
     """One learned examination logit for each position, relative to position 1, whose logit is 0.
 
-    The softmax that turns logits into propensities does not change when all of them are shifted, so that fixing the
-    first loses nothing; it makes the weight of a click, `propensity_1 / propensity_p = exp(-logit_p)`, a matter of its
-    own position. All logits start at 0: every position is examined alike, and the first step of the dual learning
-    algorithm (Ai et al. 2018) is one on clicks as they are.
+    The softmax that turns logits into propensities does not change when all logits shift, so fixing the first loses
+    nothing. The weight of a click, `propensity_1 / propensity_p = exp(-logit_p)`, then depends on its own position
+    only. All logits start at 0: every position is equally likely to be examined, and the first step of the dual
+    learning algorithm (Ai et al. 2018) uses unweighted clicks.
 
     Args:
-        positions: how many are told apart; those beyond have the logit of the last.
+        positions: number of positions with their own logit; later positions share the last one.
 
     Raises:
-        ValueError: fewer than 2 positions, which leaves nothing to learn.
+        ValueError: fewer than 2 positions, which leave nothing to learn.
 
     Example:
         >>> model = PropensityModel(3)
@@ -36,10 +36,10 @@ class PropensityModel(nn.Module):
         self.later = nn.Parameter(torch.zeros(positions - 1))
 
     def forward(self, positions_N: Tensor) -> Tensor:
-        """Logits [N] of positions that count from 1; 0 without gradient for NaN, a document that was not shown.
+        """Logits [N] of positions, which count from 1; 0 without gradient for NaN, a document that was not shown.
 
         Raises:
-            InputError: a position is not a number from 1 on.
+            InputError: a position is below 1.
         """
         logits_P = torch.cat([self.later.new_zeros(1), self.later])
         return logits_P[position_index(positions_N, len(logits_P))]

@@ -1,4 +1,4 @@
-"""The ranker: a score for each document from its raw features, and from its list where the model is listwise.
+"""The ranker: a score for each document from its raw features and, in listwise models, from its list.
 
 Shapes: N documents, Q groups, D embedding, C grades.
 """
@@ -19,7 +19,7 @@ from ltrscale.models.layers import refuse_batch_norm
 
 
 class Architecture(Config):
-    """What a network is built from before its weights are loaded; a pretrained one has a projector, a ranker a head."""
+    """The configs of a network's parts, without weights; a pretrained network has a projector, a ranker has a head."""
 
     transform: TransformConfig
     encoder: EncoderConfig
@@ -29,9 +29,9 @@ class Architecture(Config):
     context: ContextConfig | None = None
     head: HeadConfig | None = None
     grades: int = Field(0, ge=0)
-    """Thresholds of the list head, which tells the best grade of a list; 0 for none."""
+    """Thresholds of the list head, which predicts the best grade of a list; 0 for none."""
     noise: float = Field(0.0, ge=0)
-    """Deviation of the normal noise that numeric inputs get in training."""
+    """Standard deviation of the normal noise on numeric inputs in training."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -42,7 +42,7 @@ class Architecture(Config):
 
 
 class Scores(NamedTuple):
-    """Scores of documents, and logits of "the list's best grade is above c" where the ranker has a list head."""
+    """Scores of documents and, if the ranker has a list head, logits of "the list's best grade is above c"."""
 
     scores_N: Tensor
     grades_QC: Tensor | None
@@ -51,10 +51,10 @@ class Scores(NamedTuple):
 class Ranker(nn.Module):
     """Scores documents: transform, encoder, inner layers of a projector, list context, head.
 
-    Without a context a score depends, at inference, on its document alone.
+    Without a context, a score at inference depends only on its document.
 
     Args:
-        architecture: of all parts; weights are fresh.
+        architecture: configs of all parts; weights are fresh.
         transform: fitted on the training data.
 
     Raises:
@@ -78,7 +78,7 @@ class Ranker(nn.Module):
         if architecture.context is not None:
             self.context = architecture.context.build(width, *features)
             width = self.context.width
-        # a context may be much narrower than the encoder (DLCM has 3 units): its head is not
+        # The hidden layers keep the encoder's width: a context may be much narrower (DLCM has 3 units).
         head, hidden = architecture.head, self.encoder.width
         self.head = mlp_head(head, width, hidden=hidden)
         self.last_width = width if head.layers == 1 else head.width or hidden
@@ -92,7 +92,7 @@ class Ranker(nn.Module):
         refuse_batch_norm(self)
 
     def embed(self, groups: QueryGroups) -> Contextual:
-        """Embeddings of documents, and of lists where there is a context that makes them."""
+        """Embeddings of documents, and of lists if the context makes them."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         if self.training and self.architecture.noise:
             x_NF = torch.addcmul(x_NF, torch.randn_like(x_NF), self.architecture.noise * self.transform.numeric_F)
@@ -109,7 +109,7 @@ class Ranker(nn.Module):
         return Scores(self.head(embedded.documents_ND).squeeze(-1), grades_QC)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
-        """What the last linear layer sees, shape [N, D]."""
+        """The input of the last linear layer, shape [N, D]."""
         last_ND: Tensor = self.head[:-1](self.embed(groups).documents_ND)
         return last_ND
 

@@ -1,4 +1,4 @@
-"""SetRank: blocks of self-attention over a list, plain or through a few inducing points.
+"""SetRank: blocks of self-attention over a list, direct or through a few inducing points.
 
 Shapes: N documents, Q groups, D embedding; M lists of a chunk, L slots of each, K queries of each, P inducing points.
 """
@@ -36,20 +36,20 @@ class SetRankConfig(ContextSettings):
     width: int = Field(256, ge=1)
     """Size of the blocks."""
     heads: int = Field(8, ge=1)
-    """Attention heads; they share the width, so their number divides it."""
+    """Attention heads; they share the width, so their number must divide it."""
     blocks: int = Field(6, ge=1, le=1000)
     """Number of blocks."""
     inducing: int | None = Field(None, ge=1)
-    """Points through which documents attend to each other (IMSAB), which makes the work linear in
-    the length of the list; directly (MSAB) by default."""
+    """Number of points through which documents attend to each other (IMSAB), which makes the work linear in the length
+    of the list. By default they attend directly (MSAB)."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout of attention weights, and of what attention and the feed-forward network give."""
+    """Dropout of attention weights, and of the outputs of attention and feed-forward network."""
     initial_rank: Literal["none", "positions", "feature"] = "none"
-    """Where an initial ranking comes from: positions at which documents were shown, or falling values of a feature."""
+    """Source of an initial ranking: positions at which documents were shown, or falling values of a feature."""
     feature: int | None = Field(None, ge=0)
-    """The number of that feature, from 0 in the order of the data set."""
+    """Index of that feature, from 0 in the order of the data set."""
     ranks: int = Field(256, ge=1)
-    """Initial ranks with an embedding of their own; all documents further down the list share the last one."""
+    """Initial ranks with their own embedding; all documents further down the list share the last one."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -66,8 +66,8 @@ class SetRankConfig(ContextSettings):
 class AttentionBlock(nn.Module):
     """MAB(X, Y): `H = LayerNorm(X + attention(X, Y))`, then `LayerNorm(H + rFF(H))`.
 
-    The row-wise feed-forward network rFF is two linear layers of the block's width with ReLU between them: the paper
-    leaves its depth open.
+    The row-wise feed-forward network rFF is two linear layers of the block's width with ReLU between them; the paper
+    does not state its depth.
     """
 
     def __init__(self, config: SetRankConfig) -> None:
@@ -79,7 +79,7 @@ class AttentionBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_MKD: Tensor, y_MLD: Tensor, mask_ML: Tensor | None) -> Tensor:
-        """Rows of x attend to those rows of y where the mask is True."""
+        """Rows of x attend to the rows of y where the mask is True."""
         h_MKD = self.attention_norm(x_MKD + self.dropout(self.attention(x_MKD, y_MLD, mask_ML)))
         out_MKD: Tensor = self.feedforward_norm(h_MKD + self.dropout(self.feedforward(h_MKD)))
         return out_MKD
@@ -116,12 +116,12 @@ class InducedBlock(nn.Module):
 class SetRank(ListContext):
     """SetRank (Pang et al. 2020): `block(.. block(W h_i + b + p(rank_i)))`, p the embedding of a rank.
 
-    h is the encoder's embedding. Without initial ranks p is left out, and the order of the input does not matter.
-    With them it matters in ties only, and whatever the length of a list, none of its documents is left out: those
-    beyond the table of embeddings share its last row. Blocks are MSAB, or IMSAB when inducing points are asked for.
+    h is the encoder's embedding. Without initial ranks, p is omitted, and the order of the input does not matter. With
+    them, it matters only for ties. A list may have any length: documents beyond the table of rank embeddings share its
+    last row. Blocks are MSAB, or IMSAB if the config sets inducing points.
 
     Raises:
-        InputError: the feature to rank by is not there or is a category; positions are needed and missing.
+        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
 
     Example:
         >>> config = SetRankConfig(width=8, heads=2, blocks=1, initial_rank="feature", feature=1)

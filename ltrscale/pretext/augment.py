@@ -1,7 +1,7 @@
-"""Augmentations with their configs: random changes to documents' features that make a view of them.
+"""Augmentations with their configs: random changes of the features of documents. A changed copy is a view.
 
-Every draw comes from the generator, and draws are made for every entry whatever its value, so that a view is a
-function of the generator's state, of the batch's shape and of its groups.
+All randomness comes from the generator, and the number of draws does not depend on the values: a view is a function of
+the documents, their groups and the generator's state.
 
 Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, S documents sampled from the training split.
 """
@@ -19,7 +19,7 @@ from ltrscale.config import Config
 
 
 class Draw(NamedTuple):
-    """What a view of a micro-batch is drawn from, besides the documents themselves."""
+    """The inputs of a random view of a micro-batch, besides the documents themselves."""
 
     numeric_F: Tensor
     """True where a feature is numeric, False where it is a vocabulary index."""
@@ -31,29 +31,29 @@ class Draw(NamedTuple):
 
 
 class Augmentation(Config):
-    """An augmentation as a config chooses it, and how strong."""
+    """An augmentation as a config selects it, with its strength."""
 
     kind: str
 
     @property
     def needs_marginals(self) -> bool:
-        """Whether it draws from the training marginals, so that a view wants a sample of documents."""
+        """Whether it draws from the training marginals, so that a view needs a sample of documents."""
         return False
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """One random view of documents, shape [N, F]; the input stays as it is (HOU24, section 3; HOU23, section 4.1).
+        """One random view of documents, shape [N, F]; the input is not changed (HOU24, section 3; HOU23, section 4.1).
 
-        Zeroing sets entries to 0, which for a normalised numeric feature is its centre and for a category the index of
-        the unknown one. Gaussian noise leaves categories alone, mixup takes them from one of the two documents, all
-        others treat them like any value. A document alone in its group, or batch, has nobody to swap or mix with and
-        stays as it is.
+        Zeroing sets entries to 0, which is the centre of a normalised numeric feature and the index of the unknown
+        category. Gaussian noise leaves categories alone, mixup takes them from one of the two documents, and all other
+        augmentations treat them like any value. Swaps and mixup leave a document unchanged if it is alone in its group
+        or batch.
 
         Args:
-            x_NF: normalised features, as FeatureTransform gives them.
-            draw: what else the view depends on.
+            x_NF: normalised features, as FeatureTransform returns them.
+            draw: the other inputs of the view.
 
         Raises:
-            ValueError: the augmentation draws from the training marginals and there are none.
+            ValueError: the augmentation draws from the training marginals, but `draw` has none.
 
         Example:
             >>> x, offsets = torch.ones(1, 4), torch.tensor([0, 1])
@@ -80,7 +80,7 @@ class ZeroingConfig(Augmentation):
 
 
 def random_entries(x_NF: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """A mask in which every entry is True with this probability, independently, shape [N, F]."""
+    """A mask whose entries are independently True with this probability, shape [N, F]."""
     return torch.rand(x_NF.shape, generator=generator, device=x_NF.device) < probability
 
 
@@ -97,7 +97,7 @@ class GaussianConfig(Augmentation):
 
 
 def add_noise(x_NF: Tensor, numeric_F: Tensor, *, scale: float, generator: torch.Generator) -> Tensor:
-    """Normal noise of standard deviation `scale` on numeric features; categories stay."""
+    """Add normal noise of standard deviation `scale` to numeric features; categories do not change."""
     noise_NF = torch.randn(x_NF.shape, generator=generator, device=x_NF.device, dtype=x_NF.dtype)
     return torch.addcmul(x_NF, noise_NF, scale * numeric_F.to(x_NF.dtype))
 
@@ -129,13 +129,13 @@ class SwapInBatchConfig(Augmentation):
 def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, generator: torch.Generator) -> Tensor:
     """Replace each value, with a probability, by the same column's value of another document of its group.
 
-    `qg` of HOU23, section 4.1: which entries are replaced, and by whose value, is drawn for each of them on its own.
-    The other document is any of the group's others, all equally likely; a document alone in its group stays.
+    `qg` of HOU23, section 4.1: each entry draws independently whether it is replaced and by which document's value.
+    All other documents of the group are equally likely; a document alone in its group does not change.
 
     Args:
         x_NF: features, numeric or vocabulary indices.
-        offsets_Q1: offsets of the groups; a single group of all swaps in the batch.
-        probability: of each entry to be replaced.
+        offsets_Q1: offsets of the groups; a single group of all documents swaps within the batch.
+        probability: chance of each entry to be replaced.
         generator: source of randomness, on the device of x_NF.
 
     Example:
@@ -160,7 +160,7 @@ class MarginalConfig(Augmentation):
     probability: float = Field(0.6, ge=0, le=1)
     """Share of the entries that are replaced; SCARF has .6, HOU24 tries .3, .6 and .9."""
     fixed_count: bool = False
-    """Corrupt the same number of features of every document, as SCARF does, instead of each with its own draw."""
+    """Corrupt the same number of features of every document, as SCARF does, instead of drawing each independently."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `corrupt_from_marginals`."""
@@ -172,7 +172,7 @@ class MarginalConfig(Augmentation):
 
     @property
     def needs_marginals(self) -> bool:
-        """It does."""
+        """Always True."""
         return True
 
 
@@ -181,9 +181,9 @@ def corrupt_from_marginals(
 ) -> Tensor:
     """Replace values by draws from the empirical marginal of their feature over the training split (Bahri et al. 2022).
 
-    A value is drawn for each corrupted entry on its own, uniformly from its feature's column of the sample. SCARF's
-    Algorithm 1 corrupts floor(rate F) features of every document (`fixed_count`); HOU24 speaks of a probability,
-    which is an independent draw for each entry.
+    Each corrupted entry draws its own value, uniformly from its feature's column of the sample. SCARF's Algorithm 1
+    corrupts floor(rate F) features of every document (`fixed_count`); HOU24 uses a probability, which is an
+    independent draw for each entry.
 
     Args:
         x_NF: normalised features.
@@ -193,7 +193,7 @@ def corrupt_from_marginals(
         fixed_count: corrupt the same number of features of every document.
 
     Raises:
-        ValueError: the sample is empty or of other features.
+        ValueError: the sample is empty or has other features.
 
     Example:
         >>> x, marginals = torch.zeros(2, 3), torch.tensor([[1.0, 10.0, 100.0], [2.0, 20.0, 200.0]])
@@ -207,7 +207,7 @@ def corrupt_from_marginals(
             f"marginals must hold documents of {x_NF.shape[1]} features, not be of shape {list(marginals_SF.shape)}"
         )
     if fixed_count:
-        count = math.floor(rate * x_NF.shape[1] + 1e-9)  # .29 * 100 is a little less than 29
+        count = math.floor(rate * x_NF.shape[1] + 1e-9)  # in floating point, .29 * 100 is slightly less than 29
         order_NF = torch.rand(x_NF.shape, generator=generator, device=x_NF.device).argsort(1)
         hit_NF = torch.zeros_like(order_NF, dtype=torch.bool).scatter_(1, order_NF[:, :count], True)
     else:
@@ -237,31 +237,31 @@ class MixupConfig(Augmentation):
 def mixup(
     x_NF: Tensor, numeric_F: Tensor, *, amount: float, generator: torch.Generator, forms: Sequence[Mixup] = MIXUPS
 ) -> Tensor:
-    """A view of each document x that is mostly x and for the rest another document x' of the batch, shape [N, F].
+    """A view of each document x that mixes in a share of another document x' of the batch, shape [N, F].
 
     With `lambda ~ U(1 - amount, 1)` and one of the forms drawn for each document (Verma et al. 2021, section 3;
     their alpha is 1 - amount):
 
     - linear: `lambda x + (1 - lambda) x'`
-    - geometric: `x^lambda x'^(1 - lambda)` where both are positive; elsewhere, where a real power is not defined,
-      linear. Normalised features are negative about half of the time.
-    - binary: every feature is that of x with probability lambda, else that of x'.
+    - geometric: `x^lambda x'^(1 - lambda)` where both are positive; linear elsewhere, where a real power is not
+      defined. Normalised features are negative about half of the time.
+    - binary: each feature comes from x with probability lambda, otherwise from x'.
 
-    A category is never averaged: whatever the form, it is that of x with probability lambda, else that of x'. The
-    partner x' is any of the other documents of the batch, all equally likely; a document alone stays as it is.
+    A category is never averaged: in every form it comes from x with probability lambda, otherwise from x'. All other
+    documents of the batch are equally likely as the partner x'; a document alone in the batch does not change.
 
-    The paper gives each form its own strength; here one lambda serves all, so that the share of x' has the same mean
-    in all of them. That `amount` bounds the share of x' is our reading of HOU24's "mixup amount".
+    The paper gives each form its own strength; here one lambda serves all forms, so the share of x' has the same mean
+    in each. We read HOU24's "mixup amount" as a bound on the share of x'.
 
     Args:
         x_NF: normalised features.
         numeric_F: True where a feature is numeric, False where it is a vocabulary index.
         amount: the largest share of the other document, in [0, 1].
         generator: source of randomness, on the device of x_NF.
-        forms: the forms to draw from; a form that stands twice is drawn twice as often.
+        forms: the forms to draw from; a form listed twice is drawn twice as often.
 
     Raises:
-        ValueError: the amount is not in [0, 1], or there is no form.
+        ValueError: the amount is not in [0, 1], or forms is empty.
 
     Example:
         >>> x, numeric = torch.tensor([[1.0, 4.0, 5.0], [4.0, 1.0, 6.0]]), torch.tensor([True, True, False])
@@ -296,15 +296,15 @@ def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor
 
 
 def random_below(bound: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Integers from 0 to below `bound`, which is at least 1 and broadcasts to the shape; all equally likely.
+    """Uniform random integers from 0 to `bound - 1`; `bound` is at least 1 and broadcasts to the shape.
 
-    The remainder of 62 random bits: below a bound of 2^31 no number is favoured by more than one part in 2^31.
+    They are remainders of 62 random bits: for bounds below 2^31, probabilities differ by at most one part in 2^31.
     """
     return torch.randint(1 << 62, tuple(shape), generator=generator, device=bound.device) % bound
 
 
 def permute_columns(x_NF: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Each column in an order of its own: values keep their feature and lose their document.
+    """Permute each column independently: values stay in their feature, but move to other documents.
 
     Example:
         >>> x = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
@@ -330,7 +330,7 @@ class ComposeConfig(Augmentation):
 
     kind: Literal["compose"] = "compose"
     steps: tuple[Annotated[SingleAugmentConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
-    """Applied in this order, each to what the one before it made."""
+    """Applied in this order, each to the view made by the step before it."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """Apply the steps in their order."""
@@ -340,7 +340,7 @@ class ComposeConfig(Augmentation):
 
     @property
     def needs_marginals(self) -> bool:
-        """Whether a step does.
+        """Whether any step draws from the training marginals.
 
         Example:
             >>> ComposeConfig(steps=(GaussianConfig(), MarginalConfig())).needs_marginals

@@ -1,6 +1,6 @@
-"""The closed union of pretext objectives that a config may name: a new one is a line here.
+"""The closed union of pretext objectives that a config may name. Add one line here for each new member.
 
-That of augmentations is in `ltrscale.pretext.augment`, for a composition is made of them.
+The union of augmentations is in `ltrscale.pretext.augment`, because a composition consists of augmentations.
 """
 
 from typing import Annotated

@@ -20,15 +20,15 @@ from ltrscale.pretext.augment import Augmentation, Draw, MarginalConfig, MixupCo
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 
 SIMILARITIES_PER_BLOCK = 1 << 18
-"""Similarities handled at once, in a chunk of groups or a tile: they then stay in the cache, and memory does not grow
-with the list length."""
+"""Similarities handled at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory does not
+grow with the list length."""
 
 MIN_NORM = 1e-8
-"""Vectors shorter than this have no direction."""
+"""Vectors shorter than this count as zero vectors."""
 
 
 class Contrastive(Objective):
-    """What the objectives with an InfoNCE loss have in common."""
+    """The base of the objectives with an InfoNCE loss."""
 
     temperature: float = Field(0.1, gt=0)
     """Divides the cosine similarities."""
@@ -36,7 +36,7 @@ class Contrastive(Objective):
 
     @property
     def projector_layers(self) -> int:
-        """Those of the config."""
+        """Hidden layers of the projector."""
         return self.projector.layers
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
@@ -45,10 +45,10 @@ class Contrastive(Objective):
 
 
 class _WithinGroups(Contrastive):
-    """SimCLR-Rank, on query groups or on others."""
+    """The base of SimCLR-Rank and SimCLR-Sample, which differ in their groups."""
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Where its views do."""
+        """Whether the augmentation needs them."""
         return augmentation.needs_marginals
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
@@ -57,7 +57,7 @@ class _WithinGroups(Contrastive):
 
 
 class SimCLRRankConfig(_WithinGroups):
-    """SimCLR-Rank: tell a document's two views from the other documents of its own query group (HOU24).
+    """SimCLR-Rank: distinguish a document's two views from the other documents of its query group (HOU24).
 
     Source: HOU24, formula 3.
     Proof: loops; chunks; gradients; memory.
@@ -78,15 +78,15 @@ class SimCLRSampleConfig(_WithinGroups):
 
 
 def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float) -> Tensor:
-    """SimCLR-Rank: tell a document's two views from all other views of its query group, shape [N].
+    """SimCLR-Rank: distinguish a document's two views from all other views of its query group, shape [N].
 
     `sum over a = 0, 1 of -cos(z_a, z_a') / tau + log sum over v of exp(cos(z_a, v) / tau)` where a' = 1 - a and v
-    runs over the other 2L - 1 views of the same group, the positive among them and z_a itself not (Hou et al. 2024,
-    formula 3, both views summed).
+    runs over the other 2L - 1 views of the same group, including the positive z_a' but not z_a itself (Hou et al.
+    2024, formula 3, both views summed).
 
-    Time is O(sum of L^2). The similarities are computed once forward and once backward in tiles of a fixed size
-    and never kept, so that memory is O(N D). They are float32 (or float64) also for half precision input and under
-    autocast: at small temperatures bfloat16 would leave nothing of their differences.
+    Time is O(sum of L^2). Forward and backward each compute the similarities in tiles of a fixed size and keep none,
+    so memory is O(N D). Similarities are float32 (or float64) even for half precision input and under autocast: at
+    small temperatures, bfloat16 would round their differences away.
 
     Args:
         z0_ND: projections of the first view, not normalised. A zero vector has cosine 0 to everything.
@@ -105,7 +105,7 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
     n = len(z0_ND)
-    with torch.autocast(z0_ND.device.type, enabled=False):
+    with torch.autocast(z0_ND.device.type, enabled=False):  # autocast would compute matmuls in bfloat16
         views_VD = torch.cat([directions(z0_ND), directions(z1_ND)])
         positive_N = (views_VD[:n] * views_VD[n:]).sum(-1) / temperature
         total_V: Tensor = _GroupLogSumExp.apply(views_VD, offsets_Q1, temperature)  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
 
 
 class SimCLRConfig(Contrastive):
-    """SimCLR: tell a document's two views from all other documents of the micro-batch.
+    """SimCLR: distinguish a document's two views from all other documents of the micro-batch.
 
     Source: Chen et al. 2020.
     Proof: loops; chunks; gradients; memory.
@@ -123,7 +123,7 @@ class SimCLRConfig(Contrastive):
     contrasts_batch: ClassVar[bool] = True
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Where its views do."""
+        """Whether the augmentation needs them."""
         return augmentation.needs_marginals
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
@@ -132,12 +132,12 @@ class SimCLRConfig(Contrastive):
 
 
 def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
-    """SimCLR: tell a document's two views from all other views of the micro-batch, shape [N].
+    """SimCLR: distinguish a document's two views from all other views of the micro-batch, shape [N].
 
     `sum over a = 0, 1 of -cos(z_a, z_a') / tau + log sum over v of exp(cos(z_a, v) / tau)` where v runs over the other
-    2N - 1 views, the positive among them and z_a itself not (Chen et al. 2020, equation 1, both views summed). It is
-    SimCLR-Rank with all documents in one group, and computed as such: time is O(N^2), memory O(N D), and no matrix of
-    all similarities exists at any time.
+    2N - 1 views, including the positive but not z_a itself (Chen et al. 2020, equation 1, both views summed). It is
+    computed as SimCLR-Rank with all documents in one group: time is O(N^2), memory O(N D), and the matrix of all
+    similarities never exists.
 
     Args:
         z0_ND: projections of the first view, not normalised. A zero vector has cosine 0 to everything.
@@ -169,10 +169,10 @@ class ScarfConfig(Contrastive):
     rate: float = Field(0.6, ge=0, le=1)
     """Share of the features that are corrupted; HOU24 tries .3, .6 and .9."""
     fixed_count: bool = True
-    """Corrupt the same number of features of every document, instead of each with its own draw (HOU24)."""
+    """Corrupt the same number of features of every document, instead of drawing each independently (HOU24)."""
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:  # noqa: ARG002
-        """It corrupts documents by itself."""
+        """Always True: the corruption draws from them, whatever the augmentation."""
         return True
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
@@ -185,13 +185,13 @@ class ScarfConfig(Contrastive):
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
     """SCARF: find a document's corrupted view among the corrupted views of the micro-batch, shape [N].
 
-    `-cos(z_i, c_i) / tau + log sum over k of exp(cos(z_i, c_k) / tau)`, z of the documents as they are and c of their
-    corrupted views (Bahri et al. 2022, Algorithm 1). Its denominator runs over the N corrupted views only, the
-    document's own among them, and it asks in one direction: this is neither `simclr` nor the mean of both directions.
-    The algorithm takes the mean over k, which only subtracts log N; with the sum a document alone has loss 0.
+    `-cos(z_i, c_i) / tau + log sum over k of exp(cos(z_i, c_k) / tau)`, with z of the original documents and c of
+    their corrupted views (Bahri et al. 2022, Algorithm 1). The sum runs over the N corrupted views only, including the
+    document's own, and in one direction only: this is neither `simclr` nor the mean of both directions. The algorithm
+    takes the mean over k, which only subtracts log N; with the sum, a single document has loss 0.
 
-    Time is O(N^2), memory O(N D): similarities are computed in tiles, and again for the gradient; in float32 (or
-    float64) also for half precision input and under autocast.
+    Time is O(N^2), memory O(N D): similarities are computed in tiles, and again for the gradient. They are float32 (or
+    float64) even for half precision input and under autocast.
 
     Args:
         z_ND: projections of the documents, not normalised. A zero vector has cosine 0 to everything.
@@ -234,9 +234,10 @@ class DaclConfig(Contrastive):
 
 
 def directions(z_ND: Tensor) -> Tensor:
-    """Vectors of length 1, in float32 at least; a zero vector stays one, with gradient 0.
+    """Vectors scaled to length 1, in float32 at least; a zero vector stays zero and has gradient 0.
 
-    Where a network's units are all dead, dividing by a small constant instead would make a gradient of 1e8 of it.
+    The norm of a zero vector is replaced by infinity, because dividing by a small constant would give a gradient of
+    about 1e8 when all units of a network are dead.
 
     Example:
         >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -251,8 +252,8 @@ def directions(z_ND: Tensor) -> Tensor:
 class _GroupLogSumExp(torch.autograd.Function):
     """`log sum over v of exp(<u, v> / tau)` of each view u over the other views v of its group, shape [V].
 
-    Similarities are symmetric, so that a tile above the diagonal also serves the one below it. Backward computes them
-    once more: with `P = softmax of a row` and g the incoming gradient, the gradient of u_i is
+    Similarities are symmetric, so a tile above the diagonal also serves as the tile below it. Backward computes them
+    again: with P_ij the softmax of row i and g the incoming gradient, the gradient of u_i is
     `sum over j of (g_i P_ij + g_j P_ji) u_j / tau`.
     """
 
@@ -284,7 +285,7 @@ class _GroupLogSumExp(torch.autograd.Function):
 
 
 def _chunk_totals(views_MUD: Tensor, mask_MU: Tensor, *, temperature: float) -> Tensor:
-    """Log-sum-exp of each view of a chunk over the others of its group, tile by tile, shape [M, U]."""
+    """Log-sum-exp of each view of a chunk over the other views of its group, tile by tile, shape [M, U]."""
     total_MU = views_MUD.new_full(mask_MU.shape, -torch.inf)
     barred_M1U = torch.where(mask_MU, 0.0, -torch.inf).to(views_MUD.dtype)[:, None]
     for r, c in _tiles(mask_MU):
@@ -300,7 +301,7 @@ def _chunk_totals(views_MUD: Tensor, mask_MU: Tensor, *, temperature: float) -> 
 def _chunk_gradient(
     views_MUD: Tensor, total_MU: Tensor, grad_MU: Tensor, mask_MU: Tensor, *, temperature: float
 ) -> Tensor:
-    """Gradient of the views of a chunk; `total_MU` is infinite in padding, so that its softmax rows are 0."""
+    """Gradient of the views of a chunk; `total_MU` is infinite in padding, which makes its softmax rows 0."""
     grad_MUD = torch.zeros_like(views_MUD)
     barred_M1U = torch.where(mask_MU, 0.0, -torch.inf).to(views_MUD.dtype)[:, None]
     for r, c in _tiles(mask_MU):
@@ -345,8 +346,9 @@ class _CrossLogSumExp(torch.autograd.Function):
 
 
 def _view_chunks(offsets_Q1: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of the views of groups of similar length, both views of a group side by side, and their mask."""
+    """Yields rows and mask of the views of groups of similar length, with both views of a group side by side."""
     n = int(offsets_Q1[-1])
+    # A list of L documents has 2L views, so four times as many similarities as pairs of documents.
     for chunk in length_chunks(offsets_Q1, budget=SIMILARITIES_PER_BLOCK // 4):
         yield torch.cat([chunk.rows_ML, chunk.rows_ML + n], 1), torch.cat([chunk.mask_ML, chunk.mask_ML], 1)
 
@@ -354,7 +356,7 @@ def _view_chunks(offsets_Q1: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 def _tiles(mask_MU: Tensor) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of the square tiles on and above the diagonal; a chunk of several groups is a single tile."""
     slices = _slices(mask_MU.shape[1])
-    assert len(slices) == 1 or len(mask_MU) == 1  # so that there is no padding where there are several tiles
+    assert len(slices) == 1 or len(mask_MU) == 1  # only a chunk of one group, which has no padding, spans several tiles
     return combinations_with_replacement(slices, 2)
 
 

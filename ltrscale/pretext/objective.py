@@ -1,6 +1,6 @@
-"""What pretext objectives have in common: their configs, and the network that each of them trains.
+"""The base class of pretext objectives, and the network that each of them trains.
 
-Every objective makes the same kind of encoder; what it needs besides (projector, predictor, decoder) is left behind.
+Every objective trains the same kind of encoder. Its other parts (projector, predictor, decoder) are for pretraining.
 
 Shapes: N documents, F features, D embedding, P projection, S sampled documents.
 """
@@ -22,37 +22,37 @@ from ltrscale.pretext.augment import Augmentation, Draw
 
 
 class Parts(NamedTuple):
-    """What an objective puts on an encoder."""
+    """The parts that an objective adds to an encoder."""
 
     projector: Projector | None = None
-    """Kept beside the encoder: finetuning may go on from its first layers."""
+    """Saved with the encoder: finetuning may start from its first layers."""
     predictor: nn.Module | None = None
     decoder: nn.Module | None = None
 
 
 class Objective(Config):
-    """A pretext objective as a config chooses it: its parameters, its parts, and the pure function that they go to."""
+    """A pretext objective as a config selects it: parameters, parts, and a call of the pure loss function."""
 
     regroups: ClassVar[bool] = False
     """Whether documents are regrouped at random inside each shuffle window."""
     contrasts_batch: ClassVar[bool] = False
-    """Whether it contrasts a document with the whole batch, which published settings then make small."""
+    """Whether it contrasts a document with the whole batch; published settings use small batches for that."""
 
     @property
     def projector_layers(self) -> int:
-        """Hidden layers of its projector; 0 where it has none."""
+        """Hidden layers of its projector; 0 if it has no projector."""
         return 0
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:  # noqa: ARG002
-        """Whether it wants a sample of the training documents under this augmentation."""
+        """Whether it needs a sample of the training documents under this augmentation."""
         return False
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
-        """What it puts on an encoder, with fresh weights.
+        """The parts that it adds to an encoder, with fresh weights.
 
         Args:
-            width: of the encoder's embedding.
-            numeric_F: which features are numeric.
+            width: size of the encoder's embedding.
+            numeric_F: True where a feature is numeric.
             cardinalities: rows of each categorical feature's embedding.
         """
         raise NotImplementedError
@@ -63,24 +63,24 @@ class Objective(Config):
         Args:
             net: encoder and parts.
             x_NF: transformed features.
-            draw: what its views are drawn from.
+            draw: the other inputs of the views.
         """
         raise NotImplementedError
 
 
 class Pretrainer(nn.Module):
-    """Transform, encoder and what the objective puts on it; called, it gives the loss of a micro-batch.
+    """Transform, encoder and the objective's parts; a call returns the loss of a micro-batch.
 
     Args:
         transform: fitted on the training data.
-        network: of the encoder.
-        method: which objective.
-        augmentation: how the views of SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam differ from the document; the
-            other methods have ways of their own.
+        network: config of the encoder.
+        method: the objective.
+        augmentation: makes the views of SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam; the other methods make their
+            own.
         marginals_SF: a uniform sample of transformed training documents; see `Objective.needs_marginals`.
 
     Raises:
-        ValueError: a part has torch's own BatchNorm.
+        ValueError: a part contains torch's own BatchNorm.
     """
 
     marginals_SF: Tensor | None
@@ -96,6 +96,7 @@ class Pretrainer(nn.Module):
         super().__init__()
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
+        # Not part of the weights: a resumed run draws the sample from its data again.
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
         features = (transform.numeric_F, transform.cardinalities)
         self.encoder = network.encoder.build(*features)
@@ -107,12 +108,12 @@ class Pretrainer(nn.Module):
 
     @property
     def architecture(self) -> Architecture:
-        """What the parts that are kept are built from."""
+        """The configs of the parts that are saved."""
         projector = None if self.projector is None else self.projector.config
         return Architecture(transform=self.network.transform, encoder=self.network.encoder, projector=projector)
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
-        """The summed loss over documents, and their number."""
+        """The loss summed over documents, and the number of documents."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF)
         return self.method.losses(self, x_NF, draw).sum(), float(groups.n_documents)

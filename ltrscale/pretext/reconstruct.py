@@ -1,4 +1,4 @@
-"""Reconstruction of features, shared by VIME and SubTab: the decoder, and how badly it does.
+"""Reconstruction of features, shared by VIME and SubTab: the decoder and its error.
 
 Shapes: N documents, F features, D embedding, O outputs (a value for each numeric feature, then class logits).
 """
@@ -15,14 +15,14 @@ from ltrscale.config import Config
 from ltrscale.models.heads import HeadConfig, mlp_head
 
 MAX_CLASSES = 256
-"""Categories of one feature that reconstruction tells apart; a larger vocabulary is folded."""
+"""Categories of one feature that reconstruction distinguishes; a larger vocabulary is folded."""
 
 
 def reconstruction_classes(cardinalities: Sequence[int]) -> list[int]:
-    """How many classes the reconstruction of each categorical feature has: its cardinality, at most MAX_CLASSES.
+    """The number of classes in the reconstruction of each categorical feature: its cardinality, at most MAX_CLASSES.
 
-    The target of an index is its remainder by the number of classes, so that a vocabulary of 100,000 does not cost
-    100,000 outputs a document; up to MAX_CLASSES rows the target is the index itself.
+    The target of an index is its remainder by the number of classes, so a vocabulary of 100,000 does not cost 100,000
+    outputs a document. Up to MAX_CLASSES rows the target is the index itself.
 
     Example:
         >>> reconstruction_classes([5, 100_000])
@@ -32,14 +32,14 @@ def reconstruction_classes(cardinalities: Sequence[int]) -> list[int]:
 
 
 def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinalities: Sequence[int]) -> Tensor:
-    """How badly each feature is reconstructed: squared error of a number, cross entropy of a category, shape [N, F].
+    """The reconstruction error of each feature: squared error of a number, cross entropy of a category, shape [N, F].
 
-    The papers have numeric features (categories one-hot) in [0, 1] and a squared error for all; a category is a class
-    here, which one-hot columns under a softmax amount to. Computed, and returned, in float32 at least.
+    The papers have numeric features (categories one-hot) in [0, 1] and a squared error for all. Here a category is a
+    class, equivalent to one-hot columns under a softmax. Computed, and returned, in float32 at least.
 
     Args:
         decoded_NO: a value for each numeric feature, then the logits of each categorical one, in the features' order.
-        x_NF: what is to be reconstructed: normalised numbers and vocabulary indices.
+        x_NF: the target: normalised numbers and vocabulary indices.
         numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding, the unknown category included.
 
@@ -60,7 +60,7 @@ def feature_errors(decoded_NO: Tensor, x_NF: Tensor, numeric_F: Tensor, cardinal
 
 
 class DecoderConfig(Config):
-    """The MLP that turns an embedding back into features."""
+    """The MLP that maps an embedding back to features."""
 
     layers: int = Field(1, ge=1, le=1000)
     """Linear layers, with ReLU between them: 1 in VIME; SubTab mirrors its encoder, which has 2 or more."""
@@ -76,7 +76,7 @@ class FeatureDecoder(nn.Module):
     Args:
         config: depth and width.
         width: size of the embedding.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:

@@ -17,9 +17,9 @@ from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 
 
 def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tensor:
-    """SimSiam: each view's prediction points at the other view's projection, shape [N].
+    """SimSiam: align each view's prediction with the other view's projection, shape [N].
 
-    `-(cos(p_0, sg z_1) + cos(p_1, sg z_0))`, sg stopping the gradient (Chen and He 2021). Half precision is
+    `-(cos(p_0, sg z_1) + cos(p_1, sg z_0))`, where sg stops the gradient (Chen and He 2021). Half precision is
     computed, and returned, in float32; a zero vector has cosine 0 to everything.
 
     Example:
@@ -63,15 +63,15 @@ class SimSiamConfig(Objective):
 
     @property
     def projector_layers(self) -> int:
-        """Those of the config."""
+        """Hidden layers of the projector."""
         return self.projector.layers
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Where its views do."""
+        """Whether the augmentation needs them."""
         return augmentation.needs_marginals
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
-        """A projector, and a predictor on it."""
+        """A projector, and a predictor on top of it."""
         projector = Projector(width, self.projector)
         return Parts(projector=projector, predictor=Predictor(projector.width, self.bottleneck))
 

@@ -1,4 +1,4 @@
-"""SubTab: reconstruct all features from overlapping subsets, and agree on a projection, one value per document.
+"""SubTab: reconstruct all features from overlapping subsets, and align their projections, one value per document.
 
 Shapes: N documents, Q1 offsets of groups, F features, O outputs of a decoder, K subsets of the features, P projection.
 """
@@ -24,10 +24,10 @@ def feature_subsets(n_features: int, *, subsets: int, overlap: float) -> Tensor:
     """SubTab's subsets of neighbouring features, a mask of shape [K, F].
 
     The features are cut into K blocks of `ceil(F / K)`, evenly spaced; subset k is block k with the
-    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). What is before the first feature is the
-    last one, so that every subset has the same size; the authors' code lets the first subset reach forward instead.
-    Every feature is in a subset (there the last F mod K are in none); with fewer features than subsets some subsets
-    are equal.
+    `round(overlap * block)` features before it (Ucar et al. 2021, section 2). Before the first feature comes the last
+    one, so every subset has the same size; the authors' code extends the first subset forward instead. Every feature
+    is in a subset (the authors' code leaves out the last F mod K). With fewer features than subsets, some subsets are
+    equal.
 
     Args:
         n_features: F, at least 1.
@@ -35,7 +35,7 @@ def feature_subsets(n_features: int, *, subsets: int, overlap: float) -> Tensor:
         overlap: shared part of a block, in [0, 1).
 
     Raises:
-        ValueError: the numbers do not describe subsets.
+        ValueError: n_features or subsets is below 1, or overlap is not in [0, 1).
 
     Example:
         >>> feature_subsets(8, subsets=4, overlap=0.5).long()
@@ -62,19 +62,19 @@ def subtab_views(
     scale: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """The noisy subsets that SubTab encodes, shape [K, N, F]: features outside of a subset are 0.
+    """The noisy subsets that SubTab encodes, shape [K, N, F]: features outside a subset are 0.
 
     In the paper the encoder has one input for each feature of a subset, and at test time the subsets' embeddings are
-    averaged. Here it has all inputs, with 0 (a number's centre, the unknown category) where a feature is not in the
-    subset, because afterwards it is finetuned on whole documents: our reading of HOU24.
+    averaged. Here the encoder has an input for every feature, which is 0 (a number's centre, the unknown category) for
+    a feature outside the subset, because finetuning uses whole documents. This is our reading of HOU24.
 
     Args:
         x_NF: normalised features.
         numeric_F: True where a feature is numeric.
         subsets_KF: from `feature_subsets`.
         rate: share of a subset's entries that are made noisy, drawn anew for each subset.
-        noise: what they become: `swap` another document's value (the column in a random order, the authors' default),
-            `gaussian` the value plus noise (numeric features only), `zero` 0.
+        noise: the new value: `swap` takes another document's value (the column in a random order, the authors'
+            default), `gaussian` adds noise to the value (numeric features only), `zero` sets 0.
         scale: standard deviation of the gaussian noise.
         generator: source of randomness, on the device of x_NF.
 
@@ -112,23 +112,23 @@ def subtab(
     contrast: float = 1.0,
     distance: float = 1.0,
 ) -> Tensor:
-    """SubTab: reconstruct all features from each subset, and agree on a projection, shape [N].
+    """SubTab: reconstruct all features from each subset, and align the subsets' projections, shape [N].
 
     `L_r + contrast L_c + distance L_d` (Ucar et al. 2021, section 2): the error of all features, summed over
     them and averaged over subsets; InfoNCE of the projections, averaged over pairs of subsets and the two views of a
     pair; and the squared distance of the normalised projections, averaged over pairs. The paper has both weights 1.
 
-    The contrast takes `K (K - 1) / 2` times the O(sum of L^2) of `simclr_rank`.
+    The contrast costs `K (K - 1) / 2` times the O(sum of L^2) of `simclr_rank`.
 
     Args:
         decoded_KNO: reconstruction from each subset, see `feature_errors`.
         z_KNP: projections of each subset's embedding, not normalised.
         x_NF: the documents, whole and without noise.
-        offsets_Q1: what documents are told apart from: `[0, N]`, the whole micro-batch, is SubTab; the offsets of the
-            query groups make it cheaper.
+        offsets_Q1: the groups to contrast a document with: `[0, N]`, the whole micro-batch, is SubTab; the offsets of
+            the query groups make it cheaper.
         numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
-        temperature: of the contrast; the authors have .1.
+        temperature: tau > 0 of the contrast; the authors have .1.
         contrast: weight of InfoNCE; at 0 it is not computed.
         distance: weight of the distance.
 
@@ -149,12 +149,12 @@ def subtab(
         loss_N = loss_N + distance / len(pairs) * (a_NP - b_NP).square().sum(1)
         if contrast > 0:
             info_N = simclr_rank(a_NP, b_NP, offsets_Q1, temperature=temperature)
-            loss_N = loss_N + contrast / len(pairs) * info_N / 2
+            loss_N = loss_N + contrast / len(pairs) * info_N / 2  # simclr_rank sums over both views
     return loss_N
 
 
 class SubTabConfig(Objective):
-    """SubTab: reconstruct all features from each of several overlapping subsets, and agree on a projection.
+    """SubTab: reconstruct all features from each of several overlapping subsets, and align their projections.
 
     Source: Ucar et al. 2021; HOU24.
     Proof: loop; subsets cover all features.
@@ -164,11 +164,11 @@ class SubTabConfig(Objective):
     subsets: int = Field(4, ge=2)
     """Subsets of the features."""
     overlap: float = Field(0.75, ge=0, lt=1)
-    """Share of a subset's own features that it takes from the subset before it as well."""
+    """Features that a subset shares with the one before it, as a fraction of its own block."""
     rate: float = Field(0.3, ge=0, le=1)
     """Share of a subset's entries that are made noisy; HOU24 tries .3, .6 and .9."""
     noise: Noise = "swap"
-    """What noisy entries become: another document's value, the value plus noise, or 0."""
+    """New value of noisy entries: another document's value, the value plus noise, or 0."""
     scale: float = Field(0.1, ge=0)
     """Standard deviation of gaussian noise."""
     temperature: float = Field(0.1, gt=0)
@@ -184,7 +184,7 @@ class SubTabConfig(Objective):
 
     @property
     def projector_layers(self) -> int:
-        """Those of the config."""
+        """Hidden layers of the projector."""
         return self.projector.layers
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:

@@ -1,4 +1,4 @@
-"""VIME-self: tell which features were corrupted and restore them, one value per document.
+"""VIME-self: detect the corrupted features and restore them, one value per document.
 
 Shapes: N documents, F features, D embedding, O outputs of a decoder.
 """
@@ -19,11 +19,11 @@ from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_
 
 
 def vime_corrupt(x_NF: Tensor, *, rate: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """VIME's corruption, and where it really changed something: two tensors of shape [N, F].
+    """VIME's corrupted documents, and a mask of the changed entries: two tensors of shape [N, F].
 
     `x~ = m * x_bar + (1 - m) * x` with m ~ Bernoulli(rate) for each entry and x_bar the columns of the batch, each in
-    a random order of its own; the label of the mask is 1 where `x~ != x`, which m alone does not say: the value drawn
-    may be the same (Yoon et al. 2020, section 4.1 and their code).
+    its own random order. The label of the mask is 1 where `x~ != x`, not where m is 1, because the drawn value may
+    equal the old one (Yoon et al. 2020, section 4.1 and their code).
 
     Args:
         x_NF: normalised features.
@@ -51,7 +51,7 @@ def vime(
     *,
     alpha: float,
 ) -> Tensor:
-    """VIME-self: tell which features were corrupted and restore them all, shape [N].
+    """VIME-self: detect the corrupted features and restore all features, shape [N].
 
     `l_m + alpha l_r`: the binary cross entropy of the mask and the error of the features, each a mean over the
     document's features (Yoon et al. 2020, section 4.1; their code has alpha 2). Reconstructed numbers are not
@@ -77,12 +77,12 @@ def vime(
 
 
 class VimeDecoder(nn.Module):
-    """VIME's two estimators on one embedding: of the features, and of which of them were corrupted.
+    """VIME's two estimators on one embedding: of the features, and of the mask of corrupted features.
 
     Args:
         config: depth and width of both.
         width: size of the embedding.
-        numeric_F: which features are numeric.
+        numeric_F: True where a feature is numeric.
         cardinalities: rows of each categorical feature's embedding.
 
     Example:
@@ -103,7 +103,7 @@ class VimeDecoder(nn.Module):
 
 
 class VimeConfig(Objective):
-    """VIME-self: tell which features were corrupted, and restore them.
+    """VIME-self: detect the corrupted features and restore them.
 
     Source: Yoon et al. 2020; HOU24.
     Proof: loop; the mask is 1 only where a value changed.
@@ -113,7 +113,7 @@ class VimeConfig(Objective):
     rate: float = Field(0.3, ge=0, le=1)
     """Share of the features that are corrupted; HOU24 tries .3, .5 and .7."""
     alpha: float = Field(2.0, ge=0)
-    """Weight of the reconstruction beside the mask."""
+    """Weight of the reconstruction, relative to the mask."""
     decoder: DecoderConfig = DecoderConfig()
 
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:

@@ -1,4 +1,4 @@
-"""The closed unions of ranking losses and metrics that a config may name: a new one is a line here."""
+"""The closed unions of ranking losses and metrics that a config may name. Add one line here for each new member."""
 
 import re
 from typing import Annotated
@@ -46,17 +46,17 @@ LetorMetricConfig = Annotated[
 _KINDS = {cls.model_fields["kind"].default: cls for cls in members(MetricConfig)}
 _CUT, _WHOLE = ([kind for kind, cls in _KINDS.items() if cls.has_cutoff() == cut] for cut in (True, False))
 METRIC = rf"^(({'|'.join(_CUT)})@[1-9]\d*|{'|'.join(_WHOLE)})$"
-"""The names of our metrics, as a regular expression."""
+"""A regular expression that matches the name of a metric, such as ndcg@5."""
 METRICS = f"{', '.join([*(f'{kind}@K' for kind in _CUT), *_WHOLE[:-1]])} or {_WHOLE[-1]}"
-"""The same, to be read."""
+"""The names of all metrics, for messages to the user."""
 
 
 def named(name: str, *, threshold: float = 1.0) -> Metric:
-    """The metric of a name such as ndcg@5.
+    """The metric with a given name, such as ndcg@5.
 
     Args:
         name: ndcg@K, precision@K, mrr, map or another of `METRICS`.
-        threshold: from which label on a document is relevant; nothing to NDCG.
+        threshold: lowest label of a relevant document; NDCG ignores it.
 
     Raises:
         ValueError: no metric has this name.

@@ -1,7 +1,7 @@
 """Learning from clicks that depend on the position: propensities, weights and the two losses of dual learning.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions (entry p is position p + 1), S of the documents shown.
-Positions count from 1; NaN is that of a document that was not shown, such as a negative that was added.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions (entry p is position p + 1), S documents shown.
+Positions count from 1. A document that was not shown, such as an added negative, has position NaN.
 """
 
 import math
@@ -15,19 +15,19 @@ from ltrscale.ranking.losses import softmax
 
 
 def position_index(positions_N: Tensor, positions: int) -> Tensor:
-    """The entries of documents in a table of that many positions, int64 [N]; 0 for a document that was not shown.
+    """The index of each document in a table with one entry per position, int64 [N]; 0 for a document not shown.
 
-    A position beyond the table has its last entry.
+    A position beyond the table gets the last entry.
 
     Raises:
-        InputError: a position is not a number from 1 on.
+        InputError: a position is below 1.
 
     Example:
         >>> position_index(torch.tensor([1.0, 3.0, 12.0, torch.nan]), 10).tolist()
         [0, 2, 9, 0]
     """
-    if bool((positions_N < 1).any()):
-        raise InputError(f"positions: {float(positions_N.nan_to_num(nan=1).min())} is none; count from 1 on")
+    if bool((positions_N < 1).any()):  # NaN compares as False, so documents not shown pass
+        raise InputError(f"positions: {float(positions_N.nan_to_num(nan=1).min())} is below 1; count from 1")
     return (positions_N.nan_to_num(nan=1).clamp(max=positions) - 1).long()
 
 
@@ -37,15 +37,15 @@ def dla_ranking_loss(
     """The ranker's loss in dual learning: softmax cross entropy of clicks by inverse propensity, shape [Q].
 
     `-sum_i c_i w_i log softmax(s)_i` with `w_i = min(clip, g_1 / g_i) = min(clip, exp(-e_i))`: g is the softmax of the
-    examination logits e, so that weights are relative to position 1, whose logit is 0 (Ai et al. 2018). They carry no
-    gradient; the loss that trains them is `dla_propensity_loss`.
+    examination logits e, so the weights are relative to position 1, whose logit is 0 (Ai et al. 2018). The weights
+    carry no gradient; `dla_propensity_loss` trains the logits.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
-        clicks_N: clicks, or refined labels in their place, not negative. A group without any has loss 0 and gradient 0.
+        clicks_N: clicks or refined labels, not negative. A group without clicks has loss 0 and gradient 0.
         offsets_Q1: offsets of the groups.
-        examination_logits_N: logits relative to position 1, as `PropensityModel` gives them; 0, and so weight 1, for a
-            document that was not shown (Sun et al. 2023).
+        examination_logits_N: logits relative to position 1, as `PropensityModel` returns them; 0, and so weight 1,
+            for a document that was not shown (Sun et al. 2023).
         clip: the largest weight, at least 1.
 
     Raises:
@@ -58,6 +58,7 @@ def dla_ranking_loss(
         tensor([1.8842])
     """
     _check_clip(clip)
+    # The logit is clipped before exp: the weight of a very negative logit would be infinite.
     weights_N = at_least_float32(-examination_logits_N.detach()).clamp(max=math.log(clip)).exp()
     return softmax(scores_N, clicks_N, offsets_Q1, weights_N=weights_N)
 
@@ -71,17 +72,18 @@ def dla_propensity_loss(
     scores_N: Tensor,
     clip: float,
 ) -> Tensor:
-    """The propensity model's loss in dual learning: the same with the roles exchanged, shape [Q].
+    """The propensity model's loss in dual learning: `dla_ranking_loss` with the roles exchanged, shape [Q].
 
     `-sum_i c_i v_i log softmax(e)_i` over the documents shown, with `v_i = min(clip, f_1 / f_i)`: f is the softmax of
     the scores and f_1 that of the document at the first position (Ai et al. 2018). The weights carry no gradient.
 
     Args:
         examination_logits_N: finite logits of the documents' positions. Half precision is computed in float32.
-        clicks_N: clicks, not negative. A group without any on a document shown has loss 0 and gradient 0.
+        clicks_N: clicks, not negative. A group without a click on a document shown has loss 0 and gradient 0.
         offsets_Q1: offsets of the groups.
-        positions_N: positions, from 1 on; NaN where a document was not shown, which takes no part in this loss. Where
-            position 1 is not in a group, its first one stands in; documents that share it by their mean score.
+        positions_N: positions, from 1 on; NaN where a document was not shown, which excludes it from this loss. In a
+            group without position 1, f_1 is that of its lowest position; documents that share a position share their
+            mean score.
         scores_N: the ranker's scores, finite.
         clip: the largest weight, at least 1.
 
@@ -104,7 +106,7 @@ def dla_propensity_loss(
 
 
 def _first_by_group(values_N: Tensor, positions_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """The value at the first position of each document's group, the mean where several share it, shape [N]."""
+    """The value at the first position of each document's group, the mean if several documents share it, shape [N]."""
     group_N = group_index(offsets_Q1)
     first_Q = positions_N.new_full((len(offsets_Q1) - 1,), torch.inf)
     first_Q = first_Q.scatter_reduce(0, group_N, positions_N, "amin")

@@ -1,16 +1,16 @@
 """LETOR 4.0's evaluation script as functions over ragged groups: for comparison with published figures only.
 
-The script's policy differs from that of `ltrscale.ranking.metrics` in five ways, all of which lower or raise a mean:
+The script's policy differs from that of `ltrscale.ranking.metrics` in five ways, each of which changes the mean:
 - a group without a relevant document counts as 0;
 - documents with equal scores keep the order of the input;
 - the discount of NDCG is 1 at ranks 1 and 2, and 1 / log2(r) at every later rank r;
-- NDCG@k of a list shorter than k is 0, also where its order is perfect: the script computes NDCG at the ranks that the
-  list has, and adds nothing for the group at later ones. Half of MQ2008's lists have 8 documents or fewer, which
-  is why its published NDCG@10 is about half of its NDCG@5;
+- NDCG@k of a list shorter than k is 0, even if its order is perfect: the script computes NDCG only at the ranks that
+  the list has. Half of MQ2008's lists have 8 documents or fewer, which is why its published NDCG@10 is about half of
+  its NDCG@5;
 - precision at k divides by k whatever the length of the list.
 
 Gains are 2^y - 1. Rules: `Eval-Score-4.0.pl` of Jun Xu and Tie-Yan Liu, in its version of 2009-04-24 (Qin and Liu,
-Introducing LETOR 4.0 Datasets, 2013). LETOR 3.0's script gives the same on lists of k documents and more.
+Introducing LETOR 4.0 Datasets, 2013). LETOR 3.0's script gives the same values on lists of k documents or more.
 Values are float64 whatever the type of the scores; scores may be infinite but not NaN.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group.
@@ -47,15 +47,15 @@ class LetorNDCGConfig(Metric):
 def letor_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
     """NDCG@k of LETOR's script, shape [Q].
 
-    `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(max(2, r))` over that of the best order (`NDCG` and `DCG` in the
-    script); 0 where the group has no relevant document or fewer than k documents.
+    `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(max(2, r))` divided by the DCG@k of the best order (`NDCG` and
+    `DCG` in the script); 0 where the group has no relevant document or fewer than k documents.
 
     Raises:
         ValueError: k is below 1, or a score is NaN.
 
     Example:
         >>> scores, labels = torch.tensor([3.0, 1.0, 2.0, 5.0]), torch.tensor([2.0, 1.0, 0.0, 1.0])
-        >>> letor_ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # (3 + 0) / (3 + 1); a list of one document
+        >>> letor_ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # (3 + 0) / (3 + 1); one document is below k
         tensor([0.7500, 0.0000], dtype=torch.float64)
     """
     _check_cutoff(k)
@@ -67,7 +67,7 @@ def letor_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int
 
 
 class LetorMeanNDCGConfig(Metric):
-    """The mean of NDCG at all ranks, of LETOR's script.
+    """The mean of NDCG over all ranks, as in LETOR's script.
 
     Source: `Eval-Score-4.0.pl` of LETOR 4.0.
     Proof: loop.
@@ -82,7 +82,7 @@ class LetorMeanNDCGConfig(Metric):
 
 
 def letor_mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """MeanNDCG of LETOR's script, shape [Q]: the mean of NDCG@1 to NDCG@n, n the documents of the group.
+    """MeanNDCG of LETOR's script, shape [Q]: the mean of NDCG@1 to NDCG@n, where n is the group's document count.
 
     Raises:
         ValueError: a score is NaN.
@@ -119,8 +119,8 @@ def letor_average_precision(
 ) -> Tensor:
     """Average precision of LETOR's script, shape [Q]; its mean over groups is MAP.
 
-    The mean precision at the ranks of the documents with label >= threshold; 0 where there is none. The script of
-    LETOR 3.0 and 4.0 calls labels from 1 on relevant, that of MSLR-WEB labels from 2 on.
+    The mean precision at the ranks of the documents with label >= threshold; 0 where no document is relevant. In the
+    script of LETOR 3.0 and 4.0, labels from 1 on are relevant; in that of MSLR-WEB, labels from 2 on.
 
     Raises:
         ValueError: a score is NaN.
@@ -180,7 +180,7 @@ def letor_precision(
 def _ndcg_at_all_ranks(
     scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Group numbers, NDCG at each rank (0 past the end of a list), and mask, of groups of similar length."""
+    """Yields group numbers, NDCG at each rank (0 past the end of a list) and mask, for groups of similar length."""
     gains_N = torch.exp2(labels_N.double()).sub_(1)
     for groups_M, gains_ML, mask_ML in _ranked(gains_N, scores_N, offsets_Q1):
         rank_L = torch.arange(1, gains_ML.shape[1] + 1, device=gains_ML.device)
@@ -191,10 +191,9 @@ def _ndcg_at_all_ranks(
 
 
 def _ranked(values_N: Tensor, scores_N: Tensor, offsets_Q1: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Group numbers, values by falling score (0 past the end of a list), and mask, of groups of similar length.
+    """Yields group numbers, values by falling score (0 past the end of a list) and mask, for groups of similar length.
 
-    The sort is stable, so that equal scores keep the order of the input, and padding stays behind documents of score
-    -inf.
+    The sort is stable: equal scores keep the order of the input, and padding stays behind documents with score -inf.
     """
     if scores_N.isnan().any():
         raise ValueError("scores contain NaN, so that no ranking is defined")
@@ -211,5 +210,5 @@ def _check_cutoff(k: int) -> None:
 
 
 def _zeros(offsets_Q1: Tensor) -> Tensor:
-    """0 for each group, which stays where a group is empty."""
+    """One 0 per group; empty groups keep it."""
     return torch.zeros(len(offsets_Q1) - 1, dtype=torch.float64, device=offsets_Q1.device)

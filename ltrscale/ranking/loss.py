@@ -1,4 +1,4 @@
-"""What the configs of ranking losses have in common, and which groups have something to rank.
+"""The base class of ranking loss configs, and the tests for groups that have something to rank.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -13,35 +13,35 @@ from ltrscale.config import Config
 
 
 class Scored(NamedTuple):
-    """Scored documents of labelled groups: what a loss is computed from."""
+    """Scored documents of labelled groups: the input of a loss."""
 
     scores_N: Tensor
     labels_N: Tensor
     offsets_Q1: Tensor
     weights_N: Tensor | None
-    """Factors of the documents' terms, for the losses that are `weighted`; None is 1."""
+    """Factors of the documents' terms, for the losses that are `weighted`; None means 1."""
     generator: torch.Generator
-    """Randomness of the losses that draw, on the device of the scores."""
+    """Source of randomness for losses that sample, on the device of the scores."""
 
 
 class Loss(Config):
-    """A ranking loss as a config chooses it: its parameters, and the pure function that they go to."""
+    """A ranking loss as a config selects it: its parameters, and a call of the pure loss function."""
 
     kind: str
     weighted: ClassVar[bool] = False
     """Whether the loss takes document weights."""
 
     def of(self, scored: Scored) -> Tensor:
-        """The loss of each group, shape [Q]; 0 for a group that is not counted."""
+        """The loss of each group, shape [Q]; 0 for a group that `counted` excludes."""
         raise NotImplementedError
 
     def counted(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-        """Which groups the mean loss is taken over, shape [Q], bool: here those in which an order is asked for."""
+        """The groups that the mean loss averages over, shape [Q], bool; by default those with two different labels."""
         return has_pairs(labels_N, offsets_Q1)
 
 
 def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Which groups hold two documents with different labels, shape [Q], bool; in the others no order is asked for.
+    """True for groups that hold two documents with different labels, shape [Q]; other groups ask for no order.
 
     Example:
         >>> has_pairs(torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0]), torch.tensor([0, 2, 4, 4, 5]))
@@ -52,7 +52,7 @@ def has_pairs(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 
 
 def has_relevance(labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Which groups hold a document with a label above 0, shape [Q], bool; in the others NDCG and softmax say nothing.
+    """True for groups that hold a document with a label above 0, shape [Q]; NDCG and softmax need one.
 
     Example:
         >>> has_relevance(torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0, 2, 3, 3]))

@@ -1,7 +1,7 @@
-"""Listwise ranking losses over ragged groups: one value per group, to be reduced by the training loop.
+"""Listwise ranking losses over ragged groups: one value per group, which the training loop reduces.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, C grades above the lowest, S samples; in a chunk of M groups, L
-slots a group, and R of them (a block of rows) against all L.
+slots a group, and a block of R rows compared with all L slots.
 """
 
 import math
@@ -58,7 +58,7 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
         scores_N: finite scores. Half precision is computed, and returned, in float32.
         labels_N: finite relevance, not negative.
         offsets_Q1: offsets of the groups. A group without relevance, or of one document, has loss 0.
-        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
 
     Example:
         >>> labels = torch.tensor([2.0, 0.0, 0.0])
@@ -72,7 +72,7 @@ def softmax(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N
 class AttentionAllocationConfig(Loss):
     """Cross entropy between the share of attention that documents deserve by label and their softmax (SUN23).
 
-    Source: Ai et al. 2018, which SUN23 follow.
+    Source: Ai et al. 2018, whom SUN23 follow.
     Proof: laws; rax `softmax_loss`.
     """
 
@@ -87,27 +87,28 @@ class AttentionAllocationConfig(Loss):
 def attention_allocation(
     scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, weights_N: Tensor | None = None
 ) -> Tensor:
-    """Cross entropy between the attention that documents should be given and the softmax of the scores, shape [Q].
+    """Cross entropy between the attention that documents deserve and the softmax of the scores, shape [Q].
 
     `-sum over documents of w_i t_i log(exp(s_i) / sum over j of exp(s_j))` with targets `t = e(y_i) / sum over j of
     e(y_j)`, where `e(y) = exp(y)` for y > 0 and 0 otherwise (Ai et al. 2018, the loss of DLCM and SetRank; Sun et al.
-    2023, equation 1 with the logarithm that its print lacks). An irrelevant document deserves no attention: under a
-    plain softmax of the labels the many of a long list would take most of it. A group whose labels are all equal asks
-    for no order and has loss 0, although the formula would pull its scores together.
+    2023, equation 1 with the logarithm that the printed one lacks). An irrelevant document deserves no attention:
+    under a plain softmax of the labels, the many irrelevant documents of a long list would take most of the attention.
+    A group whose labels are all equal asks for no order and has loss 0, although the formula would pull its scores
+    together.
 
-    Labels that are targets already and sum to 1, such as clicks refined by a feature (Sun et al. 2023, section 2.2),
-    belong into `softmax` as they are; here they would be made even.
+    Use `softmax` for labels that are targets already and sum to 1, such as clicks refined by a feature (Sun et al.
+    2023, section 2.2); this loss would level them.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite relevance; 0 and below is none.
+        labels_N: finite relevance; 0 and below means irrelevant.
         offsets_Q1: offsets of the groups.
-        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
 
     Example:
         >>> labels = torch.tensor([3.0, 3.0, 0.0])
         >>> scores = torch.tensor([1.0, 0.0, 0.0])
-        >>> attention_allocation(scores, labels, torch.tensor([0, 2, 3]))  # all labels equal; a document alone
+        >>> attention_allocation(scores, labels, torch.tensor([0, 2, 3]))  # all labels equal; a single document
         tensor([0., 0.])
         >>> attention_allocation(scores, labels, torch.tensor([0, 3]))  # log(e + 2) - 1 / 2
         tensor([1.0514])
@@ -138,16 +139,16 @@ def list_mle(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """ListMLE: likelihood of the order of the labels under the Plackett-Luce model, shape [Q].
 
     `-sum over documents of log(exp(s_i) / (exp(s_i) + sum over j with y_j < y_i of exp(s_j)))` (Xia et al. 2008).
-    The paper takes labels without ties, and then this is its loss. Tied documents do not compete here: each is to
-    stand before all documents with lower labels (Zhu and Klabjan 2020), where breaking ties at random would ask for
-    an order that nobody meant, and differ from one order of the input to another.
+    On labels without ties, which the paper assumes, this is its loss. Tied documents do not compete here: each should
+    stand before all documents with lower labels (Zhu and Klabjan 2020). Breaking ties at random would ask for an
+    arbitrary order, and the loss would depend on the order of the input.
 
     Time is O(sum of L log L).
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
         labels_N: finite relevance; only its order matters.
-        offsets_Q1: offsets of the groups. A group without two different labels has loss 0.
+        offsets_Q1: offsets of the groups. A group with fewer than two different labels has loss 0.
 
     Example:
         >>> labels = torch.tensor([2.0, 1.0, 0.0, 1.0, 1.0])
@@ -171,7 +172,7 @@ class ApproxNDCGConfig(Loss):
 
     kind: Literal["approx_ndcg"] = "approx_ndcg"
     temperature: float = Field(0.1, gt=0)
-    """Of the sigmoids."""
+    """Temperature of the sigmoids, in units of the scores."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `approx_ndcg`."""
@@ -186,10 +187,10 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
     """ApproxNDCG: 1 - NDCG with ranks smoothed by sigmoids, shape [Q].
 
     `1 - 1 / IDCG * sum over documents of (2^y_i - 1) / log2(1 + rank_i)` with
-    `rank_i = 1 + sum over j != i of sigmoid((s_j - s_i) / T)` (Qin et al. 2010; Qin et al. 2021, B.2, who print its
-    negative without the 1). It tends to 1 - NDCG as T falls, where no scores are tied.
+    `rank_i = 1 + sum over j != i of sigmoid((s_j - s_i) / T)` (Qin et al. 2010; Qin et al. 2021, B.2, print its
+    negative without the 1). It tends to 1 - NDCG as T falls, if no scores are tied.
 
-    Time is O(sum of L times relevant documents), and no matrix of pairs outlives its block.
+    Time is O(sum over groups of L times relevant documents); matrices of pairs are freed block by block.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -220,11 +221,11 @@ class GumbelApproxNDCGConfig(Loss):
 
     kind: Literal["gumbel_approx_ndcg"] = "gumbel_approx_ndcg"
     temperature: float = Field(0.1, gt=0)
-    """Of the sigmoids."""
+    """Temperature of the sigmoids, in units of the scores."""
     samples: int = Field(8, ge=1)
     """Noisy copies of each list."""
     scale: float = Field(1.0, ge=0)
-    """Of the noise."""
+    """Factor of the Gumbel noise."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `gumbel_approx_ndcg`."""
@@ -256,7 +257,7 @@ def gumbel_approx_ndcg(
     """ApproxNDCG of scores with Gumbel noise, the mean over samples, shape [Q].
 
     `mean over samples of ApproxNDCG(s + scale g)` with `g = -log(-log(u))`, u uniform (Bruch et al. 2020; Qin et al.
-    2021, B.2): the expected loss of lists drawn from the Plackett-Luce model of the scores, for scale 1.
+    2021, B.2). For scale 1 this estimates the expected loss of lists drawn from the Plackett-Luce model of the scores.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -265,7 +266,7 @@ def gumbel_approx_ndcg(
         generator: source of randomness, on the device of the scores.
         temperature: T > 0 of the sigmoids.
         samples: noisy copies of each list.
-        scale: of the noise; 0 gives ApproxNDCG.
+        scale: factor of the noise; 0 gives ApproxNDCG.
 
     Raises:
         ValueError: the temperature is not positive, or samples is below 1.
@@ -274,7 +275,7 @@ def gumbel_approx_ndcg(
         >>> scores, labels, offsets = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2])
         >>> draw = torch.Generator().manual_seed(0)
         >>> loss = gumbel_approx_ndcg(scores, labels, offsets, generator=draw, samples=1000)
-        >>> bool(approx_ndcg(scores, labels, offsets) > loss)  # noise mends a list in the wrong order now and then
+        >>> bool(approx_ndcg(scores, labels, offsets) > loss)  # noise sometimes corrects a list in the wrong order
         True
     """
     loss = partial(approx_ndcg, temperature=temperature)
@@ -291,23 +292,24 @@ def mean_under_noise(
     scale: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """The mean of a loss over copies of the lists with Gumbel noise on their scores, shape [Q].
+    """The mean loss of several copies of the lists, each with its own Gumbel noise on the scores, shape [Q].
 
     Args:
-        loss: of scores, labels and offsets.
+        loss: function of scores, labels and offsets.
         scores_N: finite scores. Half precision is computed, and returned, in float32.
         labels_N: finite relevance.
         offsets_Q1: offsets of the groups.
         samples: noisy copies.
-        scale: of the noise.
+        scale: factor of the noise.
         generator: source of the noise, on the device of the scores.
 
     Raises:
-        ValueError: there are no samples.
+        ValueError: samples is below 1.
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, not {samples}")
     scores_N = at_least_float32(scores_N)
+    # -log of an exponential variable is a Gumbel variable; the clamp keeps a draw of exactly 0 from becoming infinite.
     waits_SN = scores_N.new_empty(samples, len(scores_N)).exponential_(generator=generator)
     noisy_SN = scores_N - scale * waits_SN.clamp(min=torch.finfo(waits_SN.dtype).tiny).log()
     offsets_SQ1 = to_offsets(offsets_Q1.diff().repeat(samples))
@@ -321,7 +323,7 @@ def ordinal(logits_QC: Tensor, grades_Q: Tensor) -> Tensor:
     where a list's grade is its highest label). Half precision is computed, and returned, in float32.
 
     Raises:
-        ValueError: shapes do not fit together.
+        ValueError: the shapes do not match.
 
     Example:
         >>> ordinal(torch.tensor([[2.0, -1.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0]))
@@ -337,6 +339,7 @@ def ordinal(logits_QC: Tensor, grades_Q: Tensor) -> Tensor:
 def _log_softmax(scores_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Logarithm of the softmax over each group, shape [N]."""
     groups_N = group_index(offsets_Q1)
+    # Without the group's largest score, exp would overflow; it cancels out, so it needs no gradient.
     top_Q = scores_N.new_full((len(offsets_Q1) - 1,), -torch.inf).scatter_reduce(0, groups_N, scores_N.detach(), "amax")
     shifted_N = scores_N - top_Q[groups_N]
     return shifted_N - sum_by_group(shifted_N.exp(), offsets_Q1).index_select(0, groups_N).log()
@@ -348,18 +351,19 @@ def _cross_entropy(scores_N: Tensor, targets_N: Tensor, offsets_Q1: Tensor) -> T
 
 
 def _list_mle(scores_N: Tensor, labels_N: Tensor, chunk: Chunk) -> Tensor:
-    """ListMLE of the groups of a chunk, from running sums over documents in the order of rising labels."""
+    """ListMLE of the groups of a chunk, from running sums over documents sorted by rising label."""
     labels_ML, order_ML = torch.where(chunk.mask_ML, labels_N[chunk.rows_ML].double(), torch.inf).sort()
     scores_ML = scores_N[chunk.rows_ML.gather(1, order_ML)]
-    lower_ML = torch.searchsorted(labels_ML, labels_ML)  # how many documents have lower labels
+    lower_ML = torch.searchsorted(labels_ML, labels_ML)  # number of documents with lower labels
     rivals_ML = scores_ML.logcumsumexp(1).gather(1, (lower_ML - 1).clamp(min=0))
     loss_ML = -F.logsigmoid(scores_ML - rivals_ML)  # log(1 + exp(rivals - score))
     return torch.where(chunk.mask_ML & (lower_ML > 0), loss_ML, 0.0).sum(1)
 
 
 def _approx_ndcg(lists: Lists, temperature: float, with_slope: bool) -> tuple[Tensor, Tensor]:
-    """The loss of each list, and its slope by the scores (0 unless asked for)."""
-    relevant = int((lists.gains_ML > 0).sum(-1).max())  # only these have a rank that counts: few rows
+    """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
+    # Only relevant documents, which come first, add to the loss: their rows are enough.
+    relevant = int((lists.gains_ML > 0).sum(-1).max())
     gains_ML = over_ideal(lists.gains_ML).clamp(min=0).to(lists.scores_ML.dtype)
     scaled_ML = lists.scores_ML / temperature
     above_ML = torch.where(lists.mask_ML, scaled_ML, -torch.inf)  # padding stands above nothing
@@ -367,7 +371,7 @@ def _approx_ndcg(lists: Lists, temperature: float, with_slope: bool) -> tuple[Te
     slope_ML = torch.zeros_like(scaled_ML)
     for block in row_blocks(scaled_ML, relevant):
         above_MRL = torch.sigmoid(above_ML[:, None] - scaled_ML[:, block, None])
-        rank_MR = 0.5 + above_MRL.sum(2)  # of a document against itself comes a half
+        rank_MR = 0.5 + above_MRL.sum(2)  # not 1: the sum includes sigmoid(0), the document against itself
         depth_MR = torch.log2(1 + rank_MR)
         loss_M -= (gains_ML[:, block] / depth_MR).sum(1)
         if with_slope:

@@ -1,9 +1,9 @@
 """Ranking metrics over ragged groups: one value per group, NaN where a group has no defined value.
 
-One policy holds for all of them. Documents with equal scores come in random order, and the value is the expectation
-over that order, so it never depends on the order of the input. A group without a relevant document is undefined. A
-list shorter than k is evaluated at its length. Values are float64 whatever the type of the scores; scores may be
-infinite but not NaN, and labels are finite and not negative.
+One policy holds for all metrics. Documents with equal scores come in random order, and the value is the expectation
+over that order, so it never depends on the order of the input. A group without a relevant document has no defined
+value. A list shorter than k is evaluated at its length. Values are float64 whatever the type of the scores; scores
+may be infinite but not NaN, and labels are finite and not negative.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
@@ -24,30 +24,30 @@ SLOTS_PER_CHUNK = 1 << 15
 
 
 class Metric(Config):
-    """A metric as a config chooses it. It may have a cut-off `k`, and a label from which on documents are relevant."""
+    """A metric as a config selects it. It may have a cut-off `k` and a `threshold`, the lowest relevant label."""
 
     kind: str
     label: ClassVar[str] = ""
-    """How it is written in tables, without its cut-off; its kind in capitals by default."""
+    """The name in tables, without the cut-off; the kind in capitals by default."""
     definition: ClassVar[str] = ""
-    """What a report says of it, one sentence; what holds for all metrics it says once."""
+    """One sentence that defines the metric in reports, without the policy that all metrics share."""
     normalised: ClassVar[bool] = True
-    """Whether 1 is the value of the best order, whatever the labels."""
+    """Whether the best order has value 1 whatever the labels."""
 
     @classmethod
     def made(cls, *, k: int, threshold: float = 1.0) -> Self:
-        """The metric with those of the values that it has."""
+        """Creates the metric; a value that it has no field for is ignored."""
         values = {"k": k, "threshold": threshold}
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     @classmethod
     def has_cutoff(cls) -> bool:
-        """Whether its name has one, as `ndcg@5` has."""
+        """Whether the metric has a cut-off, as `ndcg@5` has."""
         return "k" in cls.model_fields
 
     @property
     def name(self) -> str:
-        """Its kind, and its cut-off if it has one.
+        """The kind, with the cut-off if the metric has one.
 
         Example:
             >>> NDCGConfig(k=10).name, MRRConfig().name
@@ -100,6 +100,7 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
         width = min(k, scores_ML.shape[1])
         discounts_K = rank_discounts(width, scores_N.device)
         ideal_MK = gains_ML.topk(width).values
+        # Gain and discount separate, so the expected DCG is the DCG of the expected gains.
         dcg_M = _rank(scores_ML, gains_ML, mask_ML, width).expected_MK @ discounts_K
         values_Q[groups_M] = dcg_M / (ideal_MK @ discounts_K)  # 0 / 0 where nothing is relevant
     return values_Q
@@ -123,8 +124,8 @@ class MRRConfig(Metric):
 def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
     """Reciprocal rank of the first document with label >= threshold, shape [Q].
 
-    Among tied documents, the chance that rank p is the first relevant one follows from drawing without replacement:
-    `h_p = r / (documents of the block not yet drawn)`, r of them relevant, given that none has been drawn before.
+    Among tied documents, the chance that rank p holds the first relevant one follows from drawing without replacement:
+    `h_p = r / (documents of the block not yet drawn)`, r of them relevant, given that no relevant one came before.
 
     Raises:
         ValueError: a score is NaN.
@@ -163,9 +164,10 @@ class MAPConfig(Metric):
 def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
     """Mean, over the documents with label >= threshold, of the precision at their ranks, shape [Q].
 
-    Its mean over groups is MAP. In a block of e tied documents, r of them relevant, that starts after b documents, R
-    of them relevant, rank p holds a relevant one with probability r / e, and then the documents up to p hold
-    `R + 1 + (p - 1 - b) (r - 1) / (e - 1)` relevant ones in expectation (the mean of a hypergeometric draw).
+    Its mean over groups is MAP. Take a block of e tied documents, r of them relevant, that starts after b documents,
+    R of them relevant. Rank p of the block holds a relevant document with probability r / e. If it does, the expected
+    number of relevant documents up to p is `R + 1 + (p - 1 - b) (r - 1) / (e - 1)`, by the mean of a hypergeometric
+    draw.
 
     Raises:
         ValueError: a score is NaN.
@@ -230,11 +232,11 @@ def rank_discounts(k: int, device: torch.device | None = None) -> Tensor:
 
 
 class _Ranking(NamedTuple):
-    """What the first K ranks of each group hold, where tied documents (a block) come in random order.
+    """The expected content of the first K ranks of each group, where tied documents (a block) come in random order.
 
-    `expected_MK` is the expected value at each rank, 0 past the end of the list; `first_MK` counts the documents
-    before a rank's block, `drawn_MK` those of the block before the rank, `size_MK` those of the block in all (a
-    block that goes on past rank K is counted up to K).
+    `expected_MK` is the expected value at each rank, 0 past the end of the list. `first_MK` counts the documents
+    before a rank's block, `drawn_MK` those of the block before the rank, and `size_MK` all documents of the block (up
+    to rank K if the block continues past it).
     """
 
     rank_K: Tensor
@@ -245,9 +247,9 @@ class _Ranking(NamedTuple):
 
 
 def _rank(scores_ML: Tensor, values_ML: Tensor, mask_ML: Tensor, width: int) -> _Ranking:
-    """Rank by falling score; padding has score -inf and value 0, and may be tied with documents of score -inf."""
+    """Rank by falling score; padding has score -inf and value 0, so it may tie with documents of score -inf."""
     top_MK, index_MK = scores_ML.topk(width)
-    rising_MK = -top_MK
+    rising_MK = -top_MK  # searchsorted needs ascending values
     lengths_M1 = mask_ML.sum(-1, keepdim=True)
     rank_K = torch.arange(1, width + 1, device=scores_ML.device)
     first_MK = torch.searchsorted(rising_MK, rising_MK)
@@ -255,7 +257,7 @@ def _rank(scores_ML: Tensor, values_ML: Tensor, mask_ML: Tensor, width: int) -> 
     size_MK = end_MK - first_MK
     sums_MK1 = F.pad(values_ML.gather(1, index_MK).cumsum(-1), (1, 0))
     mean_MK = (sums_MK1.gather(1, end_MK) - sums_MK1.gather(1, first_MK)) / size_MK
-    # The last block may go on past rank K (or hold padding), so that its mean is taken over the whole list.
+    # The last block may continue past rank K or hold padding, so its mean is taken over the whole list.
     last_M1 = top_MK[:, -1:]
     tied_ML = (scores_ML == last_M1) & mask_ML
     last_mean_M1 = torch.where(tied_ML, values_ML, 0.0).sum(-1, keepdim=True) / tied_ML.sum(-1, keepdim=True)
@@ -267,7 +269,7 @@ def _rank(scores_ML: Tensor, values_ML: Tensor, mask_ML: Tensor, width: int) -> 
 def _chunks(
     scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int = 1
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Group numbers, scores (padding -inf), values (padding 0) and mask of groups of similar length."""
+    """Yields group numbers, scores (padding -inf), values (padding 0) and mask, for groups of similar length."""
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
     if scores_N.isnan().any():
@@ -280,5 +282,5 @@ def _chunks(
 
 
 def _undefined(offsets_Q1: Tensor) -> Tensor:
-    """NaN for each group, which stays where a group is empty."""
+    """One NaN per group; empty groups keep it."""
     return torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64, device=offsets_Q1.device)

@@ -1,8 +1,8 @@
 """NeuralSort: the relaxed sort of lists, as the entries that it puts at the first ranks.
 
 Shapes: N documents, Q lists, Q1 = Q + 1 offsets, T entries at the first ranks of all lists; in a chunk of M lists, L
-slots a list, its first K ranks, and R of them (a block of ranks) against all L. An entry is a score and a gain that
-goes with it, so that `entries_N2` has two columns; ranks inside the code count from 0.
+slots a list, its first K ranks, and a block of R ranks compared with all L slots. An entry is a score with its gain,
+so `entries_N2` has two columns; ranks inside the code count from 0.
 """
 
 from collections.abc import Iterator
@@ -16,33 +16,33 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import length_chunks, to_offsets
 
 CHOICES_PER_BLOCK = 1 << 18
-"""Entries of relaxed permutations built at once: they then stay in the cache, and memory does not grow with L."""
+"""Permutation entries built at once: few enough to stay in the cache, so memory does not grow with L."""
 
 Mode = Literal["soft", "hard", "straight_through"]
-"""Which sort counts: the relaxed one, the exact one, or the exact one with the gradient of the relaxed one."""
+"""The sort to use: relaxed, exact, or exact with the gradient of the relaxed one."""
 
 
 def sort_entries(entries_N2: Tensor, offsets_Q1: Tensor, *, temperature: float, k: int | None, mode: Mode) -> Tensor:
     """The entries at the first k ranks of each list, one list after the other, shape [T, 2].
 
-    The entry at a rank is `P_r x`, the mean of the list's entries under the rank's row of the relaxed permutation of
-    their scores or, in the modes "hard" and "straight_through", of the exact one, where tied documents share their
-    ranks equally. The gradient goes to the entries through the mean and to the scores through the permutation; the
-    exact permutation has none, for which "straight_through" takes that of the relaxed one.
+    The entry at rank r is `P_r x`: the mean of the list's entries x, weighted by row r of the permutation P. P is the
+    relaxed permutation of the scores or, in the modes "hard" and "straight_through", the exact one, where tied
+    documents share their ranks equally. The gradient flows to the entries through the mean and to the scores through
+    P. The exact permutation has no gradient; "straight_through" takes that of the relaxed one.
 
     Row r of the relaxed permutation is `softmax over the documents of ((n + 1 - 2r) s - sum_j |s - s_j|) / tau`, the
-    relaxed choice of the document of rank r among n (Grover et al. 2019, equation 5). Rows sum to 1, columns need not.
+    relaxed choice of the document at rank r among n (Grover et al. 2019, equation 5). Rows sum to 1, columns need not.
     As tau tends to 0, a row tends to the exact one.
 
-    The permutations are built in blocks of a fixed size, once forward and once backward, and never kept: memory is
-    O(N). Time is O(n log n + n k) for a list of n documents.
+    Forward and backward each build the permutations in blocks of a fixed size and keep none: memory is O(N). Time is
+    O(n log n + n k) for a list of n documents.
 
     Args:
         entries_N2: scores and gains, float32 or float64, finite.
-        offsets_Q1: offsets of the lists; those of the result are `kept_offsets`.
+        offsets_Q1: offsets of the lists; `kept_offsets` returns those of the result.
         temperature: tau > 0.
         k: ranks to fill; None fills all.
-        mode: which permutation counts.
+        mode: the permutation to use.
 
     Example:
         >>> entries = torch.tensor([[1.0, 10.0], [3.0, 30.0], [2.0, 0.0]])
@@ -55,12 +55,12 @@ def sort_entries(entries_N2: Tensor, offsets_Q1: Tensor, *, temperature: float, 
 
 
 def kept_offsets(offsets_Q1: Tensor, k: int | None) -> Tensor:
-    """Offsets of the lists when each keeps its first k entries."""
+    """Offsets of the lists after each keeps its first k entries."""
     return offsets_Q1 if k is None else to_offsets(offsets_Q1.diff().clamp(max=k))
 
 
 def check_sort(temperature: float, k: int | None) -> None:
-    """Raise ValueError unless the temperature is positive and k, where given, is at least 1."""
+    """Raise ValueError unless the temperature is positive and k is None or at least 1."""
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
     if k is not None and k < 1:
@@ -68,7 +68,7 @@ def check_sort(temperature: float, k: int | None) -> None:
 
 
 class _SortEntries(torch.autograd.Function):
-    """Keeps only the entries for the way back, which builds the permutations once more."""
+    """Saves only the entries for backward, which builds the permutations again."""
 
     @staticmethod
     def forward(
@@ -83,7 +83,8 @@ class _SortEntries(torch.autograd.Function):
                     top_M2R[:, 0] += chunk.lists.middle_M1
                 else:
                     top_M2R = chunk.entries_M2L @ _exact(chunk.lists, block).mT
-                    top_M2R[:, 0] = entries_N2[chunk.rows_ML[:, block], 0]  # no rounding that would part ties
+                    # Copied, not averaged: rounding in the mean would separate tied scores.
+                    top_M2R[:, 0] = entries_N2[chunk.rows_ML[:, block], 0]
                 top_T2[rows_MR[real_MR]] = top_M2R.mT[real_MR]
         ctx.save_for_backward(entries_N2, offsets_Q1)
         ctx.temperature, ctx.k, ctx.mode = temperature, k, mode
@@ -104,9 +105,9 @@ class _SortEntries(torch.autograd.Function):
 class _Lists(NamedTuple):
     """Lists in falling order of their scores, padding last.
 
-    Scores are relative to the list's middle one, `middle_M1`, and `spread_ML`, the sums of their distances to all
-    scores, to that of the middle one: a softmax does not change, and rounding stays as small as the scores are close.
-    `first_ML` counts the documents with a higher score, `end_ML` those with at least the same.
+    `scores_ML` are relative to the list's middle score, `middle_M1`. `spread_ML`, the sum of a score's distances to all
+    scores, is relative to that of the middle score. The softmax does not change, and close scores keep rounding errors
+    small. `first_ML` counts the documents with a higher score, `end_ML` those with an equal or higher one.
     """
 
     order_ML: Tensor
@@ -120,7 +121,7 @@ class _Lists(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Lists of similar length, their entries, and where these lie: `rows_ML` in the batch, `kept_MK` in the result."""
+    """Lists of similar length and their entries, with their rows in the batch, `rows_ML`, and the result, `kept_MK`."""
 
     lists: _Lists
     entries_M2L: Tensor
@@ -137,7 +138,8 @@ class _Chunk(NamedTuple):
 
 def _chunks(entries_N2: Tensor, offsets_Q1: Tensor, k: int | None) -> Iterator[_Chunk]:
     kept_Q1 = kept_offsets(offsets_Q1, k)
-    quadratic = k is None or k * len(offsets_Q1) > len(entries_N2)  # most lists are no longer than k
+    # Chunks are bounded by L^2 or by L k. When most lists are no longer than k, L^2 is the tighter bound.
+    quadratic = k is None or k * len(offsets_Q1) > len(entries_N2)
     budget = CHOICES_PER_BLOCK if quadratic or k is None else CHOICES_PER_BLOCK // k
     for groups_M, rows_ML, mask_ML in length_chunks(offsets_Q1, budget=budget, quadratic=quadratic):
         lists = _sort(entries_N2[:, 0][rows_ML], mask_ML)
@@ -150,7 +152,7 @@ def _chunks(entries_N2: Tensor, offsets_Q1: Tensor, k: int | None) -> Iterator[_
 
 
 def _sort(scores_ML: Tensor, mask_ML: Tensor) -> _Lists:
-    """Sort each list; the sums of distances come from sums over prefixes, so that no matrix of pairs is needed."""
+    """Sort each list; prefix sums give the sums of distances, so no matrix of pairs is needed."""
     falling_ML, order_ML = torch.where(mask_ML, scores_ML, -torch.inf).sort(descending=True)
     lengths_M1 = mask_ML.sum(-1, keepdim=True)
     mask_ML = torch.arange(mask_ML.shape[1], device=mask_ML.device) < lengths_M1
@@ -166,7 +168,7 @@ def _sort(scores_ML: Tensor, mask_ML: Tensor) -> _Lists:
 
 
 def _sum_of_signs(lengths_M1: Tensor, first_ML: Tensor, end_ML: Tensor) -> Tensor:
-    """`sum_j sign(s_i - s_j)` of each document i: how many more are below it than above."""
+    """`sum_j sign(s_i - s_j)` of each document i: the number of documents below it minus the number above."""
     return lengths_M1 - end_ML - first_ML
 
 
@@ -177,8 +179,8 @@ def _signed_sum(values_ML: Tensor, first_ML: Tensor, end_ML: Tensor) -> Tensor:
 
 
 def _relaxed(lists: _Lists, block: slice, temperature: float) -> Tensor:
-    """Rows of NeuralSort's permutation over the sorted lists, shape [M, R, L]; those beyond a list are of no use."""
-    padding_ML = ~lists.mask_ML & (lists.lengths_M1 > 0)  # a softmax over nothing would not be a number
+    """Rows of NeuralSort's permutation over the sorted lists, shape [M, R, L]; rows past a list's end are unused."""
+    padding_ML = ~lists.mask_ML & (lists.lengths_M1 > 0)  # an empty list stays unmasked: its softmax would be NaN
     logits_ML = (-lists.spread_ML / temperature).masked_fill(padding_ML, -torch.inf)
     slope_MR = _rank_weights(lists, block) / temperature
     logits_MRL = torch.baddbmm(logits_ML[:, None], slope_MR[..., None], lists.scores_ML[:, None])
@@ -186,7 +188,7 @@ def _relaxed(lists: _Lists, block: slice, temperature: float) -> Tensor:
 
 
 def _rank_weights(lists: _Lists, block: slice) -> Tensor:
-    """`n + 1 - 2i` of the ranks of a block, i counting from 1, shape [M, R]."""
+    """`n + 1 - 2i` for each rank i of a block, i counting from 1, shape [M, R]."""
     ranks_R = torch.arange(block.start, block.stop, device=lists.mask_ML.device)
     return (lists.lengths_M1 - 1 - 2 * ranks_R).to(lists.scores_ML.dtype)
 
@@ -200,11 +202,11 @@ def _exact(lists: _Lists, block: slice) -> Tensor:
 
 
 def _chunk_gradient(chunk: _Chunk, grad_M2K: Tensor, temperature: float, mode: Mode) -> Tensor:
-    """Gradient of a chunk's entries: as what is chosen and, for the scores, as what decides the choice.
+    """Gradient of a chunk's entries: through the mean and, for the scores, through the permutation.
 
-    For the relaxed permutation P, the entries x and the gradient G of the result, the logits have the gradient
-    `D_rl = P_rl (G_r x_l - G_r P_r x)`. The scores need only two sums over r of it, plain and weighted by
-    `n + 1 - 2i`: products of a few rows with P.
+    For the relaxed permutation P, the entries x and the gradient G of the result, the gradient of the logits is
+    `D_rl = P_rl (G_r x_l - G_r P_r x)`. The scores need only two sums of D over r, one plain and one weighted by
+    `n + 1 - 2r`: products of a few rows with P.
     """
     lists, x_M2L = chunk.lists, chunk.entries_M2L
     grad_M2L, sums_M6L = torch.zeros_like(x_M2L), torch.cat([torch.zeros_like(x_M2L)] * 3, 1)

@@ -1,7 +1,7 @@
-"""Pairwise ranking losses over ragged groups: one value per group, to be reduced in one place by the training loop.
+"""Pairwise ranking losses over ragged groups: one value per group, which the training loop reduces.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, and R of them (a block of
-rows) against all L; P relevant documents, each in T slots with its negatives.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group, and a block of R rows
+compared with all L slots; P relevant documents, each in T slots with its negatives.
 """
 
 import math
@@ -19,7 +19,7 @@ from ltrscale.ranking.loss import Loss, Scored, has_pairs
 from ltrscale.ranking.metrics import rank_discounts
 
 PAIRS_PER_BLOCK = 1 << 18
-"""Pairs handled at once: the temporaries then stay in the cache, and memory does not grow with the list length."""
+"""Pairs handled at once: few enough to stay in the cache, so memory does not grow with the list length."""
 
 
 class LambdaRankConfig(Loss):
@@ -33,7 +33,7 @@ class LambdaRankConfig(Loss):
     sigma: float = Field(1.0, gt=0)
     """Steepness of the logistic."""
     truncation: int | None = Field(None, ge=1)
-    """Only pairs with one document ranked this high count; empty for all pairs."""
+    """Only pairs with a document among this many first ranks count; empty for all pairs."""
     normalise: Literal["ideal", "lightgbm"] = "ideal"
     """`lightgbm` also divides by score distances and by the group's summed gradient, as that library does."""
 
@@ -52,33 +52,33 @@ def lambdarank(
     truncation: int | None = None,
     normalise: Literal["ideal", "lightgbm"] = "ideal",
 ) -> Tensor:
-    """LambdaRank: pairwise logistic loss weighted by how much a swap of the pair would change NDCG, shape [Q].
+    """LambdaRank: pairwise logistic loss weighted by the change of NDCG if the pair were swapped, shape [Q].
 
     `sum over pairs with y_i > y_j of |G_i - G_j| |D_i - D_j| / IDCG * log(1 + exp(-sigma (s_i - s_j)))` with gain
     `G = 2^y - 1`, discount `D = 1 / log2(1 + rank)`, and the IDCG of the whole list (Burges 2010; this is the loss
     whose gradients are its lambdas). Ranks come from the current scores and carry no gradient. Documents with equal
-    scores share the mean discount of their block, so that the order of the input never matters; a pair within a
-    block then has weight 0, and where all scores are equal so has the whole group.
+    scores share the mean discount of their block, so the order of the input never matters. A pair within a block
+    therefore has weight 0, and a group whose scores are all equal has loss 0.
 
     `normalise="lightgbm"` weighs as LightGBM does by default (`lambdarank_norm`): the IDCG is that of the first
     `truncation` ranks, each pair is divided by `0.01 + |s_i - s_j|`, and with S twice the sum of the sizes of all
     pairs' lambdas, the group is multiplied by `log2(1 + S) / S`. Both factors are constants to the gradient, like the
-    ranks. Where no scores are tied, the gradient is that of LightGBM's objective. The value is that of the pairs
-    under the current weights: it says what the gradient descends on now, and is not comparable between steps.
+    ranks. If no scores are tied, the gradient is that of LightGBM's objective. The value uses the weights of the
+    current step, so it is not comparable between steps.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
         labels_N: finite relevance, not negative.
         offsets_Q1: offsets of the groups. A group without a pair has loss 0.
         sigma: steepness of the logistic function.
-        truncation: count only pairs of which a document stands among this many first ranks (a tied block stands at
-            its first rank); None counts all pairs.
-        normalise: what else the pairs are divided by.
+        truncation: count only pairs with a document among this many first ranks (a tied block has its first rank);
+            None counts all pairs.
+        normalise: "ideal" divides by the IDCG only, "lightgbm" as described above.
 
     Example:
         >>> scores = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
         >>> loss = lambdarank(scores, torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 2, 3]))
-        >>> loss.detach()  # a group in the wrong order, (1 - 1 / log2(3)) log(1 + e), and one without a pair
+        >>> loss.detach()  # a group in the wrong order, (1 - 1 / log2(3)) log(1 + e), and a group without a pair
         tensor([0.4847, 0.0000])
         >>> loss.sum().backward()
         >>> scores.grad
@@ -109,7 +109,7 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
     """RankNet: logistic loss of every pair of documents with different labels, shape [Q].
 
     `sum over pairs with y_i > y_j of log(1 + exp(-sigma (s_i - s_j)))` (Burges et al. 2005; Qin et al. 2021, B.2).
-    It is the sum, as both print it: a long list weighs more than a short one.
+    It is a sum, as in both papers: a long list weighs more than a short one.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -119,7 +119,7 @@ def ranknet(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, sigma: fl
 
     Example:
         >>> labels = torch.tensor([1.0, 0.0, 0.0, 1.0])
-        >>> ranknet(torch.zeros(4), labels, torch.tensor([0, 3, 4]))  # two pairs, log(2) each; a document alone
+        >>> ranknet(torch.zeros(4), labels, torch.tensor([0, 3, 4]))  # two pairs, log(2) each; a single document
         tensor([1.3863, 0.0000])
     """
     return _over_pairs(scores_N, labels_N, offsets_Q1, _Rule("logistic", "equal", sigma))
@@ -142,9 +142,9 @@ class HingeConfig(Loss):
 def hinge(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Pairwise hinge, the loss of RankSVM, shape [Q].
 
-    `mean over pairs with y_i > y_j of max(0, 1 - (s_i - s_j))` (Joachims 2002, whose sum over pairs lets long lists
-    outweigh the others; the mean gives every group the same weight, as Cao et al. 2006 do). Where a margin is exactly
-    1 the gradient is 0.
+    `mean over pairs with y_i > y_j of max(0, 1 - (s_i - s_j))`. Joachims 2002 takes the sum over pairs, where long
+    lists outweigh the others; the mean gives every group the same weight, as in Cao et al. 2006. At a margin of
+    exactly 1 the gradient is 0.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -202,12 +202,12 @@ def softmax_negatives(
     """Softmax cross entropy of each relevant document against sampled irrelevant ones of its list, shape [Q].
 
     `mean over documents i with y_i >= threshold of -w_i log(exp(s_i) / (exp(s_i) + sum over T - 1 sampled documents j
-    with y_j < threshold of exp(s_j)))` (Sun et al. 2023, equation 4, with the logarithm that its print lacks). The
-    paper draws one relevant document a query; the mean over all of them is what that gives in expectation.
+    with y_j < threshold of exp(s_j)))` (Sun et al. 2023, equation 4, with the logarithm that the printed one lacks).
+    The paper draws one relevant document a query; the mean over all of them is the expectation of that draw.
 
-    Each sample is uniform without replacement; a list with fewer irrelevant documents gives them all. One shuffle of
-    a list serves all its relevant documents, each of which reads it from a random place: samples of one list
-    overlap more evenly than independent ones would, and cost no more than the documents they name.
+    Each sample is uniform without replacement; a list with fewer than T - 1 irrelevant documents contributes them all.
+    One shuffle of a list serves all its relevant documents, each of which reads it from a random place. So samples of
+    one list overlap more evenly than independent ones would, and sampling costs only the documents drawn.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -216,7 +216,7 @@ def softmax_negatives(
         generator: source of randomness, on the device of the scores.
         negatives: documents drawn for each relevant one, T - 1.
         threshold: documents are relevant from this label on; Sun et al. take 2 of 0 to 4.
-        weights_N: factors of the relevant documents' terms, such as inverse propensities; None is 1.
+        weights_N: factors of the relevant documents' terms, such as inverse propensities; None means 1.
 
     Raises:
         ValueError: negatives is below 1.
@@ -244,8 +244,9 @@ def softmax_negatives(
 def _draw(
     relevant_N: Tensor, rows_P: Tensor, offsets_Q1: Tensor, negatives: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Irrelevant documents for each relevant one [P, T - 1], and a mask that is True where one was left to draw."""
+    """Irrelevant documents for each relevant one [P, T - 1], and a mask: False where the group had too few of them."""
     groups_N = group_index(offsets_Q1)
+    # float64: in a large batch, float32 keys would collide, and equal keys keep the order of the input.
     keys_N = torch.rand(len(groups_N), generator=generator, device=groups_N.device, dtype=torch.float64)
     shuffled_N = keys_N.argsort()
     pool = shuffled_N[~relevant_N[shuffled_N]]
@@ -254,13 +255,14 @@ def _draw(
     size_P1, first_P1 = size_Q[groups_N[rows_P], None], to_offsets(size_Q)[groups_N[rows_P], None]
     slots_T = torch.arange(negatives, device=groups_N.device)
     mask_PT = slots_T < size_P1
-    start_P1 = (keys_N[rows_P, None] * size_P1).long()  # keys of relevant documents took no part in the shuffle
+    # The keys of relevant documents did not enter the shuffle of the pool, so they can serve as random places.
+    start_P1 = (keys_N[rows_P, None] * size_P1).long()
     places_PT = torch.where(mask_PT, first_P1 + (start_P1 + slots_T) % size_P1.clamp(min=1), 0)
     return (pool[places_PT] if len(pool) else places_PT), mask_PT
 
 
 class Lists(NamedTuple):
-    """The lists of a chunk, each ordered by falling gain; padding comes last and has gain -inf."""
+    """The lists of a chunk, each in order of falling gain; padding comes last and has gain -inf."""
 
     rows_ML: Tensor
     mask_ML: Tensor
@@ -269,14 +271,14 @@ class Lists(NamedTuple):
 
 
 Solve = Callable[[Lists, bool], tuple[Tensor, Tensor]]
-"""The loss of each list [M], and its slope by the scores [M, L], which may be 0 unless it is asked for."""
+"""Computes the loss of each list [M] and its slope by the scores [M, L]; without the flag the slope may be 0."""
 
 
 def over_lists(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: Solve) -> Tensor:
-    """The loss of each group, shape [Q], found chunk by chunk together with its gradient.
+    """The loss of each group, shape [Q], computed chunk by chunk together with its gradient.
 
-    What `solve` makes of pairs need not outlive its blocks of rows: of a whole batch only one slope a document is
-    kept. Groups come to it in lists of similar length, half precision scores in float32.
+    `solve` can free its matrices of pairs after each block of rows: for backward, the whole batch keeps only one slope
+    per document. `solve` receives lists of similar length, and half precision scores in float32.
     """
     loss_Q: Tensor = _ListLoss.apply(at_least_float32(scores_N), gains_N, offsets_Q1, solve)  # type: ignore[no-untyped-call]
     return loss_Q
@@ -304,25 +306,26 @@ class _ListLoss(torch.autograd.Function):
 def _best_first(scores_N: Tensor, gains_N: Tensor, chunk: Chunk) -> Lists:
     gains_ML, order_ML = torch.where(chunk.mask_ML, gains_N[chunk.rows_ML], -torch.inf).sort(descending=True)
     rows_ML = chunk.rows_ML.gather(1, order_ML)
-    return Lists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)  # the mask is the same: padding was last before
+    # The mask stays valid: padding was last before the sort and has the lowest gain.
+    return Lists(rows_ML, chunk.mask_ML, scores_N[rows_ML], gains_ML)
 
 
 def over_ideal(gains_ML: Tensor, truncation: int | None = None) -> Tensor:
-    """Gains, in falling order, divided by the DCG of this order; as they are where nothing is relevant."""
+    """Gains, in falling order, divided by the DCG of this order; unchanged if no document is relevant."""
     top_ML = gains_ML.clamp(min=0)[:, :truncation]
     ideal_M1 = (top_ML @ rank_discounts(top_ML.shape[1], gains_ML.device))[:, None]
     return gains_ML / torch.where(ideal_M1 > 0, ideal_M1, 1.0)
 
 
 def row_blocks(values_ML: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of the first `rows` rows, each with at most PAIRS_PER_BLOCK pairs of a row and a slot, or one row."""
+    """Slices of the first `rows` rows; each spans at most PAIRS_PER_BLOCK pairs of a row and a slot, or one row."""
     step = max(1, PAIRS_PER_BLOCK // values_ML.numel())
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 class _Rule(NamedTuple):
-    """What a pair costs by its margin, and how much it counts."""
+    """The penalty of a pair by its margin, and the weight of the pair."""
 
     penalty: Literal["logistic", "hinge"]
     weights: Literal["equal", "mean", "ndcg", "lightgbm"]
@@ -335,22 +338,24 @@ def _over_pairs(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, rule: _Ru
 
 
 def _solve(lists: Lists, rule: _Rule, with_slope: bool) -> tuple[Tensor, Tensor]:
-    """The loss of each list, and its slope by the scores (0 unless asked for)."""
+    """The loss of each list, and its slope by the scores (0 unless `with_slope`)."""
     lowest_M1 = lists.gains_ML.gather(1, lists.mask_ML.sum(-1, keepdim=True) - 1)
-    winners = int((lists.gains_ML > lowest_M1).sum(-1).max())  # no document after these beats another: few rows
+    # Gains fall along a row, so only the first documents beat another one: their rows are enough.
+    winners = int((lists.gains_ML > lowest_M1).sum(-1).max())
     weigh = _weigher(lists, rule)
     loss_M, total_M = lists.scores_ML.new_zeros(2, len(lists.mask_ML))
     slope_ML = torch.zeros_like(lists.scores_ML)
     for block in row_blocks(lists.scores_ML, winners):
         margins_MRL = rule.sigma * (lists.scores_ML[:, block, None] - lists.scores_ML[:, None])
         weights_MRL = weigh(block, margins_MRL)
-        # The reward is the cost's negative, which logsigmoid gives without another pass over the block.
+        # The reward is the negative penalty, which logsigmoid computes without another pass over the block.
         reward_MRL = F.logsigmoid(margins_MRL) if rule.penalty == "logistic" else (margins_MRL - 1).clamp_(max=0)
         loss_M -= (weights_MRL * reward_MRL).sum((1, 2))
         if rule.weights == "mean":
             total_M += weights_MRL.sum((1, 2))
         if with_slope or rule.weights == "lightgbm":
-            fall_MRL = reward_MRL.expm1_() if rule.penalty == "logistic" else reward_MRL.sign_()  # d cost / d margin
+            # d penalty / d margin, from the reward: exp(logsigmoid(m)) - 1 = -sigmoid(-m)
+            fall_MRL = reward_MRL.expm1_() if rule.penalty == "logistic" else reward_MRL.sign_()
             pull_MRL = weights_MRL.mul_(fall_MRL)
             pull_MR = pull_MRL.sum(2)
             slope_ML[:, block] += pull_MR
@@ -374,10 +379,11 @@ def _scale(total_M: Tensor, rule: _Rule) -> Tensor:
 
 
 def _weigher(lists: Lists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
-    """How much each pair of a block counts, given the margins; 0 unless the first document beats the second."""
+    """A function of a block and its margins that weighs pairs; 0 unless the first document beats the second."""
     dtype = lists.scores_ML.dtype
     if rule.weights in ("equal", "mean"):
-        better_ML = torch.searchsorted(-lists.gains_ML, -lists.gains_ML).to(dtype)  # small numbers, exact in any type
+        # Places in the order of gains stand in for the gains: small integers are exact in any floating-point type.
+        better_ML = torch.searchsorted(-lists.gains_ML, -lists.gains_ML).to(dtype)
         beaten_ML = torch.where(lists.mask_ML, better_ML, -1)  # nothing beats padding
         return lambda block, _: (better_ML[:, block, None] < beaten_ML[:, None]).to(dtype)
 
@@ -399,7 +405,7 @@ def _weigher(lists: Lists, rule: _Rule) -> Callable[[slice, Tensor], Tensor]:
 
 
 def _discounts(lists: Lists) -> tuple[Tensor, Tensor]:
-    """Discounts by score, the mean of its block for a tied document; and how many documents are scored higher."""
+    """Discounts by score, where tied documents share their block's mean; and the number of documents scored higher."""
     rising_ML = torch.where(lists.mask_ML, -lists.scores_ML, torch.inf)
     sorted_ML = rising_ML.sort().values
     first_ML = torch.searchsorted(sorted_ML, rising_ML)

@@ -1,4 +1,4 @@
-"""Pointwise ranking losses over ragged groups: one value per group, to be reduced by the training loop.
+"""Pointwise ranking losses over ragged groups: one value per group, which the training loop reduces.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -14,7 +14,7 @@ from ltrscale.ranking.loss import Loss, Scored
 
 
 class SigmoidConfig(Loss):
-    """Sigmoid cross entropy of every document on its own (QIN21).
+    """Sigmoid cross entropy of each single document (QIN21).
 
     Source: QIN21, B.2.
     Proof: laws; rax `pointwise_sigmoid_loss`.
@@ -43,18 +43,19 @@ def sigmoid_cross_entropy(
     highest_label: float = 1.0,
     weights_N: Tensor | None = None,
 ) -> Tensor:
-    """Sigmoid cross entropy of every document on its own, shape [Q].
+    """Sigmoid cross entropy of each single document, shape [Q].
 
-    `sum over documents of w_i (log(1 + exp(s_i)) - s_i y_i / highest_label)` (Qin et al. 2021, B.2). They print it
-    with graded labels as they are, which is `highest_label` 1; a document whose expected label exceeds that is pushed
-    up without end. With the highest grade in its place the best score is the logit of the expected share of it.
+    `sum over documents of w_i (log(1 + exp(s_i)) - s_i y_i / highest_label)` (Qin et al. 2021, B.2). The paper leaves
+    graded labels unscaled, which is `highest_label` 1; the score of a document whose expected label exceeds 1 then
+    grows without bound. If `highest_label` is the highest grade, the best score is the logit of the expected label
+    divided by that grade.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
         labels_N: finite relevance, not negative.
         offsets_Q1: offsets of the groups. An empty group has loss 0.
         highest_label: the label that counts as certain relevance.
-        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
 
     Example:
         >>> import torch
@@ -68,7 +69,7 @@ def sigmoid_cross_entropy(
 
 
 class SquaredErrorConfig(Loss):
-    """Squared error of every document on its own, for labels that are a teacher's scores.
+    """Squared error of each single document, for labels that are a teacher's scores.
 
     Source: pointwise regression; BUYL23, section 7 distils into one.
     Proof: laws; loop.
@@ -77,7 +78,7 @@ class SquaredErrorConfig(Loss):
     kind: Literal["squared_error"] = "squared_error"
     weighted: ClassVar[bool] = True
     standardise: bool = False
-    """Regress on labels standardised per query group, whose zero and scale then say nothing."""
+    """Regress on labels standardised per query group, so that their zero and scale do not matter."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `squared_error`."""
@@ -97,18 +98,18 @@ def squared_error(
     standardise: bool = False,
     weights_N: Tensor | None = None,
 ) -> Tensor:
-    """Squared error of every document on its own, shape [Q]: the pointwise regression of a student on its teacher.
+    """Squared error of each single document, shape [Q]: the pointwise regression of a student on its teacher.
 
-    `sum over documents of w_i (s_i - t_i)^2` with targets `t = y`, or `t = (y - mean of y) / deviation of y` over the
-    group where they are standardised. A listwise teacher's scores have no common zero or scale: softmax losses let it
-    move a list as a whole.
+    `sum over documents of w_i (s_i - t_i)^2` with targets `t = y` or, standardised over the group,
+    `t = (y - mean of y) / deviation of y`. Standardise the scores of a listwise teacher: they have no common zero or
+    scale, because softmax losses do not change when all scores of a list shift together.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
-        labels_N: finite numbers, also below 0, such as a teacher's scores.
+        labels_N: finite numbers, possibly negative, such as a teacher's scores.
         offsets_Q1: offsets of the groups. An empty group has loss 0.
         standardise: whether targets are standardised; those of a group of equal labels are 0.
-        weights_N: factors of the documents' terms, such as inverse propensities; None is 1.
+        weights_N: factors of the documents' terms, such as inverse propensities; None means 1.
 
     Example:
         >>> import torch

@@ -1,7 +1,7 @@
 """Losses that relax the sort inside NDCG: NeuralSortNDCG, its Gumbel form, and PiRank.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, S samples; G groups with a relevant document, R runs of a merge
-sort, J runs joined from them, T entries. An entry is a score and its gain: `entries_N2` has two columns.
+sort, J runs joined from them, T entries. An entry is a score with its gain: `entries_N2` has two columns.
 """
 
 from functools import partial
@@ -27,7 +27,7 @@ class NeuralSortNDCGConfig(Loss):
 
     kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
     temperature: float = Field(1.0, gt=0)
-    """Of the relaxed sort."""
+    """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
     """Cut-off of the NDCG; empty for the whole list."""
 
@@ -46,10 +46,10 @@ def neural_sort_ndcg(
 ) -> Tensor:
     """NeuralSortNDCG: 1 - NDCG under NeuralSort's relaxed permutation, shape [Q].
 
-    `1 - 1 / DCG(best order) sum over ranks r and documents i of P_ri (2^y_i - 1) / log2(1 + r)` (Qin et al. 2021,
-    B.2, who leave out the constant 1 and print the two indices of P in the other order), P as in `sort_entries`.
-    Columns of P are not normalised: a document may count more or less than once, and the loss may fall below 0. This
-    is flat `pirank`.
+    `1 - 1 / DCG(best order) sum over ranks r and documents i of P_ri (2^y_i - 1) / log2(1 + r)` with P as in
+    `sort_entries` (Qin et al. 2021, B.2, without the constant 1 and with the indices of P exchanged). Columns of P are
+    not normalised: a document may count more or less than once, and the loss may fall below 0. This is `pirank` with
+    depth 1.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -78,13 +78,13 @@ class GumbelNeuralSortNDCGConfig(Loss):
 
     kind: Literal["gumbel_neural_sort_ndcg"] = "gumbel_neural_sort_ndcg"
     temperature: float = Field(1.0, gt=0)
-    """Of the relaxed sort."""
+    """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
     """Cut-off of the NDCG; empty for the whole list."""
     samples: int = Field(8, ge=1)
     """Noisy copies of each list."""
     scale: float = Field(1.0, ge=0)
-    """Of the noise."""
+    """Factor of the Gumbel noise."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `gumbel_neural_sort_ndcg`."""
@@ -126,7 +126,7 @@ def gumbel_neural_sort_ndcg(
         temperature: tau > 0.
         generator: source of randomness, on the device of the scores.
         samples: noisy copies of each group, at least 1.
-        scale: of the noise; 0 gives `neural_sort_ndcg`.
+        scale: factor of the noise; 0 gives `neural_sort_ndcg`.
         k: count the first k ranks only, in the best order too; None counts all.
 
     Raises:
@@ -144,7 +144,7 @@ def gumbel_neural_sort_ndcg(
 
 
 class PiRankConfig(Loss):
-    """PiRank: NDCG through a relaxed sort, by divide and conquer where lists are long.
+    """PiRank: NDCG through a relaxed sort, by divide and conquer for long lists.
 
     Source: Swezey et al. 2021.
     Proof: laws; exact NDCG@k when hard or cold; depth 1 = flat.
@@ -152,13 +152,13 @@ class PiRankConfig(Loss):
 
     kind: Literal["pirank"] = "pirank"
     temperature: float = Field(1.0, gt=0)
-    """Of the relaxed sort."""
+    """Temperature of the relaxed sort, in units of the scores."""
     k: int | None = Field(None, ge=1)
     """Cut-off of the NDCG; empty for the whole list."""
     depth: int = Field(1, ge=1)
     """Levels of divide and conquer; 1 sorts the list at once."""
     mode: Mode = "soft"
-    """`straight_through` takes the exact order going forward and the gradient of the relaxed one going back."""
+    """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
 
     def of(self, scored: Scored) -> Tensor:
         """See `pirank`."""
@@ -184,16 +184,16 @@ def pirank(
 
     `1 - sum over ranks r <= k of (P g)_r / log2(1 + r) / IDCG@k` with the gains `g = 2^y - 1`, the first k rows P of
     the relaxed permutation, and the IDCG of the whole list (Swezey et al. 2021). As tau tends to 0, this tends to
-    1 - NDCG@k, tied documents sharing their ranks as in `metrics.ndcg`; warm, it may fall a little below 0.
+    1 - NDCG@k, where tied documents share their ranks as in `metrics.ndcg`; at a high tau it may fall a little below 0.
 
     With a depth above 1 a list is sorted as in merge sort: runs of consecutive documents are sorted and keep their
-    first k (relaxed) scores and gains, then runs are joined and sorted again, until one is left after `depth` rounds.
-    P is the product of all these matrices. Let b be the smallest integer whose power `depth` reaches the length of
-    the list: in each round m runs (at first its documents) become ceil(m / b), run c joining run
-    floor(c ceil(m / b) / m), so that no run joins more than b and a list of any length is split evenly. A run that
-    would be sorted alone stays as it is. What shares a run follows from the order of the documents, which therefore
-    matters to soft and straight-through sorts of a depth above 1; and where a run's rank k cuts a block of ties, the
-    exact sort may differ from NDCG@k.
+    first k (relaxed) scores and gains, then runs are joined and sorted again; `depth` rounds leave a single run. P is
+    the product of all these matrices. Let b be the smallest integer with `b^depth >= length of the list`. Each round
+    turns m runs (at first the single documents) into ceil(m / b): run c joins the new run floor(c ceil(m / b) / m). So
+    no new run joins more than b, and a list of any length is split evenly. A run that joins no other is not sorted.
+
+    The order of the documents decides which of them share a run. It therefore matters to soft and straight-through
+    sorts of a depth above 1. Where a run's rank k cuts a block of ties, the exact sort may differ from NDCG@k.
 
     Args:
         scores_N: finite scores. Half precision is computed, and returned, in float32.
@@ -202,15 +202,15 @@ def pirank(
         temperature: tau > 0, the same in all rounds.
         k: count the first k ranks only; None counts all.
         depth: rounds of sorting; 1 is the flat sort.
-        mode: "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", whose value is that of
-            the exact sorts while the gradient of each sort's matrix is that of the relaxed one.
+        mode: "soft"; "hard", with exact sorts, whose gradient is 0; or "straight_through", with the value of the exact
+            sorts and the gradient of the relaxed ones.
 
     Raises:
         ValueError: the temperature is not positive, or k or depth is below 1.
 
     Example:
         >>> scores, labels = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
-        >>> offsets = torch.tensor([0, 3, 4])  # the second group has nothing relevant
+        >>> offsets = torch.tensor([0, 3, 4])  # the second group has no relevant document
         >>> pirank(scores, labels, offsets, temperature=1.0, k=2)
         tensor([0.3711, 0.0000])
         >>> pirank(scores, labels, offsets, temperature=1.0, k=2, mode="hard")  # 1 - 1 / log2(3)
@@ -251,9 +251,11 @@ def _relevant_lists(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: i
 
 
 def _merge_sort(lists: _RelevantLists, *, k: int | None, depth: int, temperature: float, mode: Mode) -> Tensor:
-    """The entries at the first k ranks of each list after `depth` rounds, shape [T, 2]; `lengths_R` is that of runs."""
+    """The entries at the first k ranks of each list after `depth` rounds, shape [T, 2]."""
     entries_T2, runs_G = lists.entries_N2, lists.offsets_G1.diff()
     lengths_R = torch.ones_like(entries_T2[:, 0], dtype=torch.int64)
+    # The smallest integer whose power `depth` reaches the length. The root is rounded, then corrected: ceil of a root
+    # that is an integer would be one too large wherever floating point puts it slightly above.
     branching_G = (runs_G.double() ** (1 / depth)).round()
     branching_G = torch.where((branching_G**depth).round() < runs_G, branching_G + 1, branching_G).long()
     for _ in range(depth):

@@ -1,9 +1,9 @@
 """Cleaning of clicks before training (SUN23): propensity weights, refined labels, random negatives.
 
-The clicks of a group are its column `clicks`, where it has one, and else its labels above 0. Only groups with labels
-are touched.
+The clicks of a group are its column `clicks` or, if it has none, its labels above 0. Groups without labels do not
+change.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M documents that are drawn, C candidates for them.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn documents, C candidates to draw.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ class ClickRatioWeights(StepConfig):
     alpha: float = Field(default=0.25, ge=0)
     """Exponent of (cr_1 / cr_i); 0 for equal weights."""
     depth: int = Field(default=10, ge=1)
-    """Positions that have a weight of their own; documents further down have that of the last one."""
+    """Positions with their own weight; documents further down share the last one."""
 
 
 class Refine(StepConfig):
@@ -45,27 +45,27 @@ class Refine(StepConfig):
 
     kind: Literal["refine"] = "refine"
     feature: str
-    """Name of the feature, such as that of BM25."""
+    """Name of the feature, for example the one that holds BM25."""
     delta: float = 2.0
-    """What a click adds to the feature."""
+    """Amount that a click adds to the feature."""
     temperature: float = Field(default=0.1, gt=0)
     """Temperature of the softmax."""
     scale: Literal["standard", "none"] = "standard"
-    """Whether the feature is divided by its standard deviation over the data set first."""
+    """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
 
 
 class RandomNegatives(StepConfig):
-    """Random documents of other queries as negatives, in place of the documents after the last click (SUN23, 2.2)."""
+    """Random documents of other queries as negatives; they replace the documents after the last click (SUN23, 2.2)."""
 
     kind: Literal["random_negatives"] = "random_negatives"
     replace_unseen: bool = True
-    """Whether to replace the documents shown after the last click, in groups that have one."""
+    """Whether to replace the documents shown after the last click, in groups with a click."""
     extra: int = Field(default=0, ge=0)
-    """Further negatives that are appended to every labelled group."""
+    """Number of further negatives to append to every labelled group."""
 
 
 def clicks_of(block: GroupBlock) -> Floats:
-    """The clicks of each document, NaN where none are known."""
+    """The clicks of each document; NaN for documents without clicks and labels."""
     labels_N = block.columns_N["labels"]
     clicks_N = np.where(np.isnan(labels_N), np.nan, labels_N > 0)
     if "clicks" in block.columns_N:
@@ -74,7 +74,7 @@ def clicks_of(block: GroupBlock) -> Floats:
 
 
 def click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
-    """The share of the documents shown at each position that were clicked, shape [depth]; NaN where none was shown.
+    """The share of clicked documents among those shown at each position, shape [depth]; NaN where none was shown.
 
     Raises:
         InputError: a labelled group has no positions.
@@ -92,14 +92,14 @@ def click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
 
 
 def propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
-    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2), NaN where nothing was shown.
+    """The weight of each position, `(cr_1 / cr_i)^alpha` (SUN23, eq. 2); NaN where nothing was shown.
 
     Args:
         ratios_P: click ratio of each position, from the first.
         alpha: exponent.
 
     Raises:
-        ValueError: a position was never clicked, or nothing was shown at the first.
+        ValueError: a position was never clicked, or nothing was shown at the first position.
 
     Example:
         >>> propensity_weights(np.array([0.4, 0.2, np.nan]), alpha=1.0).tolist()
@@ -111,10 +111,10 @@ def propensity_weights(ratios_P: Doubles, *, alpha: float) -> Doubles:
 
 
 def check_ratios(ratios_P: Doubles) -> None:
-    """Check that propensity weights can be made.
+    """Check that every position shown has clicks, as propensity weights require.
 
     Raises:
-        InputError: a position was never clicked; names it and the remedy.
+        InputError: a position was never clicked; names the position and the remedy.
     """
     if np.isnan(ratios_P[0]) or ratios_P[0] == 0:
         raise InputError("position 1 has no click to compare with; see whether positions count from 1")
@@ -142,7 +142,7 @@ def click_ratio_weights(weights_P: Doubles) -> Transform:
 
 
 def softmax_by_group(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
-    """The softmax of each group's values, without overflow; -inf counts nothing.
+    """The softmax of each group's values, without overflow; values of -inf get 0.
 
     Example:
         >>> softmax_by_group(np.array([1000.0, 1000.0, -np.inf, 3.0]), np.array([0, 3, 4])).tolist()
@@ -164,15 +164,15 @@ def refined_labels(
 ) -> Doubles:
     """Labels that sum to 1 in each group, `softmax((delta click + feature) / temperature)`.
 
-    The formula is our reading of SUN23, who print it in a figure only.
+    The formula is our reading of SUN23, which prints it only in a figure.
 
     Args:
         clicks_N: whether each document was clicked.
-        feature_N: value of the feature; where it is missing (NaN) the smallest of the list stands for it.
+        feature_N: value of the feature; a missing value (NaN) becomes the smallest of the list.
         offsets_Q1: offsets of the groups.
-        delta: what a click adds.
-        temperature: of the softmax.
-        shown_N: which documents take part, at least one a group; the others have label 0.
+        delta: amount that a click adds.
+        temperature: temperature of the softmax.
+        shown_N: True for documents that were shown, at least one a group; the others have label 0.
 
     Example:
         >>> clicked, shown = np.array([True, False, False]), np.array([True, True, False])
@@ -215,21 +215,21 @@ def refine(step: Refine, *, feature: int, scale: float) -> Transform:
 
 
 def unseen(clicks_N: Floats, positions_N: Floats, offsets_Q1: Ints) -> NDArray[np.bool_]:
-    """The documents shown below the last click of their group; none in a group without a click.
+    """True for documents shown below the last click of their group; False in a group without a click.
 
     Example:
         >>> unseen(np.array([0, 1, 0, 0]), np.array([1, 2, 3, np.nan]), np.array([0, 4])).tolist()
         [False, False, True, False]
     """
     last_Q = maximum(np.where((clicks_N > 0) & ~np.isnan(positions_N), positions_N, -np.inf), offsets_Q1)
-    last_Q = np.where(np.isinf(last_Q), np.inf, last_Q)
+    last_Q = np.where(np.isinf(last_Q), np.inf, last_Q)  # -inf, no click, becomes inf: no position is below it
     return np.asarray(positions_N > np.repeat(last_Q, np.diff(offsets_Q1)))
 
 
 def random_negatives(step: RandomNegatives, seed: int) -> Transform:
-    """Put documents of other groups of the block into labelled groups, with label and relevance 0 and no position.
+    """Put documents of other groups of the block into labelled groups, with label and relevance 0.
 
-    They were not shown, so they have no position, and weight 1 where the group has weights.
+    They were not shown, so they have no position, and weight 1 if the group has weights.
     """
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
@@ -251,12 +251,12 @@ def random_negatives(step: RandomNegatives, seed: int) -> Transform:
 
 
 def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
-    """For each group so many documents of the other groups of a block, without repetition while there are enough.
+    """Draw documents of the other groups of a block for each group, without repetition while there are enough.
 
-    All documents stand in a circle, shuffled; a group takes those that follow a random place and are not its own.
+    A group starts at a random place of a shuffled circle of all documents and takes the next ones that are not its own.
 
     Raises:
-        InputError: a group is alone.
+        InputError: a block has a single group.
     """
     alone_Q = (wanted_Q > 0) & (block.lengths_Q == block.n_documents)
     if alone_Q.any():
@@ -265,7 +265,7 @@ def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
     circle_N = np.argsort(open_uniforms((seed, "circle"), keys_N, block.index_N), kind="stable")
     start_Q = (open_uniforms((seed, "start"), block.keys_Q) * block.n_documents).astype(np.int64)
     others_Q = np.maximum(block.n_documents - block.lengths_Q, 1)
-    rounds_Q = -(-wanted_Q // others_Q)  # a round of the circle meets all documents of the group itself
+    rounds_Q = -(-wanted_Q // others_Q)  # each round of the circle also passes all documents of the group itself
     candidates_Q = np.where(wanted_Q > 0, wanted_Q + rounds_Q * block.lengths_Q, 0)
     bounds_Q1 = offsets(candidates_Q)
     group_C = np.repeat(np.arange(len(block)), candidates_Q)
@@ -278,7 +278,7 @@ def draw_others(block: GroupBlock, wanted_Q: Ints, seed: int) -> Ints:
 
 
 def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: Ints, drawn_M: Ints) -> GroupBlock:
-    """The block with drawn documents, given group by group, in place of those replaced and then at the end."""
+    """Replace documents by drawn ones, which come group by group, and append `extra_Q` more to each group."""
     group_N = np.concatenate([block.group_N, np.repeat(np.arange(len(block)), extra_Q)])
     negative_N = np.concatenate([replaced_N, np.ones(extra_Q.sum(), dtype=bool)])
     order_N = np.argsort(group_N, kind="stable")

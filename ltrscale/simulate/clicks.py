@@ -30,7 +30,7 @@ from ltrscale.simulate.step import (
 
 
 class PositionBased(Config):
-    """A position is examined with probability (1 / position)^eta, whatever is clicked above it (PBM)."""
+    """A position is examined with probability (1 / position)^eta, whatever clicks are above it (PBM)."""
 
     kind: Literal["pbm"] = "pbm"
     eta: float = Field(default=1.0, ge=0)
@@ -44,21 +44,21 @@ class Cascade(Config):
 
 
 class Clicks(StepConfig):
-    """Clicks on a shown ranking; labels and `clicks` become the clicks, `positions` the places."""
+    """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
     kind: Literal["clicks"] = "clicks"
     user: Annotated[PositionBased | Cascade, Field(discriminator="kind")] = PositionBased()
-    """How the ranking is examined."""
+    """Model of how a user examines the ranking."""
     noise: float = Field(default=0.1, ge=0, le=1)
-    """Probability of a click on an irrelevant document that is examined (epsilon)."""
+    """Probability of a click on an examined but irrelevant document (epsilon)."""
     ranking: Literal["positions", "random", "feature"] = "positions"
-    """What is shown: the ranking of the data set's `positions`, a random one, or one by a feature."""
+    """The ranking to show: by the data set's `positions`, random, or by a feature."""
     feature: str | None = None
     """Name of that feature; the highest value comes first, missing ones last, ties at random."""
     depth: int | None = Field(default=None, ge=1)
-    """Positions that are shown; documents below are not clicked and have no position. Empty for all."""
+    """Number of positions to show; documents below get no click and no position. Empty for all."""
     max_relevance: float | None = Field(default=None, gt=0)
-    """The highest grade; by default the highest label that the data set has."""
+    """The highest grade; by default the highest label in the data set."""
 
     @model_validator(mode="after")
     def _check(self) -> "Clicks":
@@ -71,7 +71,7 @@ def feature_number(features: Sequence[Feature], name: str) -> int:
     """The column of a feature.
 
     Raises:
-        InputError: there is none of this name; names the nearest.
+        InputError: no feature has this name; names the nearest one.
     """
     names = [feature.name for feature in features]
     if name not in names:
@@ -83,7 +83,7 @@ def check_positions(block: GroupBlock, remedy: str) -> None:
     """Check that every labelled group has positions, and that they count from 1.
 
     Raises:
-        InputError: names the query and the remedy.
+        InputError: a group fails the check; names the query and the remedy.
     """
     bad_Q = labelled(block) & ~block.present_Q("positions")
     if bad_Q.any():
@@ -111,7 +111,7 @@ def attraction(rho_N: Doubles, *, noise: float) -> Doubles:
 
 
 def first_attracted(attracted_N: NDArray[np.bool_], positions_N: Doubles, offsets_Q1: Ints) -> NDArray[np.bool_]:
-    """The documents that the cascade model clicks: in each group the highest attracted one that has a position.
+    """The documents that the cascade model clicks: in each group, the attracted one at the highest position.
 
     Example:
         >>> attracted = np.array([True, True, False, True])
@@ -123,7 +123,7 @@ def first_attracted(attracted_N: NDArray[np.bool_], positions_N: Doubles, offset
 
 
 def shown_positions(step: Clicks, block: GroupBlock, seed: int, feature: int | None) -> Doubles:
-    """The position at which each document is shown, NaN where it is not."""
+    """The position at which each document is shown; NaN for documents that are not shown."""
     if step.ranking == "positions":
         check_positions(block, "prepare it with positions, or set ranking to random or feature")
         positions_N = block.columns_N["positions"].astype(np.float64)

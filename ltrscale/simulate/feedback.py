@@ -37,51 +37,51 @@ class LabelledFraction(StepConfig):
 
     kind: Literal["labelled_fraction"] = "labelled_fraction"
     fraction: float = Field(gt=0, le=1)
-    """Share of the labelled groups of the periods, all together, that keep their labels; at least one group does."""
+    """Share of the labelled groups that keep their labels, over all periods together; at least one group does."""
     sample: Literal["random", "first"] = "random"
-    """Which: drawn uniformly, or the first ones of the data set, by gid, as HOU24's authors do."""
+    """How to choose them: `random` draws uniformly; `first` takes the lowest gids, as HOU24's authors do."""
 
 
 class RelevantOnly(StepConfig):
-    """Drop labelled groups without a label above 0; unlabelled groups stay."""
+    """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
 
 
 class BinaryFeedback(StepConfig):
-    """Binary labels, 1 the more probably the higher the grade (HOU24, A.2.4)."""
+    """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
     renamed: ClassVar[Mapping[str, str]] = {"temperature": "sharpness"}
     kind: Literal["binary_feedback"] = "binary_feedback"
     sharpness: float = Field(default=4.0, gt=0)
-    """t in P(y = 1) = sigmoid(t (r - tau)): the larger, the less is left to chance."""
+    """t in P(y = 1) = sigmoid(t (r - tau)): the larger t, the less random the labels."""
     tau: float = 4.5
     """Grade at which half of the documents get a 1; HOU24 uses 4.25, 4.5 and 5.1 for grades from 0 to 4."""
     unlabel_empty: bool = True
-    """Whether a group that gets no 1 has no labels any more; HOU24 counts only the others as labelled."""
+    """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
 
 class ImplicitFeedback(StepConfig):
-    """Seen, click or conversion (0, 1, 2) on sampled short lists, by the user's intent (BUYL23, 6.1)."""
+    """Label documents of sampled short lists as seen, click or conversion (0, 1, 2), by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
     documents: int = Field(default=16, ge=1)
-    """Documents of a sampled list (N_s); a list that has no more is taken whole."""
+    """Documents of a sampled list (N_s); shorter lists are taken whole."""
     copies: int = Field(default=10, ge=1)
-    """Lists sampled from each labelled list (N_b); they take its place."""
+    """Lists sampled from each labelled list (N_b); they replace it."""
     conversion: float = Field(default=0.1, ge=0, le=1)
-    """Share of the users willing to click who are willing to buy (kappa)."""
+    """Among users willing to click, the share willing to buy (kappa)."""
     noise: float = Field(default=0.1, ge=0, le=1)
     """Probability of a click on an irrelevant document (epsilon)."""
     max_relevance: float | None = Field(default=None, gt=0)
-    """The highest grade; by default the highest label that the data set has."""
+    """The highest grade; by default the highest label in the data set."""
 
 
 def sample_rank(step: LabelledFraction, block: GroupBlock, seed: int) -> Bits:
-    """By what groups are chosen to keep their labels, lowest first; different for all groups, shape [Q]."""
+    """The rank by which groups are chosen to keep their labels, lowest first; unique for each group, shape [Q]."""
     if step.sample == "first":
         return block.keys_Q.astype(np.uint64)
-    # a split's draw permutes all labelled groups at once; here they stream past, some dropped or copied by steps before
+    # A hash instead of a permutation, as in a split: groups stream past, and earlier steps may drop or copy some.
     return random_bits((seed, "labelled"), block.keys_Q)
 
 
@@ -97,7 +97,7 @@ def last_kept_rank(ranks_Q: Bits, fraction: float) -> int:
 
 
 def labelled_fraction(step: LabelledFraction, seed: int, last: int) -> Transform:
-    """Take the labels of the groups whose rank is above `last`."""
+    """Remove the labels of groups whose rank is above `last`."""
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
         hidden_Q = sample_rank(step, block, seed) > np.uint64(last)
@@ -112,7 +112,8 @@ def relevant_only() -> Transform:
     """Drop labelled groups whose labels are all 0."""
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        after = block.keep(~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))  # NaN, no labels, stays
+        # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
+        after = block.keep(~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
         dropped = len(block) - len(after)
         yield after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
 
@@ -120,7 +121,7 @@ def relevant_only() -> Transform:
 
 
 def gumbel(uniform_N: Doubles) -> Doubles:
-    """Standard Gumbel numbers, `-log(-log u)`, from uniform ones."""
+    """Standard Gumbel numbers `-log(-log u)` from uniform numbers u."""
     return -np.log(-np.log(uniform_N))
 
 
@@ -132,7 +133,7 @@ def binary_labels(
     Args:
         relevance_N: grades r; NaN gives False.
         sharpness: t.
-        tau: the grade of even odds.
+        tau: the grade with even odds.
         gumbel1_N: standard Gumbel numbers G1.
         gumbel0_N: standard Gumbel numbers G0.
 
@@ -145,7 +146,7 @@ def binary_labels(
 
 
 def binary_feedback(step: BinaryFeedback, seed: int) -> Transform:
-    """Replace the labels by binary ones."""
+    """Replace the labels by binary labels."""
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
         places = (block.on_documents(block.keys_Q), block.index_N)
@@ -169,7 +170,7 @@ def intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
     """The strongest action that each user is willing to take: 0 look, 1 click, 2 buy.
 
     `P(T = 0, 1, 2) = 1 - rho, (1 - kappa) rho, kappa rho` with rho the relevance of the best document of the list
-    (BUYL23, eq. 11). The thresholds that Alg. 1 prints leave T = 1 out where rho is small; these are eq. 11's.
+    (BUYL23, eq. 11). The printed thresholds of Alg. 1 never give T = 1 for small rho, so this follows eq. 11.
 
     Args:
         uniform_Q: uniform numbers in [0, 1].
@@ -186,8 +187,8 @@ def intents(uniform_Q: Doubles, rho_Q: Doubles, *, conversion: float) -> Ints:
 def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles, click_N: Doubles) -> Ints:
     """Implicit labels: 2 for a conversion, 1 for a click, 0 for a document that was only seen (BUYL23, eq. 12).
 
-    With intent 2 a document is bought with probability rho; with intent 1 or 2 one that is not bought is clicked with
-    probability `epsilon + (1 - epsilon) rho`.
+    A user with intent 2 buys a document with probability rho. A user with intent 1 or 2 clicks a document that is not
+    bought with probability `epsilon + (1 - epsilon) rho`.
 
     Args:
         intent_N: intent of the user of each document's list.
@@ -207,10 +208,10 @@ def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles
 
 
 def implicit_feedback(step: ImplicitFeedback, seed: int, *, top: float, span: int) -> Transform:
-    """Sample short lists from every labelled list, and let a user act on each; unlabelled groups pass.
+    """Sample short lists from every labelled list, and simulate a user of each; unlabelled groups do not change.
 
-    A sampled list is a group of its own: `query_id` gets `#1`, `#2` ... appended, and the first list has the key of
-    the original, the others `span` more each, which is above all keys.
+    Each sampled list is a new group: its `query_id` is the original's with `#1`, `#2` ... appended. The first list has
+    the key of the original. Each further list adds `span`, which is above all keys, so keys stay unique.
     """
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
@@ -228,20 +229,20 @@ def implicit_feedback(step: ImplicitFeedback, seed: int, *, top: float, span: in
 
 
 def _numbered(rows_Q: pa.Table, copy: int) -> pa.Table:
-    """The rows with the number of a sampled list in their query id."""
+    """The rows with the number of a sampled list appended to their query id."""
     ids_Q = pc.binary_join_element_wise(rows_Q.column("query_id"), f"#{copy + 1}", "")
     return rows_Q.set_column(rows_Q.schema.get_field_index("query_id"), "query_id", ids_Q)
 
 
 def _selected(block: GroupBlock, documents: int, seed: int) -> GroupBlock:
-    """At most so many documents of each group, drawn without replacement, in their order."""
+    """Draw at most `documents` of each group, without replacement, and keep their order."""
     draw_N = open_uniforms((seed, "select"), block.on_documents(block.keys_Q), block.index_N)
     chosen_N = place_in_group(block.offsets_Q1, draw_N) < documents
     return block.take(np.arange(len(block)), np.flatnonzero(chosen_N), np.minimum(block.lengths_Q, documents))
 
 
 def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: float) -> Doubles:
-    """What a user does with each list of a block."""
+    """The labels from simulated users of the lists of a block."""
     rho_N = relevance_probability(block.columns_N["labels"], top=top)
     rho_Q = maximum(rho_N, block.offsets_Q1)
     intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=step.conversion)
@@ -256,10 +257,10 @@ def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: 
 
 
 def highest_grade(given: float | None, label_counts: Mapping[str, int]) -> float:
-    """The grade of a perfect document: as given, or the highest label that a manifest counts.
+    """The grade of a perfect document: the given one, or else the highest label that a manifest counts.
 
     Raises:
-        InputError: neither is known.
+        InputError: no grade is given, and the manifest has no counts of labels or none above 0.
 
     Example:
         >>> highest_grade(None, {"0": 9, "0.5": 2, "2": 1}), highest_grade(4, {"0": 9})
@@ -267,5 +268,5 @@ def highest_grade(given: float | None, label_counts: Mapping[str, int]) -> float
     """
     top = max(map(float, label_counts), default=0.0) if given is None else given
     if top <= 0:
-        raise InputError("the manifest does not tell the highest label; give it as max_relevance")
+        raise InputError("the manifest does not state the highest label; give it as max_relevance")
     return top

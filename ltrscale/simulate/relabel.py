@@ -1,9 +1,8 @@
 """Relabelling: from a data set directory to one with simulated or cleaned labels, in steps.
 
 The steps run one after the other on blocks of groups that stream from the old directory to the new one, in bounded
-memory. A step that must know something of the whole data set first, such as how many groups have labels, has it from
-a pass of its own through the steps before it. The label that a document had at first stays in the column `relevance`,
-which the groups have that have labels.
+memory. A step that first needs a statistic of the whole data set, such as the number of labelled groups, makes an extra
+pass through the steps before it. In groups with labels, the column `relevance` keeps each document's original label.
 
 Shapes: Q groups, N documents.
 """
@@ -67,18 +66,18 @@ Step = Annotated[
 
 
 class RelabelConfig(Config):
-    """What is done to the labels of a data set, in which order."""
+    """The changes to the labels of a data set."""
 
     steps: tuple[Step, ...] = Field(min_length=1)
-    """The steps; each acts on what the one before left."""
+    """The steps, in order; each acts on the output of the one before."""
     seed: int = 0
-    """Seed of all that is drawn."""
+    """Seed of all random draws."""
     compression: Compression = "zstd"
-    """Compression of the data files: zstd is smallest, none is read fastest."""
+    """Compression of the data files: zstd is smallest, none is fastest to read."""
     row_group_mb: float = Field(default=8, gt=0)
     """Uncompressed megabytes of a row group; small data sets get smaller ones."""
     file_mb: float = Field(default=256, gt=0)
-    """Megabytes of a data file after which the next is begun."""
+    """Megabytes of a data file; a larger data set has several files."""
 
     @model_validator(mode="after")
     def _ratios_are_of_all_that_was_shown(self) -> "RelabelConfig":
@@ -93,7 +92,7 @@ class RelabelConfig(Config):
 
 @dataclass(frozen=True)
 class _Stage:
-    """A step that is ready to run, and the periods on which it acts."""
+    """A step that is ready to run, and the periods that it changes."""
 
     name: str
     periods: frozenset[str]
@@ -101,22 +100,22 @@ class _Stage:
 
 
 Blocks = Callable[[], Iterator[GroupBlock]]
-"""Starts a pass through the groups on which a step acts, as the steps before leave them."""
+"""Starts a pass through the input groups of a step, after the steps before it."""
 
 
 def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
-    """Make a data set directory at `out` from the one at `data`, which nobody sees until it is complete.
+    """Make a data set directory at `out` from the one at `data`; readers see it only when it is complete.
 
     Args:
         config: the steps.
         data: a data set directory.
         out: another directory.
-        origin: what the new manifest says of its origin.
+        origin: the origin to write into the new manifest.
         report: receives one record for each step: groups and documents that it read, changed, dropped and added.
 
     Raises:
-        InputError: a step names a period or a feature that is not there, needs positions or grades that the data set
-            does not have, acts on no labelled group, or leaves none.
+        InputError: a step names an unknown period or feature, needs positions or grades that the data set does not
+            have, reads no labelled group, or leaves no labelled group.
     """
     dataset = open_dataset(data)
     names = _columns(config, dataset)
@@ -152,7 +151,7 @@ def _words(key: str) -> str:
 
 
 def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
-    """The columns with one number a document that the new data set has."""
+    """The columns of the new data set that hold one number per document."""
     there = set(column_names(dataset))
     if "labels" not in there:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
@@ -171,7 +170,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
 
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:
-    """The groups as they are, with all columns that they will have."""
+    """The original groups, with all columns of the new data set."""
     files = [file for file in dataset.manifest.files if file.period in periods]
     total = sum(counts.documents for file in files for counts in file.row_groups)
     with progress(label, total) as advance:
@@ -185,7 +184,7 @@ def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], lab
 def _chain(
     stages: Iterable[_Stage], blocks: Iterator[GroupBlock], tallies: Iterable[Counter[str]]
 ) -> Iterator[GroupBlock]:
-    """The blocks after all stages, with what each stage did added to its tally."""
+    """The blocks after all stages; each stage adds its counts to its tally."""
     for stage, tally in zip(stages, tallies, strict=True):
         blocks = _run(stage, blocks, tally)
     return blocks
@@ -208,7 +207,7 @@ def _run(stage: _Stage, blocks: Iterator[GroupBlock], tally: Counter[str]) -> It
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Say in an error which step it was."""
+    """Put the name of the step before an error's message."""
     try:
         yield
     except InputError as error:
@@ -216,13 +215,13 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _with_relevance_of_labelled(block: GroupBlock) -> GroupBlock:
-    """The block with `relevance` for just the groups that have labels."""
+    """The block with `relevance` only in groups with labels."""
     relevance_N = np.where(block.on_documents(labelled(block)), block.columns_N["relevance"], np.float32(np.nan))
     return block.with_columns(relevance=relevance_N)
 
 
 def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> list[_Stage]:
-    """The steps made ready, one after the other."""
+    """Prepare the steps, one after the other."""
     every = [periods_of(dataset, step.periods) for step in config.steps]
     stages: list[_Stage] = []
     span = dataset.manifest.counts().groups
@@ -240,13 +239,13 @@ def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> 
 def _survey(
     dataset: Dataset, before: Sequence[_Stage], periods: frozenset[str], names: tuple[str, ...], name: str
 ) -> Iterator[GroupBlock]:
-    """The groups on which a step acts, as the steps before leave them."""
+    """The input groups of a step, after the steps before it."""
     blocks = _read(dataset, periods, names, f"relabel: {name}, counting")
     return _chain(before, blocks, [Counter() for _ in before])
 
 
 def _transform(step: Step, seed: int, dataset: Dataset, blocks: Blocks, span: int) -> Transform:
-    """A step as a function of blocks; `span` is above all keys of groups."""
+    """A step as a function of blocks; `span` is larger than any key of a group."""
     features, grades = dataset.manifest.features, dataset.manifest.label_counts
     match step:
         case LabelledFraction():
@@ -278,7 +277,7 @@ def _transform(step: Step, seed: int, dataset: Dataset, blocks: Blocks, span: in
             return random_negatives(step, seed)
 
 
-_NO_LABELS = "no group of its periods has labels; name periods that have some"
+_NO_LABELS = "no group of its periods has labels; name periods with labels"
 
 
 def _deviation(dataset: Dataset, feature: int) -> float:
@@ -287,21 +286,21 @@ def _deviation(dataset: Dataset, feature: int) -> float:
     deviation = summaries[feature].std if summaries else None
     if not deviation:
         name = dataset.manifest.features[feature].name
-        raise InputError(f"feature {name!r} has no deviation in the manifest to divide by; set scale to none")
+        raise InputError(f"the manifest has no standard deviation of feature {name!r}; set scale to none")
     return deviation
 
 
 def _check(stage: _Stage, tally: Counter[str]) -> None:
-    """Check that a step had labels to act on, and left some."""
+    """Check that a step read labels and left some."""
     if not tally["labelled_read"]:
         raise InputError(f"{stage.name}: {_NO_LABELS}")
     if not tally["labelled_left"]:
         read = f"{tally['labelled_read']:,} labelled groups"
-        raise InputError(f"{stage.name}: of {read} none has labels afterwards; choose settings that keep some")
+        raise InputError(f"{stage.name}: none of {read} has labels afterwards; choose settings that keep some")
 
 
 def _account(dataset: Dataset, stages: list[_Stage], tallies: list[Counter[str]]) -> Accounting:
-    """What came in, from the old data set or added by a step, and what was kept; with the counts of each step."""
+    """The groups and documents that came in (read or added by a step) and were kept, with the counts of each step."""
     counts = dataset.manifest.counts()
     total = sum(tallies, Counter())
     groups_in = counts.groups + total["groups_added"]

@@ -1,7 +1,7 @@
-"""Rewrites a data set: whole query groups stream from one data set directory and go, changed, to another.
+"""Rewrites a data set: whole query groups stream from one data set directory to another, with changes.
 
-Groups come period by period in file order, in blocks of some 16 thousand documents. Where a block ends depends on the
-sequence of the groups alone, not on how files and row groups cut it, so neither does what is made of a block.
+Groups come period by period in file order, in blocks of about 16 thousand documents. The limits of a block depend only
+on the sequence of the groups, not on how files and row groups cut it, and so do the changes to a block.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K taken documents.
 """
@@ -31,13 +31,13 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # comparing arrays by == would raise
 class GroupBlock:
     """Consecutive query groups of one period; none is empty.
 
-    `keys_Q` are different numbers for all groups of the data set, at first their gids. `columns_N` holds what there is
-    of `PER_DOCUMENT`: NaN for a document without a value, in all documents of a group without the list. `rows_Q` has
-    the columns with one value a group, `query_id` and `meta_*`.
+    `keys_Q` are unique numbers of the groups in the data set, initially their gids. `columns_N` holds the columns of
+    `PER_DOCUMENT` that exist: NaN for a document without a value, and in all documents of a group without the list.
+    `rows_Q` has the columns with one value a group, `query_id` and `meta_*`.
     """
 
     period: str
@@ -72,7 +72,7 @@ class GroupBlock:
         return np.arange(self.n_documents) - np.repeat(self.offsets_Q1[:-1], self.lengths_Q)
 
     def present_Q(self, name: str) -> NDArray[np.bool_]:
-        """Which groups have a value of a column for any of their documents."""
+        """True for groups with a value of a column in any of their documents."""
         if name not in self.columns_N:
             return np.zeros(len(self), dtype=bool)
         return np.logical_or.reduceat(~np.isnan(self.columns_N[name]), self.offsets_Q1[:-1])
@@ -82,11 +82,11 @@ class GroupBlock:
         return np.repeat(values_Q, self.lengths_Q)
 
     def with_columns(self, **columns_N: Floats) -> "GroupBlock":
-        """The same groups with these columns new or in place of the old ones."""
+        """The same groups with these columns added or replaced."""
         return replace(self, columns_N={**self.columns_N, **columns_N})
 
     def take(self, groups_M: Ints, documents_K: Ints, lengths_M: Ints) -> "GroupBlock":
-        """Groups by number, made up of documents by number; documents may be those of other groups."""
+        """Select groups by number and their documents by number; documents may come from other groups."""
         return replace(
             self,
             keys_Q=self.keys_Q[groups_M],
@@ -98,13 +98,13 @@ class GroupBlock:
         )
 
     def keep(self, keep_Q: NDArray[np.bool_]) -> "GroupBlock":
-        """Some of the groups, whole."""
+        """Keep some of the groups, with all their documents."""
         documents_K = np.flatnonzero(self.on_documents(keep_Q))
         return self.take(np.flatnonzero(keep_Q), documents_K, self.lengths_Q[keep_Q])
 
 
 def offsets(lengths_Q: Ints) -> Ints:
-    """Offsets of groups that have these lengths, shape [Q + 1].
+    """Offsets of groups with these lengths, shape [Q + 1].
 
     Example:
         >>> offsets(np.array([2, 3])).tolist()
@@ -114,10 +114,10 @@ def offsets(lengths_Q: Ints) -> Ints:
 
 
 def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
-    """The periods of a data set that names and ranges choose, as in a split; all where none is named.
+    """The periods of a data set that names and ranges select, as in a split; all periods if no name is given.
 
     Raises:
-        InputError: there is no such period.
+        InputError: a period does not exist.
     """
     split = Split(data=(dataset.url,), periods=tuple(periods))
     return frozenset(row_group.period for row_group in select(split, labelled=False).row_groups)
@@ -126,11 +126,11 @@ def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
 def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[GroupBlock]:
     """The groups of some periods in blocks, period by period in sorted order.
 
-    A block has 16,384 documents and what is left of its last group; the last block of a period may have twice as many,
-    and only a period that is shorter has a block with fewer.
+    A block has 16,384 documents plus the rest of its last group. The last block of a period may have up to twice as
+    many, and only a shorter period has a block with fewer.
 
     Raises:
-        InputError: a file is missing or damaged, or not as its manifest says.
+        InputError: a file is missing or damaged, or differs from its manifest.
     """
     n_features = len(dataset.manifest.features)
     columns = ["gid", *column_names(dataset)]
@@ -142,7 +142,7 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
 
 
 def column_names(dataset: Dataset) -> list[str]:
-    """The columns of a data set but for gid, as its first file has them."""
+    """The columns of a data set's first file, except gid."""
     url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
     filesystem, path = storage.arrow_filesystem(url)
     with storage.named_errors(url):
@@ -151,11 +151,11 @@ def column_names(dataset: Dataset) -> list[str]:
 
 
 _Counted = tuple[pa.Table, Ints]
-"""A table and the documents of each of its rows."""
+"""A table and the number of documents in each row."""
 
 
 def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: int) -> Iterator[_Counted]:
-    """The tables of row groups, checked for their number of documents."""
+    """The tables of row groups; checks their number of documents."""
     for row_group, table in zip(row_groups, read_direct(row_groups, columns), strict=True):
         lengths_Q = np.asarray(pc.list_value_length(table.column("features")), dtype=np.int64) // n_features
         if lengths_Q.sum() != row_group.documents:
@@ -165,10 +165,11 @@ def _tables(row_groups: Sequence[RowGroup], columns: Sequence[str], n_features: 
 
 
 def _recut(tables: Iterable[_Counted]) -> Iterator[_Counted]:
-    """The same rows cut anew: a table ends with the row that makes it full, and the rest of the rows is never short."""
+    """Cut the same rows into new tables, each ending with the row that fills it; the last table is never short."""
     waiting: list[_Counted] = []
     for table, lengths_Q in tables:
         waiting.append((table, lengths_Q))
+        # Cut only when there are two blocks of documents, so that the last block is not short.
         while sum(int(lengths_Q.sum()) for _, lengths_Q in waiting) >= 2 * _BLOCK_DOCUMENTS:
             whole, all_Q = _joined(waiting)
             stop = int(np.searchsorted(np.cumsum(all_Q), _BLOCK_DOCUMENTS)) + 1
@@ -184,7 +185,7 @@ def _joined(parts: Sequence[_Counted]) -> _Counted:
 
 
 def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -> GroupBlock:
-    """The rows of a table, which `first` begins."""
+    """The rows of a table as a block; `first` is the first row group of their period, for messages."""
     lists = {
         name: table.column(name).combine_chunks() for name in (*PER_DOCUMENT, "doc_ids") if name in table.schema.names
     }
@@ -207,7 +208,7 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
 
 
 def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
-    """As `spread`, of numbers: NaN where there is none."""
+    """Like `spread`, for numbers: NaN where a list is null."""
     values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
     present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
     values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)
@@ -215,10 +216,10 @@ def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
 
 
 class GroupWriter:
-    """Writes blocks of groups as a data set directory with the features of another.
+    """Writes blocks of groups as a data set directory with the features of another data set.
 
-    All blocks must have the same columns. gids are the keys of the groups, or with `renumber` count the groups in the
-    order in which they come. A list is null where a group has no value of the column.
+    All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
+    order of arrival. A list is null if a group has no value of the column.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class GroupWriter:
         self._stats, self._labels, self._longest, self._groups = FeatureStats(n_features), LabelCounts(), 0, 0
 
     def add(self, block: GroupBlock) -> None:
-        """Take groups in."""
+        """Add a block of groups."""
         self._stats.add(block.features_NF)
         self._labels.add(block.columns_N["labels"])
         self._longest = max(self._longest, int(block.lengths_Q.max()))
@@ -254,7 +255,7 @@ class GroupWriter:
         self._writer.add(block.period, _table(block, gids_Q))
 
     def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
-        """Write what is left and commit."""
+        """Write the remaining groups and commit."""
         manifest = Manifest(
             features=self._source.features,
             files=self._writer.close(),

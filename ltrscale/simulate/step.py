@@ -1,7 +1,7 @@
-"""What all steps of a relabelling share: their draws, the grades of relevance as probabilities, and their account.
+"""The common parts of all relabelling steps: random draws, relevance grades as probabilities, counts of changes.
 
-What a step draws is a function of (seed, number of the step, key of the group, place of the document in the group), so
-it depends neither on how files are laid out nor on what happens to other groups.
+A random draw is a function of (seed, number of the step, key of the group, place of the document in the group), so it
+depends neither on the layout of files nor on changes to other groups.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -25,13 +25,13 @@ class StepConfig(Config):
     """Base of all steps."""
 
     periods: Texts = ()
-    """Periods `P` or ranges `A..B` on which it acts; empty for all."""
+    """Periods `P` or ranges `A..B` to change; empty for all."""
 
 
 class Changes(NamedTuple):
-    """What became of the groups and documents that a step read; those read + added - dropped are passed on.
+    """Counts of the groups and documents that a step changed, dropped and added; it passes on read + added - dropped.
 
-    A changed group or document is one that was passed on with another label or weight.
+    A changed group or document is passed on with another label or weight.
     """
 
     groups_changed: int = 0
@@ -43,11 +43,11 @@ class Changes(NamedTuple):
 
 
 Transform = Callable[[GroupBlock], Iterator[tuple[GroupBlock, Changes]]]
-"""A step: from a block to blocks, which may be empty."""
+"""A step: maps a block to blocks, which may be empty, with their counts."""
 
 
 def relevance_probability(relevance_N: Floats | Doubles, *, top: float) -> Doubles:
-    """The probability that a document of this grade is found relevant, `(2^r - 1) / (2^top - 1)`.
+    """The probability that a user finds a document of this grade relevant, `(2^r - 1) / (2^top - 1)`.
 
     BUYL23, eq. 10, after Chapelle et al. (2009). NaN stays NaN.
 
@@ -67,7 +67,7 @@ def check_grades(block: GroupBlock, top: float) -> None:
     """Check that no label is above the top grade.
 
     Raises:
-        InputError: one is.
+        InputError: a label is above the top grade.
     """
     labels_N = block.columns_N["labels"]
     highest = float(np.nanmax(labels_N, initial=0))
@@ -79,7 +79,7 @@ def check_grades(block: GroupBlock, top: float) -> None:
 
 
 def labelled(block: GroupBlock) -> NDArray[np.bool_]:
-    """Which groups have labels, shape [Q]."""
+    """True for groups with labels, shape [Q]."""
     return block.present_Q("labels")
 
 
@@ -89,7 +89,7 @@ def maximum(values_N: NDArray[Any], offsets_Q1: Ints) -> NDArray[Any]:
 
 
 def place_in_group(offsets_Q1: Ints, *sort_keys_N: NDArray[Any]) -> Ints:
-    """The place of each document in its group, from 0, when groups are sorted by keys, the first one before the others.
+    """The place of each document in its group, from 0, after sorting by keys; the first key is the primary one.
 
     Example:
         >>> place_in_group(np.array([0, 3, 4]), np.array([5.0, 1.0, 3.0, 2.0])).tolist()
@@ -104,7 +104,7 @@ def place_in_group(offsets_Q1: Ints, *sort_keys_N: NDArray[Any]) -> Ints:
 
 
 def relabelled(block: GroupBlock, labels_N: Floats | Doubles) -> GroupBlock:
-    """The groups with these labels; clicks, where a group has any, are its labels above 0."""
+    """The groups with these labels; if a group has clicks, they become its labels above 0."""
     labels_N = labels_N.astype(np.float32)
     if "clicks" not in block.columns_N:
         return block.with_columns(labels=labels_N)
@@ -114,7 +114,7 @@ def relabelled(block: GroupBlock, labels_N: Floats | Doubles) -> GroupBlock:
 
 
 def changes(before: GroupBlock, after: GroupBlock) -> Changes:
-    """What is different in the labels and weights of the same documents."""
+    """Counts of the differences in labels and weights of the same documents."""
     different_N = np.zeros(before.n_documents, dtype=bool)
     for name in ("labels", "weights"):
         if name in after.columns_N:

@@ -1,12 +1,12 @@
-"""A made-up search log, so that everything can be tried without a download.
+"""A synthetic search log, so that everything can be tried without a download.
 
-What is made up: a shop's search. A query has topics and a taste (for cheap, for new, a device); a document has topics
+It imitates the search of a shop. A query has topics and a taste (for cheap, for new, a device); a document has topics
 near those of the query that retrieved it, a seller, quality, popularity, age and price. These latent factors are never
 written. The numeric features are nonlinear, noisy, long-tailed views of a few factors each (scores, counts, amounts,
-ratios), some are the same for the whole list, and some tell nothing. Relevance is the match of topics, quality and
-taste, with interactions; its noisy grade is the label. Unlabelled groups come from the same distribution. Nothing here
-is fitted to real traffic: use it to see that a pipeline works and how methods react to scarce labels, not to claim
-that one is better.
+ratios); some are constant in a list, and some are pure noise. Relevance is the match of topics, quality and taste, with
+interactions; its noisy grade is the label. Unlabelled groups come from the same distribution. Nothing here is fitted to
+real traffic: use it to check that a pipeline works and how methods react to scarce labels, not to claim that one method
+is better.
 
 Shapes: N documents, Q queries, F numeric features, T topics, Z latent factors, S sellers, G grades above 0.
 """
@@ -34,18 +34,18 @@ _TOPICS = 6
 _SELLERS = 400
 _CATEGORIES = ("audio", "books", "clothing", "garden", "games", "kitchen", "phones", "sports", "tools", "toys")
 _DEVICES = ("desktop", "phone", "tablet")
-_GRADE_SHARES = (0.24, 0.11, 0.05, 0.02)  # documents at least of grade 1, 2, 3, 4 where the query has an answer
+_GRADE_SHARES = (0.24, 0.11, 0.05, 0.02)  # documents of at least grade 1, 2, 3, 4 if the query has an answer
 _BLOCK = 1024  # queries drawn at once, and a Parquet row group
-_FLAG = 1e6  # what a broken upstream job writes for "unknown"
+_FLAG = 1e6  # the value that a broken upstream job writes for "unknown"
 _DAY_MS = 24 * 3600 * 1000
 
-# Families of numeric features, in the proportion in which they are dealt to the columns.
+# Families of numeric features, and the sequence in which the columns get them.
 _SCORE, _COUNT, _AMOUNT, _RATIO, _PLAIN, _QUERY, _NOISE = range(7)
 _DEAL = (_SCORE, _COUNT, _AMOUNT, _RATIO, _PLAIN, _SCORE, _COUNT, _QUERY, _AMOUNT, _NOISE)
 
 
 class SyntheticLogConfig(Config):
-    """Size and nature of a synthetic log. A week depends on its name and on the settings, not on the other weeks."""
+    """Size and properties of a synthetic log. A week depends on its name and the settings, not on the other weeks."""
 
     first_week: str = "2026-W01"
     """First ISO week."""
@@ -58,7 +58,7 @@ class SyntheticLogConfig(Config):
     max_documents: int = Field(default=200, ge=1)
     """Longest list; longer draws are cut."""
     n_features: int = Field(default=40, ge=1)
-    """Numeric features; three categorical ones come on top."""
+    """Number of numeric features; there are three categorical ones besides."""
     missing: float = Field(default=0.06, ge=0, le=0.4)
     """Mean share of missing numeric values; ratios are missing more often for unpopular documents."""
     outliers: float = Field(default=0.02, ge=0, le=1)
@@ -66,11 +66,11 @@ class SyntheticLogConfig(Config):
     labelled: float = Field(default=0.5, ge=0, le=1)
     """Share of queries that have labels, drawn at random."""
     unanswered: float = Field(default=0.08, ge=0, le=0.9)
-    """Share of queries to which nothing is relevant; short lists add to the groups without a relevant document."""
+    """Share of queries without any relevant document; some short lists have none either."""
     noise: float = Field(default=0.5, ge=0)
     """Standard deviation of the labels' noise, in standard deviations of relevance."""
     seed: int = Field(default=0, ge=0)
-    """Seed of all that is drawn."""
+    """Seed of all random draws."""
 
     @field_validator("first_week")
     @classmethod
@@ -80,11 +80,11 @@ class SyntheticLogConfig(Config):
 
 
 def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[str]:
-    """Write the log as item-a-row Parquet, `week=2026-W01/part-0.parquet` and so on; returns the files' URLs.
+    """Write the log as Parquet with one item per row, `week=2026-W01/part-0.parquet` etc.; returns the files' URLs.
 
-    Rows of a query are together and queries are in order of time. Columns: `query_id`, `item_id`, `event_time` (ms,
+    Rows of a query are adjacent, and queries are in order of time. Columns: `query_id`, `item_id`, `event_time` (ms,
     UTC), `label` (0 to 4, null in an unlabelled query), `f_*` numeric, `c_*` categorical. Memory does not grow with
-    the number of queries. Nothing is written where the same log is committed already.
+    the number of queries. If the same log is already committed, nothing is written.
     """
     origin = made_by("synthetic_log", config, {})
     weeks = week_names(config.first_week, config.weeks)
@@ -121,7 +121,7 @@ def _monday(week: str) -> datetime.date:
 
 
 def _write_week(config: SyntheticLogConfig, world: "_World", week: str, path: Path) -> dict[str, int]:
-    """Write one week's file and count what is in it."""
+    """Write one week's file; returns the counts of its groups and documents."""
     schema = _schema(config)
     counts = {"groups": config.groups_per_week, "documents": 0, "labelled_documents": 0}
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -148,7 +148,7 @@ def _schema(config: SyntheticLogConfig) -> pa.Schema:
 
 @dataclass(frozen=True)
 class _World:
-    """What stays the same from week to week: how features show the factors, the sellers, the bar for each grade."""
+    """The constants of all weeks: how features show the factors, the sellers, the threshold of each grade."""
 
     family_F: Ints
     linear_ZF: Floats
@@ -167,7 +167,7 @@ class _World:
 
 @dataclass(frozen=True)
 class _Draw:
-    """Queries and documents before anything is measured of them: latent factors and what follows from them."""
+    """Queries and documents before features are measured: the latent factors and the values derived from them."""
 
     query_N: Ints
     latent_NZ: Floats
@@ -203,13 +203,13 @@ def _make_world(config: SyntheticLogConfig) -> _World:
 
 
 def _sparse(rng: Generator, visible_ZF: NDArray[np.bool_], factors: int = 3) -> Floats:
-    """Random weights by which each feature shows a few of the factors that it may show."""
+    """Random weights by which each feature shows a few of the factors visible to it."""
     rank_ZF = np.argsort(np.argsort(rng.random(visible_ZF.shape) + ~visible_ZF, axis=0), axis=0)
     return np.where((rank_ZF < factors) & visible_ZF, rng.normal(0, 0.7, visible_ZF.shape), 0.0)
 
 
 def _calibrate(config: SyntheticLogConfig, world: _World, rng: Generator) -> _World:
-    """Standardise relevance and set the bars so that grades have their shares whatever the seed and the noise."""
+    """Standardise relevance and set the thresholds so that grades have their shares for any seed and noise."""
     relevance_N = _draw(world, rng, np.full(2048, 16)).relevance_N
     location, spread = float(relevance_N.mean()), float(relevance_N.std())
     noisy_N = (relevance_N - location) / spread + rng.normal(0, config.noise, len(relevance_N))
@@ -220,8 +220,8 @@ def _calibrate(config: SyntheticLogConfig, world: _World, rng: Generator) -> _Wo
 def _draw(world: _World, rng: Generator, lengths_Q: Ints) -> _Draw:
     """Draw queries with lists of these lengths.
 
-    Relevance = match + taste for quality, for what is new and against what is dear, and the interactions of quality
-    with match and of popularity with price.
+    Relevance adds up the match, the tastes for new and for cheap documents, and the interactions of quality with match
+    and of popularity with price.
     """
     n_queries, query_N = len(lengths_Q), np.repeat(np.arange(len(lengths_Q)), lengths_Q)
     n = len(query_N)
@@ -236,7 +236,7 @@ def _draw(world: _World, rng: Generator, lengths_Q: Ints) -> _Draw:
     youth_N = rng.normal(0, 1, n)
     popularity_N = 0.5 * quality_N - 0.4 * youth_N + rng.normal(0, 0.8, n)
     price_N = 0.4 * quality_N + rng.normal(0, 0.9, n)
-    closeness_N = rng.uniform(0.2, 1.0, n)[:, None]  # retrieval finds near and far documents
+    closeness_N = rng.uniform(0.2, 1.0, n)[:, None]  # retrieval returns both near and far documents
     topics_NT = closeness_N * topics_QT[query_N] + (1.1 - closeness_N) * rng.normal(0, 1.3, (n, _TOPICS))
     distance_NT = np.abs(topics_NT - topics_QT[query_N])
     match_N = 2.0 - distance_NT.mean(1) * 2.0
@@ -264,7 +264,7 @@ def _nearest(points_NT: Floats, centres_CT: Floats) -> Ints:
 
 
 def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Floats:
-    """Numeric features, shape [N, F]: each family's view of the latent factors, with noise that differs by document."""
+    """Numeric features, shape [N, F]: each family's view of the latent factors; noise levels differ by document."""
     n, f = len(draw.query_N), len(world.family_F)
     of_query_F = world.family_F == _QUERY
     noise_NF = rng.normal(0, 1, (n, f)) * np.exp(rng.normal(0, 0.4, (n, 1)))
@@ -285,15 +285,15 @@ def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Flo
 
 
 def _blank(features_NF: Floats, world: _World, draw: _Draw, rng: Generator) -> None:
-    """Take values out: at random, and of ratios the more often the less popular the document is."""
-    popularity_N = draw.latent_NZ[:, -3]
+    """Remove values at random; ratios are missing more often in unpopular documents."""
+    popularity_N = draw.latent_NZ[:, -3]  # followed by youth and price, see `_draw`
     share_NF = np.broadcast_to(world.missing_F, features_NF.shape).copy()
     share_NF[:, world.family_F == _RATIO] *= (2 / (1 + np.exp(2 * popularity_N)))[:, None]
     features_NF[rng.random(features_NF.shape) < share_NF] = np.nan
 
 
 def _break(features_NF: Floats, config: SyntheticLogConfig, draw: _Draw, rng: Generator, n_queries: int) -> None:
-    """Break a few features of some queries: the flag 1e6 in about half of the rows, or a thousandfold scale in all."""
+    """Break a few features of some queries: the flag 1e6 in about half of the rows, or 1000 times the value in all."""
     f = config.n_features
     broken_QF = (rng.random((n_queries, 1)) < config.outliers) & (rng.random((n_queries, f)) < 2 / f)
     flagged_Q = rng.random(n_queries) < 0.5
@@ -304,7 +304,7 @@ def _break(features_NF: Floats, config: SyntheticLogConfig, draw: _Draw, rng: Ge
 
 
 def _grade(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> pa.Array:
-    """Labels: how many bars noisy relevance clears; 0 for all where there is no answer, null where no label is."""
+    """Labels: the number of thresholds below the noisy relevance; all 0 in unanswered, null in unlabelled queries."""
     standard_N = (draw.relevance_N - world.location) / world.spread
     ease_Q = rng.normal(0, 0.4, n_queries)
     noisy_N = standard_N + ease_Q[draw.query_N] + rng.normal(0, config.noise, len(draw.query_N))
@@ -315,13 +315,13 @@ def _grade(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generato
 
 
 def _draw_week(config: SyntheticLogConfig, world: _World, week: str, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The week's rows, a block of queries at a time; a block has its own slice of the week's time."""
+    """The week's rows, in blocks of queries; each block covers its own slice of the week's time."""
     monday = _monday(week)
     start_ms = (monday - datetime.date(1970, 1, 1)).days * _DAY_MS
     sigma = 0.7
     for first in range(0, config.groups_per_week, _BLOCK):
         n_queries = min(_BLOCK, config.groups_per_week - first)
-        rng = default_rng([config.seed, monday.toordinal(), first])
+        rng = default_rng([config.seed, monday.toordinal(), first])  # so a week does not depend on the others
         raw_Q = rng.lognormal(np.log(config.mean_documents) - sigma**2 / 2, sigma, n_queries)
         lengths_Q = np.clip(np.round(raw_Q), 1, config.max_documents).astype(np.int64)
         time_Q = (first + np.sort(rng.random(n_queries)) * n_queries) / config.groups_per_week * 7 * _DAY_MS

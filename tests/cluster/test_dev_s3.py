@@ -1,4 +1,4 @@
-"""The S3 server for development: it keeps its data and keys, and ends when told."""
+"""The S3 server for development: it keeps its data and keys, and stops on request."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import s3fs
-from cluster_scripts import exports, one_line, script
+from cluster_scripts import error_line, exported_environment, run_script
 
 OTHERS = {"AWS_ACCESS_KEY_ID": "of-someone", "AWS_SECRET_ACCESS_KEY": "else"}
 """Keys in the user's shell; the server must not take them for its own."""
@@ -41,14 +41,14 @@ def port() -> int:
 def test_data_outlives_the_server(tmp_path: Path, port: int) -> None:
     options = (f"--folder={tmp_path}", f"--port={port}")
     try:
-        first = script("dev_s3.py", "start", *options, environment=OTHERS)
+        first = run_script("dev_s3.py", "start", *options, environment=OTHERS)
         assert first.returncode == 0, first.stderr
-        environment = exports(first.stdout)
+        environment = exported_environment(first.stdout)
         assert environment["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{port}"
         client(environment).pipe_file("ltrscale/some/object", b"content")
         with pytest.raises(PermissionError):
             client({**environment, **OTHERS}).ls("ltrscale")
-        again = script("dev_s3.py", "start", *options)
+        again = run_script("dev_s3.py", "start", *options)
         assert (again.returncode, again.stdout) == (0, first.stdout), "it runs already"
         secret_files = [path for path in tmp_path.iterdir() if environment["AWS_SECRET_ACCESS_KEY"] in readable(path)]
         assert secret_files
@@ -56,11 +56,11 @@ def test_data_outlives_the_server(tmp_path: Path, port: int) -> None:
 
         os.kill(int((tmp_path / "server.pid").read_text().split()[0]), signal.SIGKILL)
         wait_until_free(port)
-        assert "no server runs here" in one_line(script("dev_s3.py", "status", *options))
-        assert exports(script("dev_s3.py", "start", *options).stdout) == environment
+        assert "no server runs here" in error_line(run_script("dev_s3.py", "status", *options))
+        assert exported_environment(run_script("dev_s3.py", "start", *options).stdout) == environment
         assert client(environment).cat_file("ltrscale/some/object") == b"content"
     finally:
-        assert script("dev_s3.py", "stop", *options).returncode == 0
+        assert run_script("dev_s3.py", "stop", *options).returncode == 0
     assert not any(listening(p + grpc) for p in range(port, port + 4) for grpc in (0, 10_000))
 
 
@@ -77,12 +77,12 @@ def wait_until_free(port: int) -> None:
 
 def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", port + 2)):
-        line = one_line(script("dev_s3.py", "start", f"--folder={tmp_path}", f"--port={port}"))
+        line = error_line(run_script("dev_s3.py", "start", f"--folder={tmp_path}", f"--port={port}"))
     assert f"port {port + 2}" in line
     assert "--port" in line
 
 
-def test_a_process_of_the_same_id_is_let_be(tmp_path: Path) -> None:
-    """The pid file of a server that is long gone may name another process now."""
+def test_another_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
+    """The pid file of a dead server may name an unrelated process."""
     (tmp_path / "server.pid").write_text(f"{os.getpid()}\nMon Jan  1 00:00:00 2024\n")
-    assert "not running" in script("dev_s3.py", "stop", f"--folder={tmp_path}").stderr
+    assert "not running" in run_script("dev_s3.py", "stop", f"--folder={tmp_path}").stderr

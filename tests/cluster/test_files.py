@@ -1,4 +1,4 @@
-"""What is in cluster/ besides code: the image, the EC2 cluster, what is uploaded, and the paths that they name."""
+"""The files of cluster/ besides code: the image, the EC2 cluster, the uploads, and the paths that they name."""
 
 import copy
 import re
@@ -83,7 +83,7 @@ def test_a_token_is_asked_for_wherever_the_image_runs() -> None:
 
 
 def test_uploads_hold_the_jobs_and_little_else(tmp_path: Path) -> None:
-    """What `ray job submit --working-dir .` sends, with Ray's own defaults."""
+    """The files that `ray job submit --working-dir .` sends, with Ray's own defaults."""
     package = tmp_path / "package.zip"
     create_package(str(ROOT), package, include_gitignore=True, excludes=[".git", ".venv", "venv", "__pycache__"])
     with zipfile.ZipFile(package) as archive:

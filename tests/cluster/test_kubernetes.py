@@ -1,4 +1,4 @@
-"""The RayJob of KubeRay: valid by the operator's own schema, complete in itself, and asking for what it brings."""
+"""The RayJob of KubeRay: valid by the operator's schema, complete, and with resources that fit its cluster."""
 
 import copy
 import gzip
@@ -37,7 +37,7 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def validator() -> jsonschema.protocols.Validator:
-    """Checks a RayJob by KubeRay's schema, in which a field that it does not know is an error."""
+    """Checks a RayJob by KubeRay's schema, where an unknown field is an error."""
     folder = ROOT.parent / "shared" / "kuberay"
     if not folder.is_dir():
         pytest.skip("KubeRay's custom resource definitions (../shared/kuberay) are not beside this checkout")
@@ -54,7 +54,7 @@ def validator() -> jsonschema.protocols.Validator:
 
 
 def close(node: Any) -> None:
-    """Allow no other keys wherever a schema names some."""
+    """Forbid unknown keys wherever a schema lists keys."""
     if isinstance(node, dict):
         if "properties" in node:
             node.setdefault("additionalProperties", False)
@@ -116,7 +116,7 @@ def test_what_it_names_exists() -> None:
 
 
 def entrypoint_config() -> PretrainJob:
-    """The config that the entrypoint reads on the head, as the job reads it."""
+    """The config of the entrypoint, as the job reads it on the head."""
     words = shlex.split(RAY_JOB["spec"]["entrypoint"])
     assert words[:2] == ["python", "-m"]
     assert words[2] == "jobs.pretrain"
@@ -152,7 +152,7 @@ def total(groups: list[dict[str, Any]], resource: str) -> int:
 
 
 def resources(group: dict[str, Any]) -> dict[str, float]:
-    """The custom resources of a group's nodes, as the shell hands them to `ray start`."""
+    """The custom resources of a group's nodes, as the shell passes them to `ray start`."""
     (word,) = shlex.split(group["rayStartParams"].get("resources", "{}"))
     found = json.loads(word)
     assert isinstance(found, dict)

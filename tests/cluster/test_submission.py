@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from cluster_scripts import ROOT, exports, one_line, script
-from own_cluster import listening
+from cluster_scripts import ROOT, error_line, exported_environment, run_script
+from cluster_sockets import listening_sockets
 
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import open_dataset
@@ -31,24 +31,24 @@ SMALL_RUN = (
 
 @pytest.fixture(scope="module")
 def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A head and a worker node that read from the S3 server; what a client needs to know of them."""
+    """A head and a worker node that read from the S3 server; yields the environment that a client needs."""
     assert s3
     folder = tmp_path_factory.mktemp("cluster")
     options = (f"--folder={folder}",)
     try:
-        started = script("local.py", "start", *options)
+        started = run_script("local.py", "start", *options)
         assert started.returncode == 0, started.stderr
-        yield exports(started.stdout)
+        yield exported_environment(started.stdout)
     finally:
         scratch = (folder / "scratch").read_text()
-        assert script("local.py", "stop", *options).returncode == 0
+        assert run_script("local.py", "stop", *options).returncode == 0
         assert not Path(scratch).exists()
         running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         assert [line for line in running.splitlines() if scratch in line] == []
 
 
 def ray_job(client: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """`ray job ...` from the top of the checkout, in a shell that knows the cluster but not the S3 server."""
+    """Run `ray job ...` from the top of the checkout, in a shell with the cluster's address but without S3 keys."""
     shell = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return subprocess.run(
         [str(Path(sys.executable).with_name("ray")), "job", *words],
@@ -99,7 +99,7 @@ def test_a_failing_job_fails_the_command(cluster: dict[str, str], s3: str) -> No
 
 def test_nobody_elsewhere_can_reach_it(cluster: dict[str, str]) -> None:
     processes = [int(file.read_text().split()[0]) for file in Path(cluster["RAY_AUTH_TOKEN_PATH"]).parent.glob("*.pid")]
-    found = [entry for process in processes for entry in listening(process)]
+    found = [entry for process in processes for entry in listening_sockets(process)]
     assert len(processes) == 2
     assert {"gcs_server", "raylet"} <= {Path(name.split()[0]).name for _, _, name in found}
     assert [entry for entry in found if not ipaddress.ip_address(entry[0]).is_loopback] == []
@@ -118,11 +118,11 @@ def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = one_line(script("local.py", "start", f"--folder={tmp_path}", f"--dashboard-port={port}"))
+        line = error_line(run_script("local.py", "start", f"--folder={tmp_path}", f"--dashboard-port={port}"))
     assert f"port {port}" in line
     assert "--dashboard-port" in line
 
 
 def test_resources_are_checked(tmp_path: Path) -> None:
-    line = one_line(script("local.py", "start", f"--folder={tmp_path}", "--resources=reader=4"))
+    line = error_line(run_script("local.py", "start", f"--folder={tmp_path}", "--resources=reader=4"))
     assert "--resources" in line

@@ -1,5 +1,5 @@
-"""The data sets of these tests."""
+"""Fixtures for the tests of data."""
 
-from known_groups import make_dataset
+from known_datasets import make_dataset
 
 __all__ = ["make_dataset"]

@@ -1,4 +1,4 @@
-"""A data set that lies here, with features in the order of its log's columns and a row group for each query group."""
+"""A stored data set of version 1, with features in the column order of its log and one row group per query group."""
 
 import shutil
 from pathlib import Path

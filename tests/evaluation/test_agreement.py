@@ -1,4 +1,4 @@
-"""Agreement of rankings: scipy's tau-b, overlaps over all orders of ties, laws."""
+"""Agreement of rankings: scipy's tau-b, overlaps over all orders of ties, and laws."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from ltrscale.evaluation.agreement import kendall_tau, overlap
 
 
 def rankings(seed: int, lengths: list[int], *, values: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Two rankings with many ties and some correlation, and offsets."""
+    """Scores of two rankings with many ties and some correlation, and offsets."""
     generator = torch.Generator().manual_seed(seed)
     one_N = torch.randint(0, values, (sum(lengths),), generator=generator).double()
     other_N = one_N + torch.randint(0, values, one_N.shape, generator=generator)
@@ -45,7 +45,7 @@ def test_tau_depends_on_orders_alone() -> None:
 
 
 def expected_overlap(one: list[float], other: list[float], k: int) -> float:
-    """Over all orders of the documents that tie."""
+    """Slow: the mean overlap over all orders of tied documents."""
 
     def firsts(scores: list[float]) -> list[set[int]]:
         orders = itertools.permutations(range(len(scores)))
@@ -66,7 +66,7 @@ def test_overlap_is_the_mean_over_all_orders_of_ties(seed: int, slots: int, monk
             assert share == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-def test_nothing_in_nothing_out() -> None:
+def test_empty_input_gives_empty_output() -> None:
     nothing, offsets_Q1 = torch.zeros(0), torch.tensor([0])
     assert kendall_tau(nothing, nothing, offsets_Q1).shape == (0,)
     assert overlap(nothing, nothing, offsets_Q1, k=1).shape == (0,)

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from config_variations import kind_of
 from numpy.typing import NDArray
 from torch import Tensor
-from variations import kind_of
 
 from ltrscale import storage
 from ltrscale.bundle import load, save_ranker
@@ -40,7 +40,7 @@ PERIODS = ("2026-W01", "2026-W02", "2026-W03", "2026-W04")
 
 
 def make_groups(rng: np.random.Generator, count: int) -> Groups:
-    """Labels follow the first feature, noisily; a fifth of the groups has no relevant document, some no labels."""
+    """Labels follow the first feature with noise; a fifth of the groups has no relevant document, some no labels."""
     found: Groups = []
     for i in range(count):
         x_LF = rng.normal(size=(rng.integers(1, 15), 3)).astype(np.float32)
@@ -105,7 +105,7 @@ METRICS = KNOWN | {cls.made(k=k).name: cls.made(k=k).of for cls in OTHERS for k 
 
 
 def values_by_hand(config: EvaluateConfig, url: str) -> dict[str, list[float]]:
-    """Every metric, one group at a time."""
+    """Slow: every metric, one group at a time."""
     found: dict[str, list[float]] = {}
     scorer = load(url).scorer()
     for batch in iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000):

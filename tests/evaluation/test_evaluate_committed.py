@@ -1,4 +1,4 @@
-"""Committed scores in place of a bundle: the right score for each document, or an error."""
+"""Evaluation of committed scores instead of a bundle: the right score for each document, or an error."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from linear_teacher import linear_teacher
 from numpy.typing import NDArray
-from teachers import linear_teacher
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
@@ -24,7 +24,7 @@ WEIGHTS = [1.0, -2.0]
 
 @pytest.fixture(scope="module")
 def scored(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
-    """A data set, every third group of which has no labels; a teacher; its scores."""
+    """A data set in which every third group is unlabelled, a teacher, and its scores."""
     rng = np.random.default_rng(0)
 
     def groups(count: int) -> Groups:

@@ -23,7 +23,7 @@ def numeric(n: int) -> list[Feature]:
 
 
 def slow_outliers(probes: list[float], seen: list[float], gap: int, documents: int) -> list[bool]:
-    """The paper's words, bin by bin: is a probe above (below) the bin at which `gap` empty ones follow each other?"""
+    """The paper's rule, bin by bin: is a probe above (below) the bin where `gap` empty bins follow each other?"""
     edges = np.linspace(min(seen), max(seen), 101)
 
     def bin_of(x: float) -> int:
@@ -64,7 +64,7 @@ def test_a_group_is_an_outlier_when_one_document_is() -> None:
     assert detector.outlier_groups(groups_of(values_NF, [2, 1, 0, 1, 1])).tolist() == [True, False, False, True, False]
 
 
-def test_a_gap_with_one_percent_above_is_passed_over() -> None:
+def test_a_gap_with_one_percent_above_is_skipped() -> None:
     values = [i / 1000 for i in range(970)] + [50.0] * 21 + [100.0] * 8 + [101.0]
     detector = fit_outliers(lambda: [groups_of([[v] for v in values], [1000])], numeric(1), OutlierConfig(gap=10))
     rule = detector.rules["f0"]

@@ -1,4 +1,4 @@
-"""Faults while a checkpoint is saved: killed at any moment, a full disk, storage that cannot be reached."""
+"""Faults while a checkpoint is saved: a kill at any moment, a full disk, unreachable storage."""
 
 import logging
 import os
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from disks import fill, small_disk_at
+from small_disks import fill_disk, small_disk_at
+from small_trainers import make_trainer
 from torch import Tensor
-from trainers import make_trainer
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import bundle, storage
@@ -46,7 +46,7 @@ def save(saver: Checkpoints, trainer: Trainer, result: StepResult) -> None:
 
 
 def forked(function: Callable[[], None]) -> int:
-    """Run a function in a copy of this process, which must have no other threads; its wait status."""
+    """Run a function in a fork of this process, which must have no other threads; returns its wait status."""
     if child := os.fork():
         return os.waitpid(child, 0)[1]
     try:
@@ -57,8 +57,8 @@ def forked(function: Callable[[], None]) -> int:
     os._exit(0)
 
 
-class Story:
-    """A trainer after step 3, two checkpoints written before, and what they hold."""
+class TrainerWithCheckpoints:
+    """A trainer after step 3, the two checkpoints written before, and their content."""
 
     def __init__(self, data: str, url: str) -> None:
         torch.set_num_threads(1)
@@ -75,13 +75,13 @@ class Story:
         running.close()
 
     def save_third(self, url: str) -> None:
-        """What is done after a start that goes on from step 2."""
+        """Save the checkpoint of step 3, as after a resume from step 2."""
         with checkpoints_in(url) as saver:
             assert saver.newest() is not None
             save(saver, self.trainer, self.result)
 
     def check(self, url: str) -> int:
-        """Resume whatever a kill has left, and go on; returns the step that was resumed."""
+        """Resume from the files that a kill has left, and go on; returns the step of the checkpoint."""
         with checkpoints_in(url) as saver:
             snapshot = saver.newest()
             assert snapshot is not None
@@ -100,7 +100,7 @@ class Story:
 
 
 def kill_at_file_operation(url: str, number: int) -> None:
-    """Kill this process before its operation of this number that opens a file below a URL, or changes any folder."""
+    """Kill this process before its n-th operation that opens a file below a URL or changes a folder."""
     seen = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -116,7 +116,7 @@ def kill_at_file_operation(url: str, number: int) -> None:
 def killed_everywhere(_: int, data: str, folder: str) -> None:
     """Kill a save before each of its file operations in turn."""
     base = f"{folder}/base"
-    story = Story(data, base)
+    saved = TrainerWithCheckpoints(data, base)
     outcomes = []
     while True:
         url = f"{folder}/{len(outcomes)}"
@@ -124,13 +124,13 @@ def killed_everywhere(_: int, data: str, folder: str) -> None:
 
         def killed(url: str = url, number: int = len(outcomes) + 1) -> None:
             kill_at_file_operation(url, number)
-            story.save_third(url)
+            saved.save_third(url)
 
         status = forked(killed)
         if status == 0:
             break
         assert os.WTERMSIG(status) == signal.SIGKILL
-        outcomes.append(story.check(url))
+        outcomes.append(saved.check(url))
         shutil.rmtree(url)
     assert outcomes == sorted(outcomes)
     assert outcomes.count(2) > 10
@@ -142,7 +142,7 @@ def test_killed_at_each_point_of_a_save(synthetic_dataset: str, tmp_path: Path) 
 
 
 def kill_at_request(number: int) -> None:
-    """Kill this process before (odd numbers) or after (even) it sends a request that changes something."""
+    """Kill this process before (odd numbers) or after (even numbers) it sends a request that changes something."""
     from aiobotocore.httpsession import AIOHTTPSession
 
     sent, send = 0, AIOHTTPSession.send
@@ -162,17 +162,17 @@ def kill_at_request(number: int) -> None:
 
 
 def killed_at_requests(_: int, data: str, folder: str, s3: str) -> None:
-    """Kill a save around each of its requests that change something; each use of S3 is in a process of its own."""
-    story = Story(data, f"{folder}/base")
+    """Kill a save before and after each request that changes something; each use of S3 has its own process."""
+    saved = TrainerWithCheckpoints(data, f"{folder}/base")
     resumed = Path(folder) / "resumed"
 
     def killed(url: str, number: int) -> None:
         storage.filesystem(url)[0].put(f"{folder}/base/", url, recursive=True)
         kill_at_request(number)
-        story.save_third(url)
+        saved.save_third(url)
 
     def checked(url: str) -> None:
-        resumed.write_text(str(story.check(url)))
+        resumed.write_text(str(saved.check(url)))
 
     outcomes = []
     while True:
@@ -195,7 +195,7 @@ def test_killed_around_each_request_of_an_upload(synthetic_dataset: str, tmp_pat
 
 
 def run_pretraining(data: str, out: str, report: Report) -> None:
-    """Pretrain in many steps, with a checkpoint as often as possible."""
+    """Pretrain in many steps, with checkpoints as often as possible."""
     values = {"network": {"encoder": {"width": 8, "blocks": 1}}, "epochs": 2, "checkpoint_minutes": 1e-9}
     config = PretrainConfig.model_validate({**values, "stream": {"docs_per_batch": 60, "streams": 2}})
     pretrain(config, Split(data=(data,), periods=("2026-W01",)), out, origin={}, report=report)
@@ -203,7 +203,7 @@ def run_pretraining(data: str, out: str, report: Report) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The weights that pretraining makes."""
+    """The weights of a pretraining without faults."""
     out = str(tmp_path_factory.mktemp("undisturbed") / "model")
     run_pretraining(synthetic_dataset, out, lambda _: None)
     return bundle.load(out).content
@@ -217,12 +217,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Faults:
-    """Reports of a run that break the storage once a checkpoint is committed, and mend it after two failures.
+    """A report function that breaks the storage once a checkpoint is committed, and repairs it after two failures.
 
     Args:
-        caplog: of the test.
-        break_it: what makes writing fail.
-        mend: what lets it succeed again; without it the storage stays broken.
+        caplog: the test's log.
+        break_it: makes writes fail.
+        mend: makes writes succeed again; None leaves the storage broken.
     """
 
     def __init__(
@@ -233,14 +233,14 @@ class Faults:
         self.plan = [("checkpoint of step", break_it), *([(", 2 in a row: ", mend)] if mend else [])]
 
     def __call__(self, record: Any) -> None:
-        """Called after a step, before a checkpoint is begun."""
+        """Called after a step, before a checkpoint starts."""
         if "step" not in record or not self.plan:
             return
-        told, change = self.plan[0]
+        message, change = self.plan[0]
         deadline = time.monotonic() + 5  # if nothing is being written, it will be after the next step
-        while told not in self.caplog.text and time.monotonic() < deadline:
+        while message not in self.caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
-        if told in self.caplog.text:
+        if message in self.caplog.text:
             change()
             del self.plan[0]
 
@@ -252,7 +252,7 @@ class Faults:
 def test_a_disk_that_is_full_for_a_while(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults = Faults(caplog, lambda: fill(small_disk), (small_disk / "ballast").unlink)
+    faults = Faults(caplog, lambda: fill_disk(small_disk), (small_disk / "ballast").unlink)
     run_pretraining(synthetic_dataset, str(small_disk / "out"), faults)
     assert not faults.plan
     warnings = faults.warnings
@@ -270,9 +270,9 @@ def test_a_disk_that_stays_full(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = small_disk / "out"
-    told = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
-    with pytest.raises(InputError, match=told):
-        run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill(small_disk), None))
+    message = r"3 checkpoints in a row could not be written .*disk full: .*the same command goes on from step-\d+$"
+    with pytest.raises(InputError, match=message):
+        run_pretraining(synthetic_dataset, str(out), Faults(caplog, lambda: fill_disk(small_disk), None))
     kept = list_checkpoints(str(out / "checkpoints"))
     assert kept
     step = read(kept[-1]).step
@@ -315,7 +315,7 @@ def test_a_checkpoint_that_cannot_be_reached_is_not_taken_for_a_damaged_one(
     synthetic_dataset: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local, url = str(tmp_path / "base"), storage.join(s3, tmp_path.name)
-    Story(synthetic_dataset, local)
+    TrainerWithCheckpoints(synthetic_dataset, local)
     PatientS3.clear_instance_cache()
     storage.filesystem(url)[0].put(local + "/", url, recursive=True)
     monkeypatch.setenv(PATIENCE, "1")

@@ -1,4 +1,4 @@
-"""The commands that users give, with processes killed or asked to stop: what is left, said, and returned."""
+"""Commands of users while processes are killed or asked to stop: files left, log lines, and exit status."""
 
 import contextlib
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from victims import committed_steps, config_of, weights
+from faulty_pretraining import bundle_weights, committed_steps, small_config
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 
 class Job:
-    """A pretraining, begun anew by the same command each time.
+    """A pretraining that the same command starts again and again.
 
     Args:
-        folder: holds config, output and what the processes say.
-        data: to train on.
-        launcher: of the command, before the module; the Python interpreter by default.
-        options: after the module.
+        folder: for config, output and the processes' log.
+        data: the training data.
+        launcher: start of the command, before the module; the Python interpreter by default.
+        options: end of the command, after the module.
         module: the job.
     """
 
@@ -42,14 +42,14 @@ class Job:
         module: str = "jobs.pretrain",
     ) -> None:
         self.out, self.said = folder / "out", folder / "said.txt"
-        settings = config_of(epochs=8, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
+        settings = small_config(epochs=8, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
         job = {"out": str(self.out), "train": {"data": data}, "pretrain": settings}
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
         self.mark = f"TEST_RUN={secrets.token_hex(8)}"
         self.command = [*launcher, "-m", module, "--config", str(folder / "job.yaml"), *options.split()]
 
     def start(self) -> subprocess.Popen[str]:
-        """Begin it and wait until it has committed two checkpoints more."""
+        """Start the command and wait until it has committed two more checkpoints."""
         before = len(self.commits())
         process = self.begin()
         while len(self.commits()) < before + 2:
@@ -58,7 +58,7 @@ class Job:
         return process
 
     def begin(self) -> subprocess.Popen[str]:
-        """Begin it in a session of its own, as from another terminal."""
+        """Start the command in its own session, as from another terminal."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict([self.mark.split("=")])}
         with self.said.open("a") as said, heeding_ctrl_c():
             return subprocess.Popen(
@@ -72,18 +72,18 @@ class Job:
             )
 
     def finish(self) -> str:
-        """Run it to its end; returns all that was said since the first start."""
+        """Run the command to its end; returns the log since the first start."""
         process = self.begin()
         assert process.wait(LIMIT_S) == 0, self.said.read_text()
         return self.said.read_text()
 
     def commits(self) -> list[int]:
-        """The steps of the checkpoints that the log tells of."""
+        """The steps of the checkpoints in the log."""
         text = self.said.read_text() if self.said.exists() else ""
         return [int(step) for step in re.findall(r"checkpoint of step (\d+)", text)]
 
     def processes(self) -> list[int]:
-        """All that were ever started by it and live, orphans included: they have inherited its environment."""
+        """The live processes of the command, including orphans, found by their inherited environment."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class Job:
         return found
 
     def check_stopped(self) -> None:
-        """Check that the last step that was done is saved, and that one line says so."""
+        """Check that the last step is saved, and that one line says so."""
         (line,) = re.findall(r"stopped: .*", self.said.read_text())
         step = int(re.findall(r"after step (\d+)", line)[0])
         assert committed_steps(str(self.out))[-1] == step == self.commits()[-1]
@@ -100,16 +100,16 @@ class Job:
         assert "Traceback" not in self.said.read_text().partition("torch/distributed/elastic")[0]
 
     def check_finished(self, expected: bytes) -> None:
-        """Check that every epoch was complete, and that the weights are those of an undisturbed run."""
+        """Check that every epoch is complete, and that the weights equal those of an undisturbed run."""
         text = self.finish()
         assert "resumed from" in text
         assert len(re.findall(r"epoch 8 of 8: 480 groups \(0 missed, 0 repeated\)", text)) == 1
-        assert weights(str(self.out)) == expected
+        assert bundle_weights(str(self.out)) == expected
 
 
 @contextlib.contextmanager
 def heeding_ctrl_c() -> Iterator[None]:
-    """What is started in the block heeds Ctrl-C, also where the tests do not: a shell runs them in the background."""
+    """Processes started in the block react to Ctrl-C, even if the tests run in the background and ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -118,7 +118,7 @@ def heeding_ctrl_c() -> Iterator[None]:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """The child processes, in the order of their start."""
+    """The child processes, in order of their start."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
@@ -131,7 +131,7 @@ MakeJob = Callable[..., Job]
 
 @pytest.fixture
 def make_job(synthetic_dataset: str, tmp_path: Path) -> Iterator[MakeJob]:
-    """Makes jobs on the synthetic data set; what is left of their processes is killed in the end."""
+    """Makes jobs on the synthetic data set; kills their remaining processes at the end."""
     jobs: list[Job] = []
 
     def make(launcher: tuple[str, ...] = (sys.executable,), **options: str) -> Job:
@@ -146,12 +146,12 @@ def make_job(synthetic_dataset: str, tmp_path: Path) -> Iterator[MakeJob]:
 
 @pytest.fixture(scope="module")
 def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
-    """The weights of undisturbed runs of one process and of two."""
+    """The weights of undisturbed runs with one process and with two."""
     weights_of = {}
     for world, launcher in ((1, (sys.executable,)), (2, torchrun())):
         job = Job(tmp_path_factory.mktemp("expected"), synthetic_dataset, launcher)
         job.finish()
-        weights_of[world] = weights(str(job.out))
+        weights_of[world] = bundle_weights(str(job.out))
     return weights_of
 
 
@@ -190,7 +190,7 @@ def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, exp
     os.kill(workers_of(process)[-1], signal.SIGKILL)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
     assert "resumed from" in job.said.read_text()
-    assert weights(str(job.out)) == expected[2]
+    assert bundle_weights(str(job.out)) == expected[2]
 
 
 def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
@@ -201,7 +201,7 @@ def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
     os.kill(workers_of(process)[-1], signal.SIGSTOP)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
     assert re.search(r"rank [01] hangs: it has been silent for \d+ s: its process is stopped", job.said.read_text())
-    assert weights(str(job.out)) == expected[2]
+    assert bundle_weights(str(job.out)) == expected[2]
 
 
 def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> None:

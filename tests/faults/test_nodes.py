@@ -1,4 +1,4 @@
-"""Three nodes, of which one is lost, or is given notice and then taken away."""
+"""A cluster of three nodes that loses one, with or without notice."""
 
 import gc
 import time
@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 import ray
+from faulty_pretraining import (
+    Attempt,
+    FaultyPretraining,
+    attempts,
+    await_step,
+    check_exactly_once,
+    in_background,
+    run_pretraining,
+)
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
-from victims import Attempt, Watched, attempts, await_step, check_exactly_once, in_background, run
 
 from ltrscale.launch.workers import WorkersConfig
 
@@ -26,7 +34,7 @@ NODE = {"num_cpus": 3, "include_dashboard": False}
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    """Two nodes on this machine; the first is the one of this process."""
+    """Two nodes on this machine; the first belongs to this process."""
     cluster = Cluster(initialize_head=True, head_node_args=NODE)
     try:
         cluster.add_node(**NODE)
@@ -40,13 +48,13 @@ def two_nodes() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(two_nodes: Cluster) -> Cluster:
-    """A third is there for each test, which takes one away."""
+    """A third node for each test, which removes one."""
     two_nodes.add_node(**NODE)
     return two_nodes
 
 
 def a_workers_node(cluster: Cluster, attempt: Attempt) -> Node:
-    """A node on which a worker runs and this process does not."""
+    """A node that runs a worker, but not this process."""
     return next(node for node in cluster.worker_nodes if node.node_id in attempt.nodes.values())
 
 
@@ -61,7 +69,12 @@ def test_after_the_loss_of_a_node_the_run_starts_again_within_a_minute(
         cluster.remove_node(a_workers_node(cluster, attempt), allow_graceful=False)
 
     thread = in_background(lose_a_node)
-    run(Watched(steps, every_step_s=0.3), synthetic_dataset, str(tmp_path), workers=WorkersConfig(number=2, cpus=2))
+    run_pretraining(
+        FaultyPretraining(steps, every_step_s=0.3),
+        synthetic_dataset,
+        str(tmp_path),
+        workers=WorkersConfig(number=2, cpus=2),
+    )
     thread.join()
     first, second = attempts(steps)
     assert 0 < min(second.steps) <= max(first.steps) + 1
@@ -91,7 +104,7 @@ def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
 
     thread = in_background(give_notice)
     workers = WorkersConfig(number=2, cpus=2, max_failures=0)  # it counts as no failure
-    run(Watched(steps, every_step_s=0.3), synthetic_dataset, str(tmp_path), workers=workers)
+    run_pretraining(FaultyPretraining(steps, every_step_s=0.3), synthetic_dataset, str(tmp_path), workers=workers)
     thread.join()
     first, second = attempts(steps)
     assert min(second.steps) == max(first.steps) + 1

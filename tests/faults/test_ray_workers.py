@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from victims import (
-    Watched,
+from faulty_pretraining import (
+    FaultyPretraining,
     attempts,
     await_step,
+    bundle_weights,
     check_exactly_once,
-    check_recovery,
-    counted,
+    check_restarts,
     in_background,
-    processes,
-    run,
-    weights,
+    last_executions,
+    process_launcher,
+    run_pretraining,
 )
 
 from ltrscale.engine import ray_cluster
@@ -40,15 +40,22 @@ def test_killed_again_and_again_with_progress_between(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected, steps = tmp_path / "expected", str(tmp_path / "out" / "steps")
-    run(Watched(str(expected / "steps")), synthetic_dataset, str(expected), launch=processes(2, restarts=0))
+    run_pretraining(
+        FaultyPretraining(str(expected / "steps")),
+        synthetic_dataset,
+        str(expected),
+        launch=process_launcher(2, restarts=0),
+    )
     records: list[Mapping[str, object]] = []
     with caplog.at_level(logging.INFO, "ltrscale"):
-        watched = Watched(steps, kills=((4, 1), (8, 0), (13, 1), (18, 0)))
-        run(watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO, report=lambda r: records.append(dict(r)))
-    check_recovery(steps, kills=4)
+        watched = FaultyPretraining(steps, kills=((4, 1), (8, 0), (13, 1), (18, 0)))
+        run_pretraining(
+            watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO, report=lambda r: records.append(dict(r))
+        )
+    check_restarts(steps, kills=4)
     check_exactly_once(steps)
-    assert counted(steps) == counted(str(expected / "steps"))
-    assert weights(str(tmp_path / "out")) == weights(str(expected))
+    assert last_executions(steps) == last_executions(str(expected / "steps"))
+    assert bundle_weights(str(tmp_path / "out")) == bundle_weights(str(expected))
     lines = [record.message for record in caplog.records]
     assert sum("all workers start again (failure 1 of 1" in line for line in lines) == 4
     assert sum(line.startswith("pretrained on 480 groups") for line in lines) == 1
@@ -57,9 +64,9 @@ def test_killed_again_and_again_with_progress_between(
 
 
 def test_an_input_error_ends_the_run_with_one_line(synthetic_dataset: str, tmp_path: Path) -> None:
-    watched = Watched(str(tmp_path / "steps"), raises=((2, 1, "input"),))
+    watched = FaultyPretraining(str(tmp_path / "steps"), raises=((2, 1, "input"),))
     with pytest.raises(InputError, match=r"^input of rank 1 in step 2$"):
-        run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
+        run_pretraining(watched, synthetic_dataset, str(tmp_path), workers=TWO)
     assert len(attempts(str(tmp_path / "steps"))) == 1
 
 
@@ -67,9 +74,9 @@ def test_a_worker_whose_process_is_stopped_is_found_named_and_started_again(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = str(tmp_path / "out" / "steps")
-    watched = Watched(steps, hangs=((4, 1, "stopped"),))
+    watched = FaultyPretraining(steps, hangs=((4, 1, "stopped"),))
     with caplog.at_level(logging.INFO, "ltrscale"):
-        run(watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO.replace(hang_minutes=0.15))
+        run_pretraining(watched, synthetic_dataset, str(tmp_path / "out"), workers=TWO.replace(hang_minutes=0.15))
     lines = [record.getMessage() for record in caplog.records]
     (hangs,) = [line for line in lines if "hangs" in line]
     assert re.match(r"rank 1 hangs: it has been silent for \d+ s: its process is stopped, or .*; ending it$", hangs)
@@ -81,18 +88,18 @@ def test_a_worker_whose_process_is_stopped_is_found_named_and_started_again(
 def test_storage_that_cannot_be_reached_counts_as_a_failure_of_workers(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched = Watched(str(tmp_path / "steps"), raises=((0, 1, "storage"),))
+    watched = FaultyPretraining(str(tmp_path / "steps"), raises=((0, 1, "storage"),))
     with pytest.raises(UnavailableError, match=r"^storage of rank 1 in step 0$"):
-        run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
+        run_pretraining(watched, synthetic_dataset, str(tmp_path), workers=TWO)
     assert len(attempts(str(tmp_path / "steps"))) == 2
     assert "storage of rank 1 in step 0; all workers start again (failure 1 of 1" in caplog.text
 
 
 def test_a_defect_is_raised_when_it_comes_again_and_again(synthetic_dataset: str, tmp_path: Path) -> None:
-    watched = Watched(str(tmp_path / "steps"), raises=((0, 1, "defect"),))
+    watched = FaultyPretraining(str(tmp_path / "steps"), raises=((0, 1, "defect"),))
     with pytest.raises(ValueError, match="defect of rank 1 in step 0") as caught:
-        run(watched, synthetic_dataset, str(tmp_path), workers=TWO)
-    assert "victims.py" in caught.value.__notes__[0]  # the worker's own traceback
+        run_pretraining(watched, synthetic_dataset, str(tmp_path), workers=TWO)
+    assert "faulty_pretraining.py" in caught.value.__notes__[0]  # the worker's own traceback
     assert len(attempts(str(tmp_path / "steps"))) == 2
 
 
@@ -107,9 +114,9 @@ def test_asked_to_stop_the_workers_leave_a_checkpoint_that_other_numbers_of_work
 
     in_background(terminate)
     with pytest.raises(Stopped, match=r"after step [0-9]+, checkpoint written to"):
-        run(Watched(steps, every_step_s=0.2), synthetic_dataset, str(tmp_path), workers=TWO)
+        run_pretraining(FaultyPretraining(steps, every_step_s=0.2), synthetic_dataset, str(tmp_path), workers=TWO)
     elastic = WorkersConfig(number=(1, 3))
-    run(Watched(steps), synthetic_dataset, str(tmp_path), workers=elastic)
+    run_pretraining(FaultyPretraining(steps), synthetic_dataset, str(tmp_path), workers=elastic)
     first, second = attempts(steps)
     assert min(second.steps) == max(first.steps) + 1  # nothing is lost
     assert (first.world, second.world) == (2, 3)

@@ -1,4 +1,4 @@
-"""What the storage does to us: it is overloaded, refuses, is not there, or is full."""
+"""Faults of the storage: it is overloaded, refuses, is gone, or is full."""
 
 import contextlib
 import functools
@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
-from disks import small_disk_at
+from small_disks import small_disk_at
 from synthetic_columns import COLUMN_MAPPING
-from written import without_writer
+from writer_tokens import without_writer
 
 from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
@@ -45,7 +45,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Changes endpoint and keys; file systems made before and within are forgotten."""
+    """Changes endpoint and keys, and clears the cache of file systems before and after."""
     assert s3
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     PatientS3.clear_instance_cache()
@@ -55,7 +55,7 @@ def environment(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.Mon
 
 @pytest.fixture
 def proxy(environment: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before the S3 server, which the environment names; it lets all through until its share is set."""
+    """A proxy to the S3 server, set as the endpoint; it passes all requests until a share of faults is set."""
     with FaultyProxy(os.environ["AWS_ENDPOINT_URL"], 0.0) as running:
         environment.setenv("AWS_ENDPOINT_URL", running.url)
         yield running
@@ -204,22 +204,22 @@ ACTIONS: dict[str, Callable[[str], Any]] = {
 
 
 def messages(actions: Mapping[str, Callable[[], Any]], path: str) -> dict[str, tuple[InputError, float]]:
-    """What each action, all at once, ends with, and after how many seconds."""
-    told: dict[str, tuple[InputError, float]] = {}
+    """Run all actions at once; returns the error of each and its seconds."""
+    outcomes: dict[str, tuple[InputError, float]] = {}
 
     def act(name: str) -> None:
         began = time.monotonic()
         with pytest.raises(InputError) as error, storage.named_errors(path):
             actions[name]()
-        told[name] = error.value, time.monotonic() - began
+        outcomes[name] = error.value, time.monotonic() - began
 
     threads = [threading.Thread(target=act, args=(name,)) for name in actions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert told.keys() == set(actions)
-    return told
+    assert outcomes.keys() == set(actions)
+    return outcomes
 
 
 @pytest.mark.s3
@@ -261,10 +261,10 @@ def test_patience_ends_in_one_line_for_all_that_waits(
 
     over, failed = threading.Event(), threading.Thread(target=fail)
     failed.start()
-    told = messages({**actions, "open commit": ending_commit}, path)
+    outcomes = messages({**actions, "open commit": ending_commit}, path)
     over.set()
     failed.join()
-    for name, (error, seconds) in told.items():
+    for name, (error, seconds) in outcomes.items():
         assert isinstance(error, UnavailableError), name
         assert re.search(f"{url}.*{said}", str(error)), name
         assert "\n" not in str(error), name
@@ -277,7 +277,7 @@ def after(event: threading.Event, act: Callable[[str], Any], path: str) -> None:
 
 
 def once() -> Callable[[], bool]:
-    """Says yes the first time."""
+    """True on the first call only."""
     calls = itertools.count()
     return lambda: next(calls) == 0
 
@@ -304,7 +304,7 @@ def test_an_answer_lost_is_no_failure(proxy: FaultyProxy, url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_a_store_that_is_gone_for_a_while_is_waited_for_and_that_is_said_once(
+def test_jobs_wait_for_a_store_that_is_gone_for_a_while_and_say_so_once(
     proxy: FaultyProxy, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table, large = pa.table({"x": np.random.default_rng(0).random(20_000)}), os.urandom(20 * MIB)
@@ -364,7 +364,7 @@ def test_what_is_written_and_read_over_connections_that_break_is_the_same(
     ],
     ids=lambda value: value.code if isinstance(value, Refusal) else "",
 )
-def test_a_refusal_that_will_not_pass_is_told_at_once_by_its_name(
+def test_a_permanent_refusal_is_reported_at_once_by_its_name(
     proxy: FaultyProxy, url: str, refusal: Refusal, remedy: str
 ) -> None:
     path = storage.join(url, "file")
@@ -401,7 +401,7 @@ def test_patience_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.s3
-def test_a_question_is_asked_again_though_its_refusal_has_no_text(proxy: FaultyProxy, url: str) -> None:
+def test_a_head_request_is_repeated_although_its_refusal_has_no_text(proxy: FaultyProxy, url: str) -> None:
     storage.write_bytes(url, b"x")
     proxy.share, asked = 1.0, itertools.count()
     proxy.match = lambda method, _: method == "HEAD" and next(asked) < 5
@@ -419,7 +419,7 @@ def test_a_refused_request_leaves_no_file_out_of_a_listing(proxy: FaultyProxy, u
 
 
 def make(fault: str, environment: pytest.MonkeyPatch, url: str) -> tuple[str, str]:
-    """Bring about a fault; returns the URL to use and what its error names."""
+    """Cause a fault; returns the URL to use and the text that its error must name."""
     if fault == "wrong key":
         environment.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         return url, "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -437,7 +437,7 @@ FAULTS = ("wrong key", "unknown key", "no bucket", "no server")
 
 @pytest.mark.s3
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
+def test_what_cannot_work_is_reported_in_one_line_within_half_a_minute(
     environment: pytest.MonkeyPatch, url: str, fault: str
 ) -> None:
     environment.setenv(PATIENCE, "5")
@@ -458,10 +458,10 @@ def test_what_cannot_work_is_told_in_one_line_within_half_a_minute(
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.parametrize(("fault", "role"), [("wrong key", "train.data"), ("no bucket", "out"), ("no server", "out")])
-def test_a_job_tells_what_cannot_work_in_one_line(
+def test_a_job_reports_what_cannot_work_in_one_line(
     environment: pytest.MonkeyPatch, url: str, synthetic_dataset: str, fault: str, role: str, tmp_path: Path
 ) -> None:
-    environment.setenv(PATIENCE, "2")  # less than a wait that is told
+    environment.setenv(PATIENCE, "2")  # less than a wait that is logged
     environment.setenv("TMPDIR", str(tmp_path))  # where a log is left that cannot be copied
     at, remedy = make(fault, environment, url)
     keys = {"train.data": synthetic_dataset, "out": str(tmp_path / "out"), role: at}
@@ -480,7 +480,7 @@ def test_a_job_tells_what_cannot_work_in_one_line(
 
 
 def left(folder: Path) -> list[str]:
-    """All files below a folder, hidden ones too, and folders where something is staged."""
+    """All files below a folder, including hidden ones, and folders with staged files."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() or ".staging" in p.name)
 
 
@@ -516,7 +516,7 @@ def test_a_full_disk_leaves_the_commit_before_whole(small_disk: Path, write: Cal
     assert left(small_disk) == before
 
 
-def test_a_full_disk_is_told_before_a_file_of_known_size_is_written(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_before_a_file_of_known_size_is_written(small_disk: Path) -> None:
     with (
         pytest.raises(InputError, match=r"run/weights: disk full: 3,145,728 bytes are needed, [\d,]+ are free in"),
         storage.Commit(str(small_disk / "run")) as writer,

@@ -1,4 +1,4 @@
-"""Workers that die or dawdle: the global batches stay the same, each group is read once, the weights are the same."""
+"""Workers that die or are slow: global batches stay the same, each group is read once, weights are the same."""
 
 import random
 from collections.abc import Callable
@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from changed import add_period, renamed
-from victims import Watched, attempts, check_exactly_once, check_recovery, config_of, counted, processes, run, weights
+from dataset_changes import add_period, with_renamed_files
+from faulty_pretraining import (
+    FaultyPretraining,
+    attempts,
+    bundle_weights,
+    check_exactly_once,
+    check_restarts,
+    last_executions,
+    process_launcher,
+    run_pretraining,
+    small_config,
+)
 
 from ltrscale.data.dataset.manifest import Feature
 
@@ -18,13 +28,18 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def undisturbed(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The directory of a run of so many workers that nothing happens to; below `steps` is what was read."""
+    """The directory of a run with this number of workers and no faults; `steps` holds the records of its steps."""
     made: dict[int, Path] = {}
 
     def directory(world: int) -> Path:
         if world not in made:
             out = tmp_path_factory.mktemp("undisturbed")
-            run(Watched(str(out / "steps")), synthetic_dataset, str(out), launch=processes(world, restarts=0))
+            run_pretraining(
+                FaultyPretraining(str(out / "steps")),
+                synthetic_dataset,
+                str(out),
+                launch=process_launcher(world, restarts=0),
+            )
             made[world] = out
         return made[world]
 
@@ -42,32 +57,33 @@ def test_killed_again_and_again_the_weights_are_bit_equal(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path, world: int, count: int
 ) -> None:
     expected, steps = undisturbed(world), str(tmp_path / "steps")
-    assert len(counted(str(expected / "steps"))) >= STEPS
-    watched = Watched(steps, kills=random_kills(seed=world, world=world, count=count))
-    run(watched, synthetic_dataset, str(tmp_path), launch=processes(world))
-    check_recovery(steps, kills=count)
+    assert len(last_executions(str(expected / "steps"))) >= STEPS
+    watched = FaultyPretraining(steps, kills=random_kills(seed=world, world=world, count=count))
+    run_pretraining(watched, synthetic_dataset, str(tmp_path), launch=process_launcher(world))
+    check_restarts(steps, kills=count)
     check_exactly_once(steps)
-    assert counted(steps) == counted(str(expected / "steps"))
-    assert weights(str(tmp_path)) == weights(str(expected))
+    assert last_executions(steps) == last_executions(str(expected / "steps"))
+    assert bundle_weights(str(tmp_path)) == bundle_weights(str(expected))
 
 
 @pytest.mark.slow
 def test_a_period_that_is_added_before_workers_start_again_is_not_read(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path
 ) -> None:
-    expected, steps, data = undisturbed(2), str(tmp_path / "steps"), renamed(synthetic_dataset, tmp_path / "data")
+    expected, steps = undisturbed(2), str(tmp_path / "steps")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
 
     def launch(*arguments: Any, **named: Any) -> None:
         with pytest.raises(AssertionError, match="die again"):
-            processes(2, restarts=0)(*arguments, **named)
+            process_launcher(2, restarts=0)(*arguments, **named)
         add_period(data, "2026-W00", like="2026-W02")
-        processes(2, restarts=0)(*arguments, **named)
+        process_launcher(2, restarts=0)(*arguments, **named)
 
-    run(Watched(steps, kills=((7, 1),)), data, str(tmp_path / "out"), launch=launch)
-    check_recovery(steps, kills=1)
+    run_pretraining(FaultyPretraining(steps, kills=((7, 1),)), data, str(tmp_path / "out"), launch=launch)
+    check_restarts(steps, kills=1)
     check_exactly_once(steps)
-    assert counted(steps) == counted(str(expected / "steps"))
-    assert weights(str(tmp_path / "out")) == weights(str(expected))
+    assert last_executions(steps) == last_executions(str(expected / "steps"))
+    assert bundle_weights(str(tmp_path / "out")) == bundle_weights(str(expected))
 
 
 @pytest.mark.slow
@@ -75,7 +91,7 @@ def test_any_number_of_workers_reads_the_same_global_batches(undisturbed: Callab
     runs = [str(undisturbed(world) / "steps") for world in (1, 2, 3, 4)]
     for steps in runs:
         check_exactly_once(steps)
-        assert counted(steps) == counted(runs[0])
+        assert last_executions(steps) == last_executions(runs[0])
 
 
 @pytest.mark.slow
@@ -86,12 +102,22 @@ def test_resumed_by_other_numbers_of_workers_the_order_is_the_same(
     kills = ((6, 1), (11, 0), (16, 3))
     for world in worlds[:-1]:
         with pytest.raises(AssertionError, match="die again"):
-            run(Watched(steps, kills), synthetic_dataset, str(tmp_path), launch=processes(world, restarts=0))
-    run(Watched(steps, kills), synthetic_dataset, str(tmp_path), launch=processes(worlds[-1], restarts=0))
+            run_pretraining(
+                FaultyPretraining(steps, kills),
+                synthetic_dataset,
+                str(tmp_path),
+                launch=process_launcher(world, restarts=0),
+            )
+    run_pretraining(
+        FaultyPretraining(steps, kills),
+        synthetic_dataset,
+        str(tmp_path),
+        launch=process_launcher(worlds[-1], restarts=0),
+    )
     assert tuple(attempt.world for attempt in attempts(steps)) == worlds
-    check_recovery(steps, kills=3)
+    check_restarts(steps, kills=3)
     check_exactly_once(steps)
-    assert counted(steps) == counted(str(undisturbed(1) / "steps"))
+    assert last_executions(steps) == last_executions(str(undisturbed(1) / "steps"))
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +140,12 @@ def test_slow_workers_and_uneven_groups_take_equally_many_steps(
     uneven_dataset: str, tmp_path: Path, world: int
 ) -> None:
     steps = str(tmp_path / "steps")
-    watched = Watched(steps, slow=(world - 1, 0.03))
-    config = config_of(stream={"docs_per_batch": 200, "streams": 4, "window": 2})
-    run(watched, uneven_dataset, str(tmp_path), launch=processes(world, restarts=0), config=config)
+    watched = FaultyPretraining(steps, slow=(world - 1, 0.03))
+    config = small_config(stream={"docs_per_batch": 200, "streams": 4, "window": 2})
+    run_pretraining(watched, uneven_dataset, str(tmp_path), launch=process_launcher(world, restarts=0), config=config)
     (attempt,) = attempts(steps)
     of_ranks = list(attempt.steps_of_ranks.values())
     assert len(of_ranks) == world
     assert all(executed == of_ranks[0] for executed in of_ranks)
-    assert min(map(len, counted(steps).values())) <= 2  # streams run out while others go on
+    assert min(map(len, last_executions(steps).values())) <= 2  # streams run out while others go on
     check_exactly_once(steps, groups=36 + 7 + 60)

@@ -1,7 +1,7 @@
 """The benchmarks have every loss, metric, pretext objective and encoder that a config may name."""
 
 import pytest
-from variations import kind_of
+from config_variations import kind_of
 
 from jobs.bench import losses, metrics, networks
 from ltrscale.config import members
@@ -22,7 +22,7 @@ def test_every_loss_is_timed_beside_its_padded_form_if_it_has_one(kind: str, mon
     assert (row.ratio is not None) == bool(row.peer) == (kind in losses.PEERS)
 
 
-def test_every_padded_form_is_of_a_loss_that_is_there() -> None:
+def test_every_padded_form_belongs_to_an_existing_loss() -> None:
     assert set(losses.PEERS) <= set(KINDS)
 
 

@@ -1,4 +1,4 @@
-"""The chaos run: its plan of faults, what it makes of the end of a command, and what it finds in a round."""
+"""The chaos run: its plan of faults, its verdict on how a command ends, and the defects that it finds in a round."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_the_end_of_a_command_is_judged(
 
 
 def _round(url: str, *, suffix: str = "", byte: bytes = b"x") -> str:
-    """A round with a data set, a bundle, scores, an evaluation and a trial, as small as they can be."""
+    """A round with a minimal data set, bundle, scores, evaluation and trial."""
     with storage.Commit(f"{url}/data") as commit:
         with commit.file(f"period=a/part-{{hash}}{suffix}.parquet") as path:
             path.write_bytes(b"rows")

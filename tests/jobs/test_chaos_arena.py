@@ -1,4 +1,4 @@
-"""Where a chaos run takes place: a server that keeps what it has stored, and a disk that runs full and is emptied."""
+"""The arena of a chaos run: a server that keeps its data, and a disk that is filled and emptied."""
 
 import shutil
 import time

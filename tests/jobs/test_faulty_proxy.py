@@ -1,4 +1,4 @@
-"""The proxy that stands for a network and a store at fault."""
+"""The proxy that simulates a faulty network and store."""
 
 import http.client
 import socket

@@ -1,4 +1,4 @@
-"""What `--help` says: the keys that people set, one key, all keys; and the reference of all jobs."""
+"""`--help`: the keys that people set, one key, all keys; and the reference of all jobs."""
 
 import re
 import shlex
@@ -53,7 +53,7 @@ class Strict(Config):
 
 
 class Tuned(Config):
-    """A config whose field has another default than the class of the field."""
+    """A config with a field whose default differs from that of the field's class."""
 
     job: Job = Job(name="tuned", shape=Circle(radius=5.0), tags={"a": "1"})
     shape: Shape = Square(side=7.0)
@@ -155,7 +155,7 @@ def test_help_shows_10_to_25_keys_and_the_kinds_of_each(command: Command[Any], m
 
 
 def kinds(cls: type[BaseModel], name: str) -> list[str]:
-    """The kinds of a key, found in the config itself."""
+    """The kinds of a key, read from the config itself."""
     level, found = [cls], [[cls]]
     for part in name.split("."):
         found = [list(models_in(model.model_fields[part].annotation)) for model in level if part in model.model_fields]
@@ -190,7 +190,7 @@ def test_the_example_is_a_command_that_can_be_run(
     assert "out:" in capsys.readouterr().out
 
 
-def test_the_docs_ask_for_keys_that_are_there() -> None:
+def test_the_docs_ask_for_keys_that_exist() -> None:
     by_name = {command.name: command for command in commands()}
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     asked = [found for page in pages for found in re.findall(r"jobs\.(\w+)\s+--help ([a-z][\w.]*)", page.read_text())]

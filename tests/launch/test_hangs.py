@@ -1,4 +1,4 @@
-"""Who of several workers hangs."""
+"""Detection of the worker that hangs."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ltrscale.launch.workers import Context
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -67,7 +67,7 @@ def test_a_silent_worker_hangs_however_many_steps_it_made(clock: Clock) -> None:
     assert "has been silent for 61 s" in watch.hung()[1]
 
 
-def test_nobody_hangs_who_reads_or_has_yet_to_begin(clock: Clock) -> None:
+def test_a_worker_that_reads_or_has_yet_to_begin_does_not_hang(clock: Clock) -> None:
     watch = watch_of_two()
     seconds(clock, 200, lambda: watch.heard(1, Counts(2, int(clock.now))))
     assert watch.hung() == {}

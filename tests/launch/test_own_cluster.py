@@ -1,4 +1,4 @@
-"""A cluster that we start for ourselves: who can reach it, who can see its files, and how it goes away."""
+"""A cluster that a job starts for itself: who can reach it, who can see its files, and how it ends."""
 
 import ipaddress
 import json
@@ -31,9 +31,9 @@ def wait(ready: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, Any]]]:
-    """A process with a cluster and two workers, and what these found out."""
+    """A process with a cluster and two workers, and the record that they write."""
     folder = tmp_path_factory.mktemp("driver")
-    command = [sys.executable, str(TESTS / "own_cluster.py"), str(folder / "found.json")]
+    command = [sys.executable, str(TESTS / "cluster_sockets.py"), str(folder / "found.json")]
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_AUTH_TOKEN")}
     environment["PYTHONPATH"] = str(TESTS.parent)
     with (folder / "said").open("w") as said, subprocess.Popen(command, env=environment, stderr=said) as process:
@@ -98,7 +98,7 @@ def test_its_files_are_their_owners_and_go_after_a_kill(
     assert session.is_dir()  # its process lives
     process.send_signal(signal.SIGKILL)
     process.wait(LIMIT_S)
-    # Ray's agents tell its GCS that the raylet is gone before they go, and try for a minute to reach it
+    # Ray's agents report the death of the raylet to the GCS before they exit, and retry for a minute.
     others = [pid for pid, name in found["processes"] if "Agent" not in name]
     assert len(others) > 8
     wait(lambda: not [pid for pid in others if Path(f"/proc/{pid}").exists()])
@@ -126,7 +126,7 @@ except Stopped:
 
 
 def test_a_request_to_stop_that_comes_in_a_fork_of_ray_is_heard() -> None:
-    """In the hooks of a fork Python drops what a signal handler raises, and with it the release of logging's lock."""
+    """In fork hooks, Python drops exceptions of signal handlers, and with them the release of logging's lock."""
     done = _run(_STOPPED_IN_A_FORK)
     assert (done.stdout, done.stderr) == ("stopped\n", "")
 

@@ -55,7 +55,7 @@ def test_sigterm_asks_to_stop_within_the_block_and_ends_the_process_as_before_ou
         signal.signal(signal.SIGTERM, before)
 
 
-def test_what_the_user_is_to_read_explains_the_errors_of_the_other_workers() -> None:
+def test_a_users_error_explains_the_errors_of_the_other_workers() -> None:
     lost, died, given, stopped = RuntimeError("closed by peer"), ActorDiedError(), InputError("no file"), Stopped("so")
     assert _cause({0: lost, 1: died}) == (1, died)
     assert _cause({0: lost, 1: died, 2: given}) == (2, given)

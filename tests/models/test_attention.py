@@ -119,7 +119,7 @@ def test_heads_that_do_not_divide_the_encoders_width_are_an_error() -> None:
 # SetRank
 
 
-def test_setrank_without_initial_ranks_needs_and_heeds_none() -> None:
+def test_setrank_without_initial_ranks_ignores_the_order() -> None:
     torch.manual_seed(0)
     module = SetRank(SetRankConfig(width=8, heads=2, blocks=1), 5, NUMERIC, []).double()
     groups, h_ND = lists([4, 3], 5)

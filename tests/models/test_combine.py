@@ -1,4 +1,4 @@
-"""Rankers made of rankers: what they compute, what is trained, and that their bundles score the same."""
+"""Combined rankers: their scores, their trained parameters, and bundles that score the same."""
 
 from pathlib import Path
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from reference import models as reference
 from reference.lists import WIDTH, apply, make, make_lists, shuffled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, members, validate
@@ -48,7 +48,7 @@ every_context = pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys
 
 
 def value_and_gradients(module: ListContext, groups: QueryGroups, h_ND: Tensor) -> tuple[Contextual, list[Tensor]]:
-    """Outputs, and the gradients of a sum that weighs all outputs differently: of h, then of all parameters."""
+    """Outputs, and the gradients by h and all parameters of a sum that weighs each output differently."""
     h_ND = h_ND.detach().requires_grad_()
     out = apply(module, groups, h_ND)
     loss = sum(
@@ -59,14 +59,14 @@ def value_and_gradients(module: ListContext, groups: QueryGroups, h_ND: Tensor) 
 
 
 def parts(groups: QueryGroups, h_ND: Tensor) -> list[tuple[QueryGroups, Tensor]]:
-    """Each list as a batch of its own."""
+    """Each list as a separate batch."""
     return [
         (groups.select(torch.tensor([q])), h_ND[a:b]) for q, (a, b) in enumerate(pairwise(groups.offsets_Q1.tolist()))
     ]
 
 
 def oracle(module: ListContext, groups: QueryGroups, h_LD: Tensor) -> Tensor:
-    """Documents of one list by plain loops."""
+    """Slow: the documents of one list, with plain loops."""
     x_LF, length = groups.features_NF, groups.n_documents
     if isinstance(module, DASALC):
         return reference.dasalc(module, module.features(x_LF), h_LD)
@@ -90,7 +90,7 @@ def _ranks(groups: QueryGroups, feature: int | None) -> list[int]:
 
 
 def _windows(module: GSF, x_LF: Tensor) -> list[list[int]]:
-    """All ordered pairs where the sample is all of them; else around the order of the keys, at several strides."""
+    """All ordered pairs if the sample holds all of them, else windows in the order of keys, at several strides."""
     length, size = len(x_LF), module.config.size
     strides = module.config.strides or length
     if size == 2 and 1 < length <= strides + 1:
@@ -129,7 +129,7 @@ def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
         outputs = [*apply(module, groups, h_ND), *apply(module.train(), groups, h_ND)]
         return torch.cat([part.flatten() for part in outputs if part is not None]).detach()
 
-    assert idle_keys([config for config in CASES.values() if isinstance(config, cls)], trace) == set()
+    assert keys_without_effect([config for config in CASES.values() if isinstance(config, cls)], trace) == set()
 
 
 @every_context
@@ -213,7 +213,7 @@ def test_short_and_empty_lists(config: ContextConfig, lengths: list[int], traini
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
+    """Records the size of the largest tensor that any operation makes."""
 
     numel = 0
 

@@ -1,4 +1,4 @@
-"""Encoders: laws that hold for every one of them, torch's own modules and rtdl as oracles."""
+"""Encoders: laws of all encoders, with torch's own modules and rtdl as oracles."""
 
 import math
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from config_variations import keys_without_effect, kind_of
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
-from variations import idle_keys, kind_of
 
 from ltrscale.config import Config, members
 from ltrscale.models.choices import EncoderConfig, NetworkConfig
@@ -81,7 +81,7 @@ def test_resnet_is_the_papers(activation: str) -> None:
 
 
 def update(module: nn.Module) -> None:
-    """What the training loop does to batch norms after a step."""
+    """Update the batch norms like the training loop does after a step."""
     for part in module.modules():
         if isinstance(part, MicroBatchNorm):
             part.update_running_statistics(part.moments())
@@ -167,7 +167,7 @@ every_input = pytest.mark.parametrize("features", FEATURES)
 
 
 def make(name: str, features: str = "both", **settings: Any) -> Encoder:
-    """An encoder for four features, of which the categorical ones have 5 rows each."""
+    """An encoder for four features; categorical ones have 5 rows each."""
     torch.manual_seed(0)
     cls = {kind_of(member): member for member in members(EncoderConfig)}[CONFIGS[name]["kind"]]
     small = {"embedding": 3} if "embedding" in cls.model_fields else {}
@@ -194,7 +194,7 @@ def inputs(n: int, features: str = "both", seed: int = 0) -> Tensor:
 
 
 def trained(encoder: Encoder, features: str = "both") -> Encoder:
-    """The encoder at inference, after three steps' statistics and with no parameter left at its first value."""
+    """The encoder at inference, with statistics of three steps and every parameter moved from its initial value."""
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -205,7 +205,7 @@ def trained(encoder: Encoder, features: str = "both") -> Encoder:
 
 
 def trace(config: Config) -> Tensor:
-    """What an encoder gives in training, and then at inference."""
+    """The outputs of an encoder in training, and then at inference."""
     encoder = built(config)
     torch.manual_seed(0)
     h_ND = encoder.train()(inputs(30))
@@ -216,7 +216,7 @@ def trace(config: Config) -> Tensor:
 @pytest.mark.parametrize("cls", members(EncoderConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
     settings = [config for config in CONFIGS.values() if config["kind"] == kind_of(cls)]
-    assert idle_keys(map(cls.model_validate, settings), trace) == set()
+    assert keys_without_effect(map(cls.model_validate, settings), trace) == set()
 
 
 def test_torchs_own_batch_norm_is_refused_when_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ FAR = 1e30
 
 
 def heavy_tailed(n: int = 3000, seed: int = 0) -> Tensor:
-    """Raw features as logs have them: long tails, shifts, small scales, a fifth of the values missing."""
+    """Raw features like those of logs: long tails, shifts, small scales, a fifth of the values missing."""
     generator = torch.Generator().manual_seed(seed)
     x_NF = torch.randn(n, 5, generator=generator)
     x_NF = torch.stack([x_NF[:, 0].exp() * 100, -x_NF[:, 1].exp(), x_NF[:, 2], x_NF[:, 3] + 50, x_NF[:, 4] * 1e-6], 1)
@@ -194,7 +194,7 @@ def test_the_state_rebuilds_the_transform(numeric: str) -> None:
     assert not list(rebuilt.parameters())
 
 
-def test_inputs_are_left_as_they_were_and_none_may_be_no_document() -> None:
+def test_inputs_do_not_change_and_may_have_no_document() -> None:
     x_NF = torch.tensor([[1.0, 7.0], [math.nan, 8.0]])
     copy_NF = x_NF.clone()
     for numeric in METHODS:
@@ -206,7 +206,7 @@ def test_inputs_are_left_as_they_were_and_none_may_be_no_document() -> None:
         assert torch.equal(x_NF.nan_to_num(9), copy_NF.nan_to_num(9))
 
 
-def test_no_document_to_fit_on_is_told() -> None:
+def test_fitting_on_no_document_is_an_error() -> None:
     with pytest.raises(InputError, match="no document to fit it on"):
         fit_transform([torch.zeros(0, 2)], ["numeric", "numeric"], TransformConfig())
 
@@ -215,7 +215,7 @@ LENGTHS = (3, 0, 1, 40, 2)
 
 
 def in_groups(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Heavy-tailed documents, the fifth column constant in each group, in groups some of which are empty or single."""
+    """Heavy-tailed documents in groups, some empty or single; the fifth column is constant in each group."""
     offsets_Q1 = to_offsets(torch.tensor(LENGTHS))
     x_NF = heavy_tailed(sum(LENGTHS), seed)
     x_NF[:, 4] = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)) * 0.1
@@ -236,7 +236,7 @@ def test_per_query_standardises_what_the_numeric_map_gives(numeric: str) -> None
     assert torch.equal(plain(x_NF, offsets_Q1), plain(x_NF))
 
 
-def test_per_query_knows_its_group_alone_and_no_order() -> None:
+def test_per_query_depends_on_the_group_only_and_on_no_order() -> None:
     x_NF, offsets_Q1 = in_groups()
     transform = fit(x_NF, "log1p_standard", per_query=True)
     whole_NF = transform(x_NF, offsets_Q1)

@@ -152,7 +152,7 @@ def test_a_vocabulary_is_as_large_as_its_codes_however_many_documents() -> None:
     assert largest < 2.2 * 12 * len(codes_N)
 
 
-def test_of_a_feature_with_too_many_values_nothing_is_kept() -> None:
+def test_no_value_is_kept_of_a_feature_with_too_many() -> None:
     vocabulary = Vocabulary(at_most=3)
     for first in range(0, 1000, 10):
         vocabulary.add(np.arange(first, first + 10, dtype=np.float32))

@@ -26,7 +26,7 @@ def _seed() -> None:
 
 @pytest.fixture(scope="module")
 def deepctr() -> SimpleNamespace:
-    """deepctr-torch, which asks PyPI for its newest version when it is imported: here it finds no network."""
+    """deepctr-torch; its import would ask PyPI for the newest version, so the network is blocked."""
 
     def no_network(*_: object, **__: object) -> None:
         raise OSError("no network in tests")
@@ -53,7 +53,7 @@ def documents(n: int = 30, seed: int = 1) -> Tensor:
 
 
 def randomised(module: ModuleT) -> ModuleT:
-    """The module with every parameter away from its initial value, zeros included."""
+    """The module with every parameter, including zeros, moved from its initial value."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -114,7 +114,7 @@ def test_deepfm_shares_the_gradient_of_the_plain_form() -> None:
 
 
 def deepctr_columns(deepctr: SimpleNamespace, embedding: int) -> list[Any]:
-    """Features in our order; deepctr-torch feeds categories to the MLP first, then the numbers."""
+    """Columns that map our order to that of deepctr-torch, whose MLP reads categories first, then numbers."""
     sparse, dense = deepctr.inputs.SparseFeat, deepctr.inputs.DenseFeat
     category = {"embedding_dim": embedding}
     return [

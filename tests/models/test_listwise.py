@@ -1,4 +1,4 @@
-"""Initial order, chunks, and what is peculiar to DLCM and GSF; the laws of all contexts are in test_contexts."""
+"""Initial order, chunks, and the special properties of DLCM and GSF; the laws of all contexts are in test_contexts."""
 
 from collections.abc import Callable
 
@@ -61,7 +61,7 @@ def test_missing_values_go_last_and_ties_keep_the_order_of_the_input() -> None:
 
 
 @ordered
-def test_positions_that_are_needed_must_be_there(make_config: MakeConfig) -> None:
+def test_missing_positions_are_an_error(make_config: MakeConfig) -> None:
     module = make(make_config(initial_rank="positions"))
     groups, h_ND = make_lists([2, 0, 2])
     with pytest.raises(InputError, match="this data set has none: prepare the data with a column of positions"):
@@ -74,7 +74,7 @@ def test_positions_that_are_needed_must_be_there(make_config: MakeConfig) -> Non
 
 
 @ordered
-def test_the_feature_to_rank_by_must_be_there_and_have_an_order(make_config: MakeConfig) -> None:
+def test_the_ranking_feature_must_exist_and_have_an_order(make_config: MakeConfig) -> None:
     with pytest.raises(InputError, match=r"context\.feature: 4: the data set has 4 features"):
         make(make_config(initial_rank="feature", feature=4))
     with pytest.raises(InputError, match=r"context\.feature: 1: this feature is a category"):
@@ -102,7 +102,7 @@ def test_a_layer_sees_padding_as_zeros_and_its_mask() -> None:
 
 
 def test_dlcm_reads_from_the_last_to_the_first() -> None:
-    """The document at the end of the initial ranking is read first: what others are cannot change its output o."""
+    """The last document of the initial ranking is read first, so other documents cannot change its output o."""
     module = make(DLCMConfig(state=5, units=2))
     assert isinstance(module, DLCM)
     nn.init.zeros_(module.compare.weight)  # the state no longer counts: units are those of o alone
@@ -140,7 +140,7 @@ def test_training_of_gsf_is_a_fair_sample_of_all_groups() -> None:
     assert ((samples.mean(0) - expected_ND) / error).abs().max() < 4.5
 
 
-def test_documents_that_are_alike_get_the_same_from_gsf() -> None:
+def test_gsf_gives_equal_documents_equal_embeddings() -> None:
     module = make(GSFConfig(size=3, hidden=(9,), width=4, strides=2, activation="elu"))
     groups, h_ND = make_lists([12, 5])
     for a, b in ((0, 4), (0, 9), (2, 3), (13, 16), (1, 14)):
@@ -166,7 +166,7 @@ def test_strides_give_groups_of_distinct_documents_and_all_pairs(size: int) -> N
             assert every == tuple(range(1, length)) or length == 1
 
 
-def test_content_keys_tell_rows_apart_and_know_equal_ones() -> None:
+def test_content_keys_distinguish_rows_and_match_equal_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(0, 3, (4000, 12), generator=generator).float()
     rows[rows == 2] = torch.nan

@@ -45,7 +45,7 @@ def test_positions_that_do_not_count_from_one_are_refused() -> None:
 
 @dataclass(frozen=True)
 class Clicks:
-    """Lists of POSITIONS documents in the order shown, and what was clicked."""
+    """Lists of POSITIONS documents in the order shown, and their clicks."""
 
     features_NF: Tensor
     relevance_N: Tensor
@@ -55,7 +55,7 @@ class Clicks:
 
 
 def simulate(lists: int, seed: int) -> Clicks:
-    """Position-based clicks on lists that a poor ranker ordered: by a feature that tells and by one that does not."""
+    """Position-based clicks on lists that a poor ranker ordered by an informative and an uninformative feature."""
     generator = torch.Generator().manual_seed(seed)
     features_QLF = torch.rand(lists, POSITIONS, 4, generator=generator)
     noise_QL = torch.rand(lists, POSITIONS, generator=generator)
@@ -69,7 +69,7 @@ def simulate(lists: int, seed: int) -> Clicks:
 
 
 def train(data: Clicks, *, debias: bool) -> tuple[nn.Linear, PropensityModel]:
-    """A linear ranker on all lists at once; without debiasing the propensity model stays as it is at the start."""
+    """Train a linear ranker on all lists at once; without debiasing, the propensity model keeps its initial values."""
     ranker, model = nn.Linear(4, 1, bias=False), PropensityModel(POSITIONS)
     nn.init.zeros_(ranker.weight)
     optimizer = torch.optim.Adam([*ranker.parameters(), *(model.parameters() if debias else [])], lr=0.1)
@@ -93,7 +93,7 @@ def train(data: Clicks, *, debias: bool) -> tuple[nn.Linear, PropensityModel]:
 
 
 @pytest.mark.slow
-def test_dual_learning_recovers_the_propensities_and_ranks_better_than_clicks_as_they_are() -> None:
+def test_dual_learning_recovers_the_propensities_and_ranks_better_than_raw_clicks() -> None:
     data, test = simulate(20_000, seed=0), simulate(2000, seed=1)
 
     def quality(ranker: nn.Linear) -> float:

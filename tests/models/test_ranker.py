@@ -1,4 +1,4 @@
-"""The ranker: what its parts make together, and that a pretrained one is taken over whole."""
+"""The ranker: its parts together, and the start from a pretrained encoder."""
 
 from pathlib import Path
 

@@ -1,13 +1,13 @@
-"""Augmentations: their distribution, what they leave alone, and where their randomness comes from."""
+"""Augmentations: their distribution, the entries that they keep, and the source of their randomness."""
 
 import math
 from collections import Counter
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import group_index, to_offsets
 from ltrscale.config import members
@@ -57,11 +57,11 @@ SIGMA = 5 / math.sqrt(N)
 @pytest.mark.parametrize("cls", members(AugmentConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Augmentation]) -> None:
     configs = [config for config in CONFIGS if isinstance(config, cls)]
-    assert idle_keys(configs, lambda config: view(documents(100), config)) == set()
+    assert keys_without_effect(configs, lambda config: view(documents(100), config)) == set()
 
 
 def offsets_of(n: int) -> Tensor:
-    """Groups of 1, 0, 2, 3, 4, ... documents."""
+    """Offsets of groups of 1, 0, 2, 3, 4, ... documents."""
     lengths, left = [min(n, 1), 0], n - min(n, 1)
     while left:
         lengths.append(min(len(lengths), left))
@@ -70,7 +70,7 @@ def offsets_of(n: int) -> Tensor:
 
 
 def marginals() -> Tensor:
-    """Values that no document has."""
+    """A sample of values that no document has."""
     values_SF = -torch.rand(50, 8, generator=torch.Generator().manual_seed(2)) - 1
     values_SF[:, 6:] = values_SF[:, 6:].mul(10).floor().abs() + 100
     return values_SF
@@ -89,7 +89,7 @@ def documents(n: int = N) -> Tensor:
 
 
 def addresses(n: int = N) -> Tensor:
-    """Values that tell their document and column: 10 n + f."""
+    """Values that identify their document and column: 10 n + f."""
     return 10 * torch.arange(n, dtype=torch.float64)[:, None] + torch.arange(8)
 
 
@@ -104,7 +104,7 @@ def test_the_input_stays_and_the_generator_decides(config: AnyAugmentConfig) -> 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_which_entries_change_does_not_depend_on_their_values(config: AnyAugmentConfig) -> None:
-    """So that two views drawn one after the other do not depend on what is in the batch."""
+    """Otherwise the second of two views would depend on the values in the batch."""
     states = []
     for x_NF in (documents(100), documents(100) + 1):
         generator = torch.Generator().manual_seed(3)
@@ -280,7 +280,7 @@ def test_permuted_columns_keep_their_values_and_are_permuted_apart() -> None:
     assert (source_NF == torch.arange(500)[:, None]).sum(0).max() < 10
 
 
-def test_configs_are_told_apart_by_kind() -> None:
+def test_configs_are_distinguished_by_kind() -> None:
     read = TypeAdapter(AugmentConfig).validate_python
     assert read({"kind": "zeroing", "probability": 0.7}) == ZeroingConfig(probability=0.7)
     assert read({"kind": "gaussian", "scale": 2}) == GaussianConfig(scale=2.0)

@@ -21,7 +21,7 @@ HALVES = [torch.float16, torch.bfloat16]
 
 
 def random_views(seed: int, lengths: list[int], width: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    """Two views that resemble each other, float64, and the offsets."""
+    """Two similar views, float64, and the offsets."""
     generator = torch.Generator().manual_seed(seed)
     z0_ND, noise_ND = torch.randn(2, sum(lengths), width, generator=generator, dtype=torch.float64)
     return z0_ND, z0_ND + noise_ND, to_offsets(torch.tensor(lengths))
@@ -184,11 +184,11 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
         simclr_rank(torch.ones(1, 2), torch.ones(1, 2), torch.tensor([0, 1]), temperature=temperature)
 
 
-def test_simclr_tells_documents_from_the_whole_batch() -> None:
+def test_simclr_distinguishes_documents_from_the_whole_batch() -> None:
     z0_ND, z1_ND, _ = random_views(10, [7])
     loss_N = simclr(z0_ND, z1_ND, temperature=0.2)
     torch.testing.assert_close(loss_N, reference.simclr_rank(z0_ND, z1_ND, 0.2), rtol=1e-10, atol=1e-10)
-    assert (loss_N[:3] > simclr(z0_ND[:3], z1_ND[:3], temperature=0.2)).all()  # more to be told apart from
+    assert (loss_N[:3] > simclr(z0_ND[:3], z1_ND[:3], temperature=0.2)).all()  # more documents to contrast with
 
 
 @pytest.mark.parametrize("loss", [simclr, scarf])
@@ -250,7 +250,7 @@ def test_no_tensor_of_a_batch_loss_grows_with_the_square_of_the_batch(loss: Call
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes, backward too."""
+    """Records the size of the largest tensor that any operation makes, including backward."""
 
     elements = 0
 

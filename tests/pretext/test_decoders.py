@@ -1,4 +1,4 @@
-"""Decoders: their outputs fit what the pretext objectives read, and VIME and SubTab learn with them."""
+"""Decoders: their outputs fit the pretext objectives, and VIME and SubTab learn with them."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ CARDINALITIES = [4]
 
 
 def documents(n: int) -> Tensor:
-    """Features that tell each other: a factor, its square, its category and its negative."""
+    """Features that predict each other: a factor, its square, its category and its negative."""
     factor_N = torch.randn(n, generator=torch.Generator().manual_seed(0))
     category_N = (factor_N + 2).clamp(0, 3).floor()
     return torch.stack([factor_N, factor_N.square() - 1, category_N, -factor_N], 1)
@@ -45,7 +45,7 @@ def test_vimes_estimators_share_nothing() -> None:
 
 
 def learned(parts: nn.ModuleList, loss: Callable[[torch.Generator], Tensor], steps: int) -> float:
-    """How much of the first steps' mean loss is left in the last steps."""
+    """The mean loss of the last steps as a share of that of the first steps."""
     optimizer, generator, losses = torch.optim.Adam(parts.parameters(), lr=3e-3), torch.Generator().manual_seed(0), []
     for _ in range(steps):
         loss_N = loss(generator)

@@ -18,7 +18,7 @@ def mix(x_NF: Tensor, amount: float, *forms: Mixup, seed: int = 0) -> Tensor:
 
 
 def documents(n: int) -> Tensor:
-    """Float64: the document's number in three ways (itself, its exponential, its negative), and as a category."""
+    """Float64: the document's number n as n, exp(n), -n, and as a category."""
     number_N = torch.arange(n, dtype=torch.float64)
     return torch.stack([number_N, (number_N / n).exp(), -number_N - 1, number_N], 1)
 

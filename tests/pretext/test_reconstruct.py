@@ -156,7 +156,7 @@ NOISES: list[Noise] = ["swap", "gaussian", "zero"]
 @pytest.mark.parametrize("noise", NOISES)
 def test_views_of_subsets_hold_the_subset_at_full_width_and_noise_at_its_rate(noise: Noise) -> None:
     x_NF = documents(5000)
-    x_NF[:, [1, 3]] += 1  # so that 0 tells a value outside of the subset
+    x_NF[:, [1, 3]] += 1  # so that 0 means a value outside the subset
     subsets_KF = feature_subsets(5, subsets=3, overlap=0.75)
     views_KNF = subtab_views(x_NF, NUMERIC_F, subsets_KF, rate=0.4, noise=noise, scale=0.5, generator=generator())
     assert views_KNF.shape == (3, 5000, 5)
@@ -225,7 +225,7 @@ def test_subtab_contrasts_within_groups_where_it_is_given_some() -> None:
 
     apart_N = torch.cat([loss(slice(0, 3), [0, 3]), loss(slice(3, 7), [0, 4])])
     torch.testing.assert_close(loss(slice(0, 7), [0, 3, 7]), apart_N)
-    assert (loss(slice(0, 7), [0, 7]) > apart_N).all()  # more to be told apart from
+    assert (loss(slice(0, 7), [0, 7]) > apart_N).all()  # more documents to contrast with
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])

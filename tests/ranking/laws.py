@@ -1,4 +1,4 @@
-"""The laws of ranking losses, each a function of a case: a loss's config, and what is known of it beyond the laws."""
+"""The laws of ranking losses, each a function of a case: a loss's config and its known special properties."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ NOTHING_RELEVANT, ALL_EQUAL, ALL_BELOW_TWO = (0.0,) * 4, (3.0,) * 4, (0.0, 1.0, 
 
 @dataclass(frozen=True)
 class Case:
-    """A loss's config under every law; a loss of which nothing more is known needs no more than this."""
+    """A loss's config under every law; a loss without special properties needs only the config."""
 
     config: RankingLoss
     oracle: Oracle | None = None
@@ -41,7 +41,7 @@ class Case:
     """Against the plain loop; a sum of exponentials of scores near 1e6 is known to 1e-10 in float64."""
 
     def loss(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, weights_N: Tensor) -> Tensor:
-        """The same draws each time; weights where the loss takes them."""
+        """The loss with the same draws each time, and with weights if the loss takes them."""
         draw = torch.Generator().manual_seed(0)
         return self.config.of(Scored(scores_N, labels_N, offsets_Q1, weights_N if self.config.weighted else None, draw))
 
@@ -50,7 +50,7 @@ class Case:
 
     @property
     def is_pointwise(self) -> bool:
-        """Counts lists that ask for no order: scores matter then, and not only their differences."""
+        """Whether lists without an order count: then scores matter, not only their differences."""
         return self.counts(NOTHING_RELEVANT)
 
 
@@ -147,7 +147,7 @@ def gradcheck(case: Case) -> None:
 
 
 def nothing_to_rank_is_loss_and_gradient_zero(case: Case) -> None:
-    """For a list that is not counted; one that is costs something in one order or in the other."""
+    """An excluded list has loss and gradient 0; a counted one has a loss in one order or the other."""
     for labels in (NOTHING_RELEVANT, ALL_EQUAL, ALL_BELOW_TWO, (0.0, 2.0, 1.0)):
         n = len(labels)
         labels_N = torch.tensor(labels, dtype=torch.float64).repeat(2)
@@ -226,7 +226,7 @@ LAWS: dict[str, Callable[[Case], None]] = {
 
 
 def applying(cases: Mapping[str, Case]) -> list[tuple[str, str]]:
-    """Names of laws and of the cases to which they apply."""
+    """The names of laws, and of the cases that they apply to."""
     return [(law, name) for law in LAWS for name, case in cases.items() if law not in _left_out(case)]
 
 
@@ -237,7 +237,7 @@ def _left_out(case: Case) -> set[str]:
 
 @contextmanager
 def blocks_of(size: int) -> Iterator[None]:
-    """Within the context, at most so many pairs or slots are handled at once."""
+    """Within the context, losses handle at most this many pairs or slots at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairwise, "PAIRS_PER_BLOCK", size)
         patch.setattr(losses, "SLOTS_PER_CHUNK", size)
@@ -246,7 +246,7 @@ def blocks_of(size: int) -> Iterator[None]:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the most elements that a tensor has which an operation returns."""
+    """Records the largest number of elements in a tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()

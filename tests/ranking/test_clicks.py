@@ -24,7 +24,7 @@ Loss = Callable[..., Tensor]
 
 
 def random_lists(seed: int, lengths: list[int]) -> dict[str, Tensor]:
-    """Scores, examination logits, clicks, and positions in another order than the rows; some were not shown."""
+    """Scores, examination logits, clicks, and positions out of order; some documents were not shown."""
     generator = torch.Generator().manual_seed(seed)
     n = sum(lengths)
     positions_N = torch.cat([1 + torch.randperm(k, generator=generator) for k in lengths]).double()
@@ -141,7 +141,7 @@ def test_gradcheck(loss: Loss, learned: str) -> None:
 
 
 @both
-def test_the_other_model_gets_no_gradient(loss: Loss, learned: str) -> None:
+def test_each_loss_gives_no_gradient_to_the_other_model(loss: Loss, learned: str) -> None:
     batch = random_lists(5, [6, 4])
     other = "examination_logits_N" if learned == "scores_N" else "scores_N"
     batch[learned].requires_grad_()
@@ -217,7 +217,7 @@ def test_positions_beyond_the_table_take_the_last_and_none_below_one_is_taken() 
     assert position_index(torch.tensor([1.0, 4.0, 5.0, 1e9, torch.nan]), 4).tolist() == [0, 3, 3, 3, 0]
     assert position_index(torch.zeros(0), 4).tolist() == []
     for position in (0.0, -3.0):
-        with pytest.raises(InputError, match=f"positions: {position} is none; count from 1"):
+        with pytest.raises(InputError, match=f"positions: {position} is below 1; count from 1"):
             position_index(torch.tensor([2.0, position, torch.nan]), 4)
 
 

@@ -1,11 +1,11 @@
-"""Every loss that a config may name keeps the laws of `ranking.laws`; a new member of the union is here by itself."""
+"""Every loss that a config may name keeps the laws of `ranking.laws`; new members of the union are included."""
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from ranking.laws import LAWS, Case, Oracle, applying, assert_same, random_lists, value_and_gradient
 from reference import losses as reference
 from torch import Tensor
-from variations import idle_keys, kind_of
 
 from ltrscale.config import members
 from ltrscale.ranking.choices import LossConfig
@@ -103,7 +103,7 @@ def test_no_weights_are_weights_of_one_and_all_terms_are_linear_in_them(name: st
 
 @pytest.mark.parametrize("cls", UNION, ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type) -> None:
-    """Some other value of it changes value or gradient, from one setting at least."""
+    """Another value of each key changes value or gradient, from at least one setting."""
 
     def trace(config: Loss) -> Tensor:
         *lists, weights_N = random_lists(3, [20, 5])
@@ -111,4 +111,4 @@ def test_every_key_of_a_config_means_something(cls: type) -> None:
         return torch.cat(value_and_gradient(Case(config).loss, *lists, weights_N))
 
     known = [cls(), *(case.config for case in CASES.values() if type(case.config) is cls)]
-    assert idle_keys(known, trace) == set()
+    assert keys_without_effect(known, trace) == set()

@@ -1,4 +1,4 @@
-"""LETOR's script: every rule that differs from ours, an oracle rule by rule, and figures of a real collection."""
+"""LETOR's script: every rule that differs from ours, an oracle of the rules, and figures of a real collection."""
 
 import gzip
 import math
@@ -118,7 +118,7 @@ def read_test_file(path: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_one_feature_of_mq2008_shows_the_script_s_drop_at_rank_9(shared_data: Path) -> None:
-    """Half of the lists have 8 documents or fewer, and count as 0 from there on; means over folds, as published."""
+    """Half of the lists have 8 documents or fewer and count as 0 at later ranks; means over folds, as published."""
     folds = []
     for fold in range(1, 6):
         features, labels, offsets = read_test_file(shared_data / "letor" / "MQ2008" / f"Fold{fold}" / "test.txt.gz")

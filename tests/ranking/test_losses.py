@@ -1,4 +1,4 @@
-"""Pointwise and listwise losses: other libraries, and what each has of its own; their laws are in test_laws."""
+"""Pointwise and listwise losses: other libraries, and special properties of each; their laws are in test_laws."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def test_the_best_score_of_the_sigmoid_loss_is_the_logit_of_the_share_of_the_hig
 
 
 def test_standardised_targets_have_no_zero_and_no_scale() -> None:
-    """A teacher's scores of a list teach the same when moved and stretched; equal ones are 0, whatever they are."""
+    """A shift and a scale of a teacher's scores do not change the loss; equal scores become 0."""
     scores_N, labels_N, offsets_Q1, _ = random_lists(1, [30, 7, 1, 4])
     labels_N[-4:] = 0.1  # a mean of these is not 0.1 exactly
     group_N = torch.arange(4).repeat_interleave(offsets_Q1.diff())
@@ -49,7 +49,7 @@ def test_standardised_targets_have_no_zero_and_no_scale() -> None:
     torch.testing.assert_close(both[0][2:], torch.stack([scores_N[37] ** 2, scores_N[38:].square().sum()]))
 
 
-def test_attention_allocation_gives_none_to_irrelevant_documents() -> None:
+def test_attention_allocation_gives_irrelevant_documents_no_attention() -> None:
     labels_N = torch.tensor([1.0] + [0.0] * 99)  # a plain softmax of them would give the relevant one 2.7 %
     scores_N = torch.zeros(100).requires_grad_()
     loss_Q = attention_allocation(scores_N, labels_N, torch.tensor([0, 100]))
@@ -74,7 +74,7 @@ def test_approx_ndcg_tends_to_the_metric_as_the_temperature_falls() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_gumbel_noise_ranks_as_plackett_and_luce_say(scale: float) -> None:
-    """The loss of the first of three documents, were they drawn in turn by the softmax of those left."""
+    """The loss of the first of three documents, if each rank is drawn by the softmax of the documents left."""
     gaps = [-2.0, -1.0, 0.0, 1.0, 2.0]
     scores_N = torch.tensor([score for gap in gaps for score in (gap, 0.0, -1.0)], dtype=torch.float64)
     labels_N, offsets_Q1 = torch.tensor([1.0, 0.0, 0.0]).repeat(5), torch.arange(0, 16, 3)

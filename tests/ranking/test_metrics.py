@@ -8,13 +8,13 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, nDCG
 from reference import metrics as reference
 from sklearn.metrics import ndcg_score
 from torch import Tensor
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import to_offsets
 from ltrscale.config import members
@@ -37,7 +37,7 @@ def ragged(groups: Iterable[Group]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def random_lists(seed: int, lengths: list[int], levels: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (of few levels, hence tied, or distinct) and labels 0 to 4 of lists of these lengths."""
+    """Scores (distinct, or tied on a few levels) and labels 0 to 4 of lists of these lengths."""
     rng = np.random.default_rng(seed)
     n = sum(lengths)
     scores = rng.permutation(n) if levels is None else rng.integers(0, levels, n)
@@ -72,7 +72,7 @@ def test_values_are_the_mean_over_all_orders_that_ties_allow(groups: list[Group]
 
 @every_metric
 @pytest.mark.parametrize("slots", [1, 100, 1 << 16])
-def test_a_group_does_not_see_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_does_not_depend_on_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "SLOTS_PER_CHUNK", slots)
     scores_N, labels_N, offsets_Q1 = random_lists(0, [3, 0, 1, 40, 7, 40, 200, 2], levels=6)
     together_Q = metric(scores_N, labels_N, offsets_Q1)
@@ -126,7 +126,7 @@ def test_no_order_is_better_than_that_of_the_labels(metric: Metric) -> None:
 @pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
 def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[metrics.Metric]) -> None:
     lists = random_lists(6, [20, 30])
-    assert idle_keys([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
+    assert keys_without_effect([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
     assert named(cls.made(k=3).name) == cls.made(k=3)
 
 

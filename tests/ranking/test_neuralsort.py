@@ -9,7 +9,7 @@ from ltrscale.ranking.neuralsort import sort_entries
 
 
 def matrix(scores_N: Tensor, offsets_Q1: Tensor, k: int | None) -> Tensor:
-    """What each document of the batch adds to the first k ranks of each list, shape [T, N]."""
+    """The weight of each document of the batch at the first k ranks of each list, shape [T, N]."""
     columns = [
         sort_entries(torch.stack([scores_N, one_N], dim=1), offsets_Q1, temperature=0.7, k=k, mode="soft")[:, 1]
         for one_N in torch.eye(len(scores_N), dtype=scores_N.dtype)

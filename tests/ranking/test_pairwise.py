@@ -1,4 +1,4 @@
-"""Pairwise losses: LightGBM's own objective, and what each has of its own; their laws are in test_laws."""
+"""Pairwise losses: LightGBM's own objective, and special properties of each; their laws are in test_laws."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -82,9 +82,9 @@ def test_the_lightgbm_option_has_the_gradient_of_its_formula(sigma: float, trunc
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 @pytest.mark.parametrize("truncation", [3, 100])
 def test_the_formula_is_what_lightgbm_computes(l2: float, truncation: int) -> None:
-    """Leaf values of real stumps, -sum of gradients / (sum of hessians + l2), from scores given as initial ones.
+    """Leaf values of real stumps, -sum of gradients / (sum of hessians + l2), with the scores as initial scores.
 
-    Each stump parts the documents by the toss of a coin, so that both leaves sum many of them; l2 proves the scale.
+    Each stump splits the documents at random, so that both leaves sum many of them; l2 proves the scale.
     """
     lengths = [12, 25, 8]
     scores_N, labels_N, offsets_Q1, _ = random_lists(11, lengths)
@@ -108,7 +108,7 @@ def test_the_formula_is_what_lightgbm_computes(l2: float, truncation: int) -> No
 
 
 def drawn(labels: list[float], copies: int, negatives: int, weights: list[float]) -> Counter[tuple[int, ...]]:
-    """How often each set of documents was drawn, seen by who feels a push, over copies of a list of equal scores."""
+    """Counts of the drawn sets, read off the nonzero gradients, over copies of a list of equal scores."""
     length = len(labels)
     scores_N = torch.zeros(copies * length, dtype=torch.float64, requires_grad=True)
     loss_Q = softmax_negatives(
@@ -136,7 +136,7 @@ def test_every_set_of_negatives_is_equally_likely_for_each_positive() -> None:
 
 
 def test_two_positives_of_a_list_draw_apart() -> None:
-    """Of four negatives, read from random places of one shuffle, they take the same two in a quarter of lists."""
+    """Both read two of four negatives from random places of one shuffle, so a quarter of lists have equal draws."""
     copies = 4000
     scores_N = torch.zeros(6 * copies, dtype=torch.float64, requires_grad=True)
     labels_N, offsets_Q1 = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.0]).repeat(copies), torch.arange(copies + 1) * 6

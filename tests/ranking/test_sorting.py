@@ -127,7 +127,7 @@ def test_no_temporary_grows_with_the_square_of_lengths(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_flat_sort_does_not_know_the_order_of_the_input(mode: Mode) -> None:
+def test_a_flat_sort_does_not_depend_on_the_order_of_the_input(mode: Mode) -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(1, [80])
     scores_N = (2 * scores_N).round()
     shuffled_N = torch.randperm(80, generator=torch.Generator().manual_seed(2))
@@ -138,7 +138,7 @@ def test_a_flat_sort_does_not_know_the_order_of_the_input(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_divide_and_conquer_knows_only_which_documents_share_a_run(mode: Mode) -> None:
+def test_divide_and_conquer_depends_only_on_which_documents_share_a_run(mode: Mode) -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(2, [9])
     loss_Q, grad_N = value_and_gradient(scores_N, labels_N, offsets_Q1, k=3, depth=2, mode=mode)
     within_N = torch.tensor([7, 8, 6, 1, 0, 2, 3, 5, 4])  # three runs of three: runs and their documents move
@@ -283,7 +283,7 @@ def test_neural_sort_ndcg_has_the_values_of_tf_rankings_own_test() -> None:
 
 @pytest.mark.parametrize("k", [None, 1, 5])
 def test_hard_sorts_agree_with_rax(k: int | None) -> None:
-    """Rax relaxes ranks, not the sort; its `ndcg_metric` (gain 2^y - 1, topn=k) is what the hard sort must give."""
+    """Rax relaxes ranks, not the sort; the hard sort must equal its `ndcg_metric` (gain 2^y - 1, topn=k)."""
     rax = pytest.importorskip("rax")
     scores_N, labels_N, offsets_Q1 = random_lists(11, [12, 30])
     loss_Q = pirank(scores_N.float(), labels_N, offsets_Q1, temperature=1.0, k=k, mode="hard")
@@ -311,7 +311,7 @@ def test_noise_of_scale_zero_changes_nothing_and_samples_are_averaged() -> None:
 
 
 def test_the_noise_draws_orders_as_plackett_luce_does() -> None:
-    """A cold sort of noisy scores puts a document first with its chance in the softmax of scores / scale."""
+    """A cold sort of noisy scores ranks a document first with its probability in the softmax of scores / scale."""
     scores_N, labels_N, offsets_Q1 = torch.tensor([1.0, 0.0, -0.5]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3])
     for scale in (1.0, 2.0):
         loss_Q = gumbel_neural_sort_ndcg(

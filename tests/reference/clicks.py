@@ -1,4 +1,4 @@
-"""Simulated feedback and cleaned clicks of one list, with loops, as exact probabilities where something is drawn."""
+"""Simulated feedback and cleaned clicks of one list, with loops; exact probabilities instead of draws."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def pbm(grades: Sequence[float], positions: Sequence[int], top: float, eta: floa
 
 
 def cascade(grades: Sequence[float], positions: Sequence[int], top: float, epsilon: float) -> list[float]:
-    """P(click) of each document: nothing above it was attractive, and it is."""
+    """P(click) of each document: it is attractive, and no document above it is."""
     clicks, going_on = [0.0] * len(grades), 1.0
     for i in sorted(range(len(grades)), key=lambda i: positions[i]):
         attractive = epsilon + (1 - epsilon) * rho(grades[i], top)

@@ -1,4 +1,4 @@
-"""LETOR 4.0's evaluation script, rule by rule: one ranked list of labels at a time, NDCG at the ranks it has."""
+"""LETOR 4.0's evaluation script, rule by rule: one ranked list of labels at a time, NDCG at the ranks of the list."""
 
 import math
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ def dcg(ranking: Sequence[float], ranks: int) -> list[float]:
 
 
 def ndcg_list(scores: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """NDCG at every rank that the list has."""
+    """NDCG at every rank of the list."""
     ranking = ranked(scores, labels)
     own, best = dcg(ranking, len(ranking)), dcg(sorted(ranking, reverse=True), len(ranking))
     return [d / b if b != 0 else 0.0 for d, b in zip(own, best, strict=True)]
 
 
 def ndcg(scores: Sequence[float], labels: Sequence[float], k: int) -> float:
-    """What a group adds to the sum for position k; nothing where its list of values is shorter."""
+    """The value that a group adds to the sum for position k; 0 if its list is shorter."""
     values = ndcg_list(scores, labels)
     return values[k - 1] if k <= len(values) else 0.0
 

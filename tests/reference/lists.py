@@ -44,7 +44,7 @@ def apply(module: ListContext, groups: QueryGroups, h_ND: Tensor) -> Contextual:
 
 
 def shuffled(groups: QueryGroups, h_ND: Tensor, seed: int = 1) -> tuple[QueryGroups, Tensor, Tensor]:
-    """Documents permuted within their lists, and where each came from."""
+    """Documents permuted within their lists, and the permutation."""
     generator = torch.Generator().manual_seed(seed)
     order_N = torch.cat(
         [a + torch.randperm(b - a, generator=generator) for a, b in pairwise(groups.offsets_Q1.tolist())]

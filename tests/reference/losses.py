@@ -16,7 +16,7 @@ Labels = Sequence[float]
 def lambdarank(
     scores_L: Tensor, labels: Labels, sigma: float = 1.0, truncation: int | None = None, normalise: str = "ideal"
 ) -> Tensor:
-    """One list; a tied block stands at its first rank for the truncation and shares its mean discount."""
+    """One list; a tied block has its first rank for the truncation and shares its mean discount."""
     lightgbm = normalise == "lightgbm"
     scores = scores_L.tolist()
     first, discount = [], []
@@ -142,7 +142,7 @@ def ordinal(logits_C: Tensor, grade: float) -> Tensor:
 
 
 def pairs(labels: Labels) -> Iterator[tuple[int, int]]:
-    """Pairs (i, j) of which i has the higher label."""
+    """Pairs (i, j) where i has the higher label."""
     return ((i, j) for i, j in product(range(len(labels)), repeat=2) if labels[i] > labels[j])
 
 

@@ -1,4 +1,4 @@
-"""Metrics as they are written; ties at their word: the average over every order that they allow."""
+"""Metrics by their formulas; with ties, the average over every order that the ties allow."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -112,7 +112,7 @@ def dlcm(module: DLCM, x_LF: Tensor, h_LD: Tensor, order: Sequence[int]) -> Tens
 
 
 def gsf(module: GSF, h_LD: Tensor, windows: Sequence[Sequence[int]]) -> Tensor:
-    """Ai et al. 2019: mean of a document's blocks over those groups of documents and places in which it is."""
+    """Ai et al. 2019: mean of a document's blocks over the groups and places that contain it."""
     size = module.config.size
     # the first layer of a group as one matrix over its documents' embeddings side by side
     first = torch.cat(module.places.weight.chunk(size), dim=1)

@@ -26,7 +26,7 @@ def simclr_rank(z0_LD: Tensor, z1_LD: Tensor, temperature: float) -> Tensor:
 
 
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, temperature: float) -> Tensor:
-    """SCARF's Algorithm 1, with the sum over k in place of its mean, shape [N]."""
+    """SCARF's Algorithm 1, with the sum over k instead of its mean, shape [N]."""
     losses = []
     for i, z_D in enumerate(z_ND):
         scores_N = torch.stack([cosine(z_D, c_D) / temperature for c_D in corrupted_ND])

@@ -26,7 +26,7 @@ def dla_ranking_loss(scores_L: Tensor, clicks: Sequence[float], examination: Seq
 def dla_propensity_loss(
     examination_L: Tensor, clicks: Sequence[float], positions: Sequence[float], scores: Sequence[float], clip: float
 ) -> Tensor:
-    """Documents with NaN for their position are passed over; positions of a list must differ."""
+    """Documents with position NaN are skipped; positions of a list must differ."""
     shown = [i for i, position in enumerate(positions) if not math.isnan(position)]
     if not shown:
         return examination_L.sum() * 0

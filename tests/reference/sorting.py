@@ -40,7 +40,7 @@ def sort_entries(entries_L2: Tensor, temperature: float, mode: str) -> Tensor:
 
 
 def shared_out(runs: Sequence[Tensor], branching: int) -> list[list[Tensor]]:
-    """Runs, in order, as ceil(m / b) collections whose sizes differ by at most one."""
+    """Runs, in order, in ceil(m / b) parts whose sizes differ by at most one."""
     count = math.ceil(len(runs) / branching)
     return [[run for c, run in enumerate(runs) if c * count // len(runs) == j] for j in range(count)]
 

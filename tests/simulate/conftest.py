@@ -1,4 +1,4 @@
-"""Small data sets whose every group is known, and what is in a data set, group by group."""
+"""Small data sets with known groups, and readers of a data set's groups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from known_groups import make_dataset
+from known_datasets import make_dataset
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
@@ -29,8 +29,8 @@ _LISTS = ("labels", "relevance", "positions", "clicks", "weights")
 def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
     """Writes rows as a data set directory.
 
-    A row has `labels` (or None) and `features` [L][F], and what else is wanted of query_id, period, doc_ids, meta_* and
-    the lists with one number a document.
+    A row has `labels` (or None), `features` [L][F], and optionally query_id, period, doc_ids, meta_* and
+    the lists with one number per document.
     """
 
     def made(rows: Sequence[Row], *, row_group_bytes: int = 8 << 20, file_bytes: int = 256 << 20) -> str:
@@ -72,7 +72,7 @@ def apply(tmp_path_factory: pytest.TempPathFactory) -> Relabel:
 
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[[str], list[dict[str, Any]]]:
-    """Gives all groups of a data set as plain rows with their period, in the order of its files."""
+    """Reads all groups of a data set as plain rows with their period, in the order of its files."""
 
     def read(url: str) -> list[dict[str, Any]]:
         manifest = open_dataset(url).manifest
@@ -88,9 +88,9 @@ def rows_of() -> Callable[[str], list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def make_block() -> Callable[..., GroupBlock]:
-    """Makes a block of groups from lists of labels; None is a group without. Other columns are given in the same way.
+    """Makes a block of groups from lists of labels, None for an unlabelled group; other columns work in the same way.
 
-    The features of document n are n, 10 n and 100 n, counted over the block, unless given.
+    By default, the features of document n of the block are n, 10 n and 100 n.
     """
 
     def dense(lists: Sequence[Sequence[float] | None], lengths_Q: Sequence[int]) -> np.ndarray:

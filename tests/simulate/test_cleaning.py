@@ -29,7 +29,7 @@ Make = Callable[..., GroupBlock]
 
 @pytest.fixture
 def log(make_block: Make) -> GroupBlock:
-    """Sixty lists of 3 to 7 documents, shown in any order, clicked less further down; every seventh is unlabelled."""
+    """Sixty lists of 3 to 7 documents in random order, with fewer clicks further down; every seventh is unlabelled."""
     rng = np.random.default_rng(0)
     labels, positions, lengths = [], [], []
     for q in range(60):

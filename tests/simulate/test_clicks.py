@@ -1,4 +1,4 @@
-"""Click simulators: frequencies against exact probabilities, and what is shown where."""
+"""Click simulators: frequencies against exact probabilities, and positions of documents."""
 
 import itertools
 from collections.abc import Callable

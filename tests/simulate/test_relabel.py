@@ -1,4 +1,4 @@
-"""Relabelled data sets: what is kept, what is counted, and that the layout of files changes no label."""
+"""Relabelled data sets: columns kept, counts, and labels that do not depend on the layout of files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ CLICKS = {"kind": "clicks", "ranking": "random"}
 
 
 def graded(n_groups: int, *, periods: Sequence[str] = ("all",), **more: Callable[[int], Any]) -> list[dict[str, Any]]:
-    """Groups of 1 to 8 documents, graded 0 to 4 but for every fifth group; the third feature numbers all documents."""
+    """Groups of 1 to 8 documents with grades 0 to 4; every fifth has none. The third feature numbers all documents."""
     rng = np.random.default_rng(0)
     rows, first = [], 0
     for q in range(n_groups):
@@ -41,7 +41,7 @@ def graded(n_groups: int, *, periods: Sequence[str] = ("all",), **more: Callable
 
 
 def by_query(rows: list[dict[str, Any]], *leave_out: str) -> dict[str, str]:
-    """The content of each group as text, in which NaN equals itself."""
+    """The content of each group as text, where NaN equals itself."""
     return {row["query_id"]: repr({k: row[k] for k in sorted(row) if k not in leave_out}) for row in rows}
 
 
@@ -102,7 +102,7 @@ def test_relevance_is_the_first_label_where_there_is_a_label(write: Write, apply
     assert all(row["labels"] == row["relevance"] for row in rows_of(once) if row["period"] == "b")
 
 
-def test_what_a_step_has_nothing_to_do_with_stays(write: Write, apply: Apply, rows_of: Rows) -> None:
+def test_a_step_leaves_everything_else_unchanged(write: Write, apply: Apply, rows_of: Rows) -> None:
     more = {
         "doc_ids": lambda q: None if q % 3 == 0 else [f"d{q}", *[None] * 20],
         "positions": lambda q: None if q % 4 == 0 else [7.0, *[float("nan")] * 20],
@@ -161,7 +161,7 @@ def test_the_layout_of_files_changes_nothing(
 
 
 def test_labels_of_a_group_do_not_depend_on_the_order_of_groups(write: Write, apply: Apply, rows_of: Rows) -> None:
-    """gid is what draws depend on: the same rows in another file order, with their gids, have the same labels."""
+    """Draws depend on the gid: the same rows with their gids in another file order get the same labels."""
     rows = [{**row, "gid": q, "query_id": f"q{q}"} for q, row in enumerate(graded(40))]
     steps = [{"kind": "labelled_fraction", "fraction": 0.5}, {**CLICKS}]
     forward, backward = (apply(write(order), *steps) for order in (rows, rows[::-1]))
@@ -209,7 +209,7 @@ def test_the_labelled_fraction_is_of_all_periods_together(write: Write, apply: A
 
 
 def test_groups_stay_different_when_lists_are_sampled_twice(write: Write, apply: Apply) -> None:
-    """Draws are by key, so an exact sample tells whether two groups share one."""
+    """Draws depend on the key, so the size of a sample shows whether two groups share a key."""
     source = write(graded(20, periods=("a", "b")))
     again = {**IMPLICIT, "max_relevance": 4}
     sampled = apply(source, {**IMPLICIT, "periods": "a"}, again, again)
@@ -248,11 +248,11 @@ def test_click_ratios_are_taken_before_documents_are_replaced() -> None:
 
 ERRORS = [
     ([{"kind": "refine", "feature": "bm24"}], "no feature 'bm24'; the nearest name is 'bm25'"),
-    ([{"kind": "refine", "feature": "age"}], "steps.0 (refine): feature 'age' has no deviation in the manifest"),
+    ([{"kind": "refine", "feature": "age"}], "steps.0 (refine): the manifest has no standard deviation of feature"),
     ([{"kind": "clicks"}], "steps.0 (clicks): query q0 of period a has no positions; prepare it with positions"),
     ([{"kind": "click_ratio_weights"}], "steps.0 (click_ratio_weights): query q0 of period a has no positions"),
     ([{"kind": "random_negatives"}], "steps.0 (random_negatives): query q0 of period a has no positions"),
-    ([{"kind": "binary_feedback", "tau": 50}], "steps.0 (binary_feedback): of 16 labelled groups none has labels"),
+    ([{"kind": "binary_feedback", "tau": 50}], "steps.0 (binary_feedback): none of 16 labelled groups has labels"),
     ([{**IMPLICIT, "max_relevance": 2}], "is above max_relevance 2; raise it"),
     ([CLICKS, {"kind": "relevant_only", "periods": "x"}], "there is no period 'x'; the nearest is"),
     ([{"kind": "binary_feedback", "periods": "b"}], "steps.0 (binary_feedback): no group of its periods has labels"),

@@ -1,4 +1,4 @@
-"""Rewriting a data set: blocks do not depend on the layout, and what goes through unchanged is unchanged."""
+"""Rewriting a data set: blocks do not depend on the layout, and groups without changes stay the same."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_columns import restate
+from dataset_columns import update_manifest
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
@@ -70,7 +70,7 @@ def test_taking_documents_takes_all_their_columns(make_dataset: Make) -> None:
 
 
 @pytest.mark.parametrize("renumber", [False, True])
-def test_what_goes_through_unchanged_is_unchanged(make_dataset: Make, tmp_path: Path, renumber: bool) -> None:
+def test_groups_without_changes_stay_the_same(make_dataset: Make, tmp_path: Path, renumber: bool) -> None:
     made = make_dataset(LENGTHS, is_labelled=lambda gid: gid % 3 != 0)
     dataset = open_dataset(made.url)
     with storage.Commit(str(tmp_path / "out")) as commit:
@@ -110,7 +110,7 @@ def test_files_that_are_not_as_the_manifest_says_are_named(make_dataset: Make, c
     with pq.ParquetWriter(path, broken.schema) as writer:
         writer.write_table(broken.slice(0, 1))
         writer.write_table(broken.slice(1))
-    restate(made.url)
+    update_manifest(made.url)
     with pytest.raises(InputError, match=problem) as error:
         list(read_groups(open_dataset(made.url), periods={"a"}))
     assert str(path) in str(error.value)

@@ -1,4 +1,4 @@
-"""What all steps share: draws that depend on their counters alone, grades, places, accounts."""
+"""The common parts of steps: draws that depend only on their counters, grades, places, counts."""
 
 import itertools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Make = Callable[..., GroupBlock]
 
 
 def test_splitmix_gives_the_published_sequence() -> None:
-    """The first outputs for seed 1234567, as in the test vectors that go round with the algorithm."""
+    """The first outputs for seed 1234567, as in the published test vectors."""
     outputs = splitmix64(np.full(3, 1234567, np.uint64), np.arange(3, dtype=np.uint64))
     assert outputs.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 

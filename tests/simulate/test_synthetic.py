@@ -1,4 +1,4 @@
-"""The synthetic log: what its rows promise, and that labels can be learnt from its features."""
+"""The synthetic log: laws of its rows, and that labels can be learnt from its features."""
 
 import datetime
 import itertools
@@ -170,7 +170,7 @@ def mean_ndcg(scores: np.ndarray, labels: np.ndarray, bounds: np.ndarray, k: int
 
 
 def test_trees_learn_from_labels_and_more_labels_help(tmp_path: Path) -> None:
-    """What the log is for: random < best single feature < trees on few labels < trees on all of them."""
+    """The purpose of the log: random < best single feature < trees on few labels < trees on all labels."""
     train, test = written(SMALL.replace(groups_per_week=800, labelled=1.0), tmp_path)
     train_labels, test_labels = train["label"].to_numpy(), test["label"].to_numpy()
     values, bounds = features(test), offsets(test)

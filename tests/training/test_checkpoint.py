@@ -1,4 +1,4 @@
-"""Laws of checkpoints: a resumed run goes on as if never stopped, and what fails to be saved does not stop training."""
+"""Laws of checkpoints: a resumed run continues as if never stopped, and a failed save does not stop training."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from trainers import make_trainer, run
+from small_trainers import make_trainer, run_epochs
 
 from ltrscale import storage
 from ltrscale.errors import InputError, Stopped
@@ -29,7 +29,7 @@ def checkpoints_in(folder: Path | str, **changes: Any) -> Checkpoints:
 
 
 def save(saver: Checkpoints, trainer: Trainer, result: StepResult, **progress: Any) -> None:
-    """Save as if it were time to, and wait until it is written."""
+    """Save a checkpoint as if one were due, and wait until it is written."""
     saver.after(replace(result, checkpoint_due=True), trainer, Progress(**progress))
     saver._wait()
 
@@ -54,7 +54,7 @@ def saved_steps(folder: Path) -> list[int]:
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_resumed_is_bit_equal_to_never_stopped(synthetic_dataset: str, tmp_path: Path, method: str, stop: int) -> None:
     whole = make_trainer(synthetic_dataset, method)
-    expected = run(whole)
+    expected = run_epochs(whole)
     assert len(expected) > stop
     first, done = make_trainer(synthetic_dataset, method), []
     with checkpoints_in(tmp_path) as saver:
@@ -81,7 +81,7 @@ def test_resumed_is_bit_equal_to_never_stopped(synthetic_dataset: str, tmp_path:
 
 
 def two_workers(rank: int, world: int, data: str, folder: str) -> None:
-    """What two workers do together, each part in a folder of its own."""
+    """The work of two workers; each part has its own folder."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     one_is_asked_to_stop(make_trainer(data, "simclr_rank", rank=rank, world=world), f"{folder}/stopped")
@@ -90,8 +90,8 @@ def two_workers(rank: int, world: int, data: str, folder: str) -> None:
 
 
 def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
-    """In the middle of the second epoch; both leave one checkpoint and end when it is committed."""
-    run(trainer, 1)
+    """One worker is asked to stop in the second epoch; both write one checkpoint and end once it is committed."""
+    run_epochs(trainer, 1)
     trainer.stopping = lambda: rank_and_world()[0] == 1 and trainer.state.account.groups > 0
     with checkpoints_in(folder) as saver, pytest.raises(Stopped, match="checkpoint written to"):
         train(saver, trainer)
@@ -99,7 +99,7 @@ def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
 
 
 def rank_0_cannot_save(trainer: Trainer, folder: str) -> None:
-    """Both end, and say why."""
+    """Both workers end and say why."""
     with checkpoints_in(folder, every_s=0.0, failures=2) as saver:
         trainer.due, trainer.failed = saver.due, saver.failed
         with pytest.raises(InputError, match=r"^\S+: 2 checkpoints in a row could not be written \(\S+step-00000002: "):
@@ -114,7 +114,7 @@ def test_two_workers_stop_together_and_one_goes_on_from_their_checkpoint(
     (tmp_path / "failing" / "checkpoints").write_text("in the way")
     mp.spawn(two_workers, args=(2, synthetic_dataset, str(tmp_path)), nprocs=2)
     alone = make_trainer(synthetic_dataset, "simclr_rank")
-    expected = run(alone)
+    expected = run_epochs(alone)
     other = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path / "stopped") as saver:
         snapshot = saver.newest()
@@ -127,7 +127,7 @@ def test_two_workers_stop_together_and_one_goes_on_from_their_checkpoint(
         torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-6, atol=1e-9)
 
 
-def test_two_are_kept_and_what_cannot_be_used_is_passed_over(
+def test_two_are_kept_and_unusable_ones_are_skipped(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "checkpoints"
@@ -183,7 +183,7 @@ def test_a_damaged_checkpoint_does_not_outlive_the_next_two(synthetic_dataset: s
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nothing is written until it is set."""
+    """An event that blocks writing until it is set."""
     opened, write = threading.Event(), checkpoint.write
 
     def gated(*arguments: Any, **named: Any) -> None:
@@ -226,7 +226,7 @@ def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_d
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver:
         trainer.due = saver.due
-        assert not any(r.checkpoint_due for r in run(trainer, 1))
+        assert not any(r.checkpoint_due for r in run_epochs(trainer, 1))
         saver._due_at = 0.0
         due = []
         for result in trainer.epoch():
@@ -235,7 +235,7 @@ def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_d
         assert due[:2] == [True, False]
 
 
-def test_who_is_asked_to_stop_leaves_a_committed_checkpoint(
+def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
     synthetic_dataset: str, tmp_path: Path, gate: threading.Event
 ) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")

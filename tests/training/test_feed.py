@@ -1,4 +1,4 @@
-"""Laws of reading ahead: the same steps in the same order, bounded, errors in their place, no thread left behind."""
+"""Laws of reading ahead: same steps, same order, bounded memory, errors at their step, no thread left behind."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Source:
-    """Steps that count how many were asked for."""
+    """A source of steps that counts the requests."""
 
     def __init__(self, steps: int, fails_at: int = -1) -> None:
         self.steps, self.fails_at, self.asked, self.closed = steps, fails_at, 0, False

@@ -1,4 +1,4 @@
-"""Finetuning strategies, from bundle to bundle: what is taken over, what is trained, and which epoch is kept."""
+"""Finetuning strategies, from bundle to bundle: reused weights, trained parameters, and the epoch to keep."""
 
 import typing
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from variations import kind_of
+from config_variations import kind_of
 
 from ltrscale import bundle
 from ltrscale.config import members
@@ -79,14 +79,14 @@ def check_scores(url: str | Path, data: str) -> None:
 
 @pytest.fixture(scope="module")
 def pretrained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An encoder whose projector has two hidden layers, not as wide as the encoder."""
+    """An encoder with a projector of two hidden layers that are narrower than the encoder."""
     out = tmp_path_factory.mktemp("pretrained") / "model"
     return run_pretraining(synthetic_dataset, out, projector={"layers": 2, "width": 10})
 
 
 @pytest.fixture(scope="module")
 def clicks(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The synthetic data set with clicks in place of labels, the positions they came from, and weights."""
+    """The synthetic data set with clicks as labels, the positions of the clicks, and weights."""
     feature = open_dataset(synthetic_dataset).manifest.features[0].name
     steps = [
         {"kind": "clicks", "ranking": "feature", "feature": feature, "depth": 5, "user": {"kind": "pbm", "eta": 1}},
@@ -166,7 +166,7 @@ def test_any_metric_chooses_the_epoch(
 
 
 def turned(url: str) -> list[Feature]:
-    """The features of a data set backwards, with one more in front."""
+    """The features of a data set in reverse order, with one more in front."""
     return [Feature(name="more"), *reversed(open_dataset(url).manifest.features)]
 
 

@@ -1,4 +1,4 @@
-"""Every objective with every encoder, and every loss with every encoder and context, chosen by config alone."""
+"""Every objective with every encoder, and every loss with every encoder and context, chosen by config only."""
 
 import typing
 

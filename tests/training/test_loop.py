@@ -1,4 +1,4 @@
-"""Laws of the loop: the update does not depend on the workers, and a resumed run goes on as if never stopped."""
+"""Laws of the loop: an update does not depend on the workers, and a resumed run continues as if never stopped."""
 
 import math
 import multiprocessing
@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from config_variations import kind_of
+from small_trainers import WEEKS, make_trainer, run_epochs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainers import WEEKS, make_trainer, run
-from variations import kind_of
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import members
@@ -36,7 +36,7 @@ def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{world}", rank=rank, world_size=world)
     trainer = make_trainer(data, method, rank=rank, world=world)
-    results = [vars(result) for result in run(trainer)]
+    results = [vars(result) for result in run_epochs(trainer)]
     if rank == 0:
         torch.save((results, trainer.model.state_dict()), f"{folder}/result-{world}.pt")
     dist.destroy_process_group()
@@ -47,7 +47,7 @@ def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:
 def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path, method: str) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
     alone = make_trainer(synthetic_dataset, method)
-    expected = run(alone)
+    expected = run_epochs(alone)
     assert len(expected) > 6
     for world in (2, 3, 4) if method == "simclr_rank" else (2, 3):  # 4 streams: an even load, and an uneven one
         arguments = (world, synthetic_dataset, method, str(tmp_path))
@@ -70,14 +70,14 @@ def test_one_worker_equals_several(synthetic_dataset: str, tmp_path: Path, metho
 @pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_group_is_read_once_an_epoch(synthetic_dataset: str, method: str) -> None:
     trainer = make_trainer(synthetic_dataset, method)
-    first, second = run(trainer, 1), run(trainer, 1)
+    first, second = run_epochs(trainer, 1), run_epochs(trainer, 1)
     n = select(Split(data=(synthetic_dataset,), periods=WEEKS), labelled=False).n_groups
     assert sum(r.groups for r in first) == sum(r.groups for r in second) == n == 240
     assert (trainer.state.epoch, trainer.state.positions) == (2, {})
 
 
 class Fixed:
-    """Given micro-batches in place of a stream."""
+    """A stream of given micro-batches."""
 
     config = StreamConfig(prefetch=0)
     groups_per_epoch = 2
@@ -90,7 +90,7 @@ class Fixed:
 
 
 class Reads(TorchDispatchMode):
-    """Counts the values that are read from tensors, for each of which a GPU would have to finish first."""
+    """Counts values read from tensors; on a GPU, each would wait for all pending work."""
 
     count = 0
 
@@ -129,7 +129,7 @@ def test_every_micro_batch_has_randomness_of_its_own(synthetic_dataset: str) -> 
             return objective(groups, generator)
 
         trainer.objective = listening
-        run(trainer, 1)
+        run_epochs(trainer, 1)
         return drawn
 
     first = draws(make_trainer(synthetic_dataset, "simclr_rank"))

@@ -1,4 +1,4 @@
-"""Fitting the transform over a data set: any number of processes gives the same bits, and it is fitted once."""
+"""Fitting the transform on a data set: any number of processes gives the same bits, and it is fitted once."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several batches a part; a change that the processes of a cluster do not see."""
+    """Several batches per part; processes of a cluster do not inherit this patch."""
     monkeypatch.setattr(network, "_DOCS_PER_BATCH", 100)
 
 
@@ -88,7 +88,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture
 def moments(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The float64 moments of each fit; the transform, in float32, would hide differences."""
+    """The float64 moments of each fit; the float32 transform would hide differences."""
     seen: list[bytes] = []
 
     def make(statistics: Statistics, config: TransformConfig) -> FeatureTransform:

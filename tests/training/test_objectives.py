@@ -1,4 +1,4 @@
-"""Which function each loss of a config is, with which parameters, and which groups count."""
+"""The function, the parameters and the counted groups of each loss config."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""Presets: what they set, and that a config stands over them."""
+"""Presets: their values, and that a config overrides them."""
 
 import pytest
-from variations import kind_of
+from config_variations import kind_of
 
 from ltrscale.config import dump, load, members
 from ltrscale.models.encoders import ResNetConfig

@@ -1,13 +1,13 @@
-"""What each pretraining method of a config makes of a micro-batch: its function, on its views, with its parameters."""
+"""Each pretraining method of a config calls its function on its views with its parameters."""
 
 import typing
 from collections.abc import Callable
 
 import pytest
 import torch
+from config_variations import keys_without_effect, kind_of
 from pydantic import TypeAdapter
 from torch import Tensor, nn
-from variations import idle_keys, kind_of
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import members
@@ -52,7 +52,7 @@ def groups() -> QueryGroups:
 
 
 def pretrainer(config: MethodConfig) -> Pretrainer:
-    """In evaluation mode, so that nothing is drawn but the views."""
+    """A pretrainer in evaluation mode, so that only the views are random."""
     torch.manual_seed(1)
     transform_config = TransformConfig(numeric="standard")
     kinds: list[typing.Literal["numeric", "categorical"]] = ["numeric"] * 4 + ["categorical"]
@@ -63,7 +63,7 @@ def pretrainer(config: MethodConfig) -> Pretrainer:
 
 
 class Parts:
-    """The inputs of a micro-batch, and what the pretrainer makes of a view."""
+    """The inputs of a micro-batch, and the pretrainer's outputs for a view."""
 
     def __init__(self, model: Pretrainer) -> None:
         self.model, self.draw = model, generator()
@@ -163,7 +163,7 @@ def test_every_key_of_a_config_means_something(cls: type[Objective]) -> None:
         return total.detach()
 
     configs = [config for config, _ in CASES.values() if isinstance(config, cls)]
-    assert idle_keys([cls(), *configs], trace) == set()
+    assert keys_without_effect([cls(), *configs], trace) == set()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -186,7 +186,7 @@ def test_the_bottleneck_is_that_of_the_predictor() -> None:
     assert sizes == [(3, 6), (6, 3)]
 
 
-def test_who_draws_from_the_marginals() -> None:
+def test_which_methods_draw_from_the_marginals() -> None:
     drawing, still = ComposeConfig(steps=(GaussianConfig(), MarginalConfig())), ZeroingConfig()
     assert {kind for kind, (config, _) in CASES.items() if config.needs_marginals(still)} == {"scarf"}
     needed = {kind for kind, (config, _) in CASES.items() if config.needs_marginals(drawing)}

@@ -1,4 +1,4 @@
-"""Whole runs, stopped again and again: what they make and what they report is that of a run that was never stopped."""
+"""Whole runs that are stopped again and again have the outputs and reports of a run that never stops."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -58,17 +58,17 @@ def pretrained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 def whole(run: Run, out: Path) -> Records:
-    """Run without a stop; returns what was reported of steps and epochs."""
+    """Run without a stop; returns the records of steps and epochs."""
     records: Records = []
     run(str(out), lambda record: records.append(dict(record)))
     return training_records(records)
 
 
 def stopped_again_and_again(run: Run, out: Path, *, first: int) -> tuple[Records, list[int]]:
-    """Run, asked to stop after step `first` - 1, and then after the first step of every other start.
+    """Run with requests to stop after step `first` - 1, and then after the first step of every second start.
 
     Returns:
-        What was reported of steps and epochs by all starts, and the steps that they left checkpoints of.
+        The records of steps and epochs of all starts, and the steps of the checkpoints left.
     """
     records: Records = []
     stops: list[int] = []
@@ -88,7 +88,7 @@ def stopped_again_and_again(run: Run, out: Path, *, first: int) -> tuple[Records
 
 
 def training_records(records: Records) -> Records:
-    """Records of steps and epochs without what is measured."""
+    """Records of steps and epochs without measured times and sizes."""
     kept = [record for record in records if "step" in record or "epoch" in record]
     return [{name: value for name, value in record.items() if name not in MEASURED} for record in kept]
 
@@ -150,7 +150,7 @@ def test_combining_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_an_epoch_is_told_in_numbers_and_in_a_line(
+def test_an_epoch_is_reported_in_numbers_and_in_a_line(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
@@ -170,8 +170,8 @@ def test_an_epoch_is_told_in_numbers_and_in_a_line(
         assert 0 <= worker["wait_percent"] == epoch["wait_percent"] <= 100
         assert 0.05 < worker["memory_gb"] < 64
     (line,) = [message for message in caplog.messages if message.startswith("pretraining, epoch 2 of 2: ")]
-    told = rf"{selection.n_groups:,} groups \(0 missed, 0 repeated\), {selection.n_documents:,} documents, "
-    assert re.search(told + r"[\d,]+ documents/s, waiting for data [\d.]+%, loss [\d.]+$", line)
+    counts = rf"{selection.n_groups:,} groups \(0 missed, 0 repeated\), {selection.n_documents:,} documents, "
+    assert re.search(counts + r"[\d,]+ documents/s, waiting for data [\d.]+%, loss [\d.]+$", line)
 
 
 def pretrain_job(data: str, out: Path, **changes: Any) -> PretrainJob:
@@ -184,23 +184,23 @@ def pretrain_job(data: str, out: Path, **changes: Any) -> PretrainJob:
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Sets the step after which pretraining stages are asked to stop, so that they do one more; None lets them run."""
+    """Sets the step after which pretraining stages are asked to stop, which run one more step; None for no stop."""
     chosen: list[int | None] = [None]
 
     def stopping(*arguments: Any, report: Report, **named: Any) -> None:
-        def listening(record: Any) -> None:
+        def report_then_stop(record: Any) -> None:
             report(record)
             if record.get("step", 0) == chosen[0]:
                 signal.raise_signal(signal.SIGTERM)
 
-        pretrain(*arguments, report=listening, **named)
+        pretrain(*arguments, report=report_then_stop, **named)
 
     monkeypatch.setattr(stages, "pretrain", stopping)
     return lambda step: chosen.__setitem__(0, step)
 
 
 def run_job(job: PretrainJob, caplog: pytest.LogCaptureFixture) -> str:
-    """Run a stage; how it began: `resumed`, `up to date`, or empty."""
+    """Run a stage; returns how it began: `resumed`, `up to date`, or empty."""
     caplog.clear()
     try:
         job.run()
@@ -244,7 +244,7 @@ def test_the_same_command_resumes_and_fresh_starts_anew(
     assert not configs.load(PretrainJob, str(out / "run" / "config.yaml")).fresh
 
 
-def test_checkpoints_of_another_config_are_told_of_and_gone_in_the_end(
+def test_checkpoints_of_another_config_are_reported_and_removed_at_the_end(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
@@ -278,7 +278,7 @@ def shrink(data: str) -> None:
 
 
 def forget_and_grow(data: str) -> None:
-    """A run that does not tell what it has read."""
+    """Remove the record of what a run has read, and add a period."""
     path = Path(data).parent / "out" / "preflight" / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["preflight"]["read"]
@@ -287,14 +287,14 @@ def forget_and_grow(data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (grow, "did not read period '2026-W05' of {data}: name the periods that it read to go on with it"),
         (shrink, "read period '2026-W02' of {data} too: put it back, or name it, to go on with it"),
         (replace_a_file, "read other files of period '2026-W01' of {data}: put them back to go on with it"),
         (forget_and_grow, "read other data than {data} holds now: restore that data to resume the run"),
     ],
-    ids=["a period more", "a period less", "another file", "not told"],
+    ids=["a period more", "a period less", "another file", "not recorded"],
 )
 def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     synthetic_dataset: str,
@@ -302,10 +302,10 @@ def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
     stop_after: Callable[[int | None], None],
     caplog: pytest.LogCaptureFixture,
     change: Callable[[str], None],
-    told: str,
+    message: str,
 ) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
-    data, out = renamed(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
+    data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
     job = pretrain_job(data, out).replace(train={"data": data})
     stop_after(1)
     with pytest.raises(Stopped):
@@ -319,7 +319,9 @@ def test_an_unfinished_run_of_other_data_is_refused_and_left_as_it_is(
         del kept[out / "preflight" / "manifest.json"]
     with pytest.raises(InputError) as error:
         run_job(job, caplog)
-    assert str(error.value) == f"{out}: the unfinished run there {told.format(data=data)}, or start anew with --fresh"
+    assert (
+        str(error.value) == f"{out}: the unfinished run there {message.format(data=data)}, or start anew with --fresh"
+    )
     assert {path: path.read_bytes() for path in kept} == kept
 
     if change is forget_and_grow:
@@ -342,7 +344,7 @@ def test_fresh_reads_what_is_there_now(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
-    data, out = renamed(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
+    data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), tmp_path / "out"
     job = pretrain_job(data, out).replace(train={"data": data})
     stop_after(1)
     with pytest.raises(Stopped):

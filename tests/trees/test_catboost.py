@@ -1,4 +1,4 @@
-"""CatBoost: bundle scores are its own, group weights, stopping, and the library that is not there."""
+"""CatBoost: its own scores from a bundle, group weights, stopping, and a missing library."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -62,13 +62,13 @@ def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: Context | N
 
 
 def frame(rows_NF: NDArray[np.float32]) -> pd.DataFrame:
-    """Categories as texts, made one by one."""
+    """Features with categories as texts, converted one by one."""
     names = ["missing" if np.isnan(value) else str(int(value)) for value in rows_NF[:, 1]]
     return pd.DataFrame({0: rows_NF[:, 0], 1: names, 2: rows_NF[:, 2]})
 
 
 def direct(splits: Read, objective: str, weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Scores of the training documents by CatBoost alone."""
+    """Scores of the training documents by CatBoost itself."""
     train, codes, _ = splits
     rows = frame(np.concatenate(list(train.rows(codes.known()))))
     group_N = np.repeat(train.ids_Q, train.lengths_Q)

@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from felled import Felled
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tree_worker_kill import TreesWithKilledWorker
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
@@ -56,7 +56,7 @@ def test_each_row_group_is_one_workers_and_documents_are_balanced(documents: lis
 
 
 def groups_of(rng: np.random.Generator, count: int, *, codes: Sequence[int], shift: float, grades: bool) -> Groups:
-    """Integer features, so that every value has its own bin; labels are grades, or real numbers that are shifted."""
+    """Groups with integer features, so that each value has its own bin; labels are grades or shifted real numbers."""
     found: Groups = []
     for _ in range(count):
         n = int(rng.integers(2, 15))
@@ -69,7 +69,7 @@ def groups_of(rng: np.random.Generator, count: int, *, codes: Sequence[int], shi
 
 @pytest.fixture(scope="module")
 def splits_of(write_dataset: WriteDataset) -> Callable[[Kind], Splits]:
-    """Training periods, a row group each, that have different scores and codes; these are categories or numbers."""
+    """Training periods of one row group with different scores and codes, which are categories or numbers."""
     rng = np.random.default_rng(0)
     codes = [100_000 + i for i in range(11)]  # some are in the share of one worker alone
     data = {
@@ -135,12 +135,14 @@ def test_two_workers_grow_the_trees_of_one_even_if_one_of_them_dies(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """LightGBM on numbers and then XGBoost on categories, by the same workers: starting these is what takes time."""
+    """LightGBM on numbers, then XGBoost on categories, on the same workers, because starting workers takes time."""
     with_categories = splits_of("categorical")
     selections = [select(split, labelled=True) for split in (with_categories.train, with_categories.validation)]
     then = TreeGrowing(XGBOOST, *selections, str(tmp_path / "xgboost"), {}, TWO.cpus)
     monkeypatch.setattr(
-        gbdt, "launch", lambda work, **others: launch(Felled(str(tmp_path), 1, 3, work=work, then=then), **others)
+        gbdt,
+        "launch",
+        lambda work, **others: launch(TreesWithKilledWorker(str(tmp_path), 1, 3, work=work, then=then), **others),
     )
     with caplog.at_level(logging.WARNING, "ltrscale"):
         by_two, records = train(LIGHTGBM, splits, tmp_path / "lightgbm", TWO)

@@ -1,4 +1,4 @@
-"""Ensembles: the greedy choice against a slow one, what the bundle holds, and what an interrupted job does again."""
+"""Ensembles: the greedy choice against a slow one, the content of the bundle, and resuming an interrupted job."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,7 +54,7 @@ def job(splits: Splits, out: Path, library: str = "lightgbm", **ensemble: int) -
 
 
 def slow_choice(scores_CN: NDArray[np.float64], truth_N: NDArray[np.float64], most: int) -> list[int]:
-    """The same in other words: all means on the greedy way, of which the first best one counts."""
+    """Slow: all means along the greedy path; the first best one counts."""
 
     def value(models: list[int]) -> float:
         return -float(np.square(np.mean(scores_CN[models], axis=0) - truth_N).sum())
@@ -104,7 +104,7 @@ def test_the_bundle_is_the_mean_of_the_chosen(splits: Splits, tmp_path: Path, li
 
 
 def written(job: GBDTJob, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The directories that a job says it writes."""
+    """The directories that a job logs as written."""
     caplog.clear()
     with caplog.at_level("INFO", logger="ltrscale"):
         job.run()

@@ -46,7 +46,7 @@ def make_groups(
     label_of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     length: int = 10,
 ) -> Groups:
-    """Groups of three features whose labels are a function of them."""
+    """Groups of three features, with labels that are a function of them."""
     found: Groups = []
     for _ in range(count):
         x_LF = rng.normal(size=(rng.integers(2, length), 3))
@@ -151,7 +151,7 @@ def test_ten_grades_get_their_gains(write_dataset: WriteDataset, tmp_path: Path)
 def test_a_category_counts_by_its_code_and_large_codes_cost_nothing(
     write_dataset: WriteDataset, tmp_path: Path, one_split: GBDTConfig
 ) -> None:
-    """Relevance depends on a scrambled property of the code, which order cannot tell; codes are hashes."""
+    """Relevance depends on a scrambled property of the code, independent of its order; codes are hashes."""
     rng = np.random.default_rng(5)
     codes_K = rng.integers(0, 1 << 24, size=40).astype(np.float32)
     good_K = rng.permutation(40) % 2

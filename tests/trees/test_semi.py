@@ -1,4 +1,4 @@
-"""Principal components against scikit-learn, and pseudo-labels: whose labels train, and that no other label is read."""
+"""Principal components against scikit-learn, and pseudo-labels: the labels in use, and that no other is read."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -125,7 +125,7 @@ def test_the_bundle_scores_raw_features_as_it_did_in_training(url: str, tmp_path
     assert value > 0.75
 
 
-def test_a_component_says_in_one_split_what_no_feature_does(url: str, tmp_path: Path) -> None:
+def test_a_component_separates_in_one_split_what_no_feature_does(url: str, tmp_path: Path) -> None:
     """Four noisy views of a number: their first component is less noisy than each of them."""
     stump = {**TREES, "num_trees": 1, "num_leaves": 2}
     with_pca = train(splits_of(url), tmp_path / "pca", pca=1, gbdt=stump)
@@ -166,7 +166,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
 
 
 def test_labels_that_are_not_in_use_are_not_read(write_dataset: WriteDataset, url: str, tmp_path: Path) -> None:
-    """The same documents with other labels wherever the sample does not use them give the same bytes."""
+    """Changing the labels that the sample does not use gives the same bytes."""
     used = all_groups(splits_of(url).train).ids_Q
     assert used is not None
     changed = data()

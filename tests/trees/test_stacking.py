@@ -1,4 +1,4 @@
-"""Stacking: scores are found by group, members never score what they were trained on, and the bundle is whole."""
+"""Stacking: scores are found by group, members never score their training groups, and the bundle is complete."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ STACK = StackConfig(folds=3, gbdt=LightGBMConfig(num_trees=30, num_threads=1, mi
 
 
 def make_groups(rng: np.random.Generator, count: int) -> Groups:
-    """Labels say nothing of the noise, something of the brand, and their half is chance."""
+    """Labels depend on the brand, not on the noise feature; half of their variation is chance."""
     found: Groups = []
     for _ in range(count):
         length = int(rng.integers(3, 10))
@@ -63,7 +63,7 @@ def in_fold(split: Split, number: int, *, held_out: bool) -> Split:
 
 @pytest.fixture(scope="module")
 def member(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> StackMember:
-    """Trees that know their training labels by heart, on all folds and on all but each."""
+    """Trees that memorise their training labels, trained on all folds and on all folds but one."""
     folder = tmp_path_factory.mktemp("member")
     train = {"whole": splits.train} | {str(k): in_fold(splits.train, k, held_out=False) for k in range(STACK.folds)}
     for name, split in train.items():
@@ -179,7 +179,7 @@ def parts(groups: QueryGroups) -> list[QueryGroups]:
 
 
 def test_standardised_scores_need_no_common_scale(splits: Splits, member: StackMember) -> None:
-    """Of a member whose scores are a hundred times larger trees see the same."""
+    """Trees do not change if the scores of a member are a hundred times larger."""
     groups, scorer = read(splits.validation), load(member.bundle).scorer()
     nothing = views.View((), lambda groups: np.zeros((groups.n_documents, 0), np.float32))
     plain, loud = (
@@ -228,7 +228,7 @@ def test_a_damaged_member_is_named(splits: Splits, member: StackMember, tmp_path
         load(str(tmp_path / "out"))
 
 
-def test_features_that_are_not_there_are_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
+def test_missing_features_are_named(splits: Splits, member: StackMember, tmp_path: Path) -> None:
     for features, message in (
         (("prize",), r"features: the data has no 'prize'; the nearest is 'price'"),
         (("price", "price"), "features: a name is listed twice"),

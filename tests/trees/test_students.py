@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from teachers import linear_teacher
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
@@ -43,7 +43,7 @@ def groups(rng: np.random.Generator, count: int, *, labelled: bool) -> Groups:
 
 @pytest.fixture(scope="module")
 def splits(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory) -> Splits:
-    """Training groups without a label, and the teacher's scores; labels elsewhere are noise."""
+    """Unlabelled training groups and the teacher's scores; all other labels are noise."""
     rng = np.random.default_rng(0)
     sizes = {"train": 300, "validation": 30, "test": 100}
     of_periods = {name: groups(rng, size, labelled=name != "train") for name, size in sizes.items()}
@@ -77,7 +77,7 @@ def test_the_student_of_a_linear_teacher_ranks_as_it_does(kind: str, splits: Spl
     assert float(tau_Q.nanmean()) > 0.9
 
 
-def test_scores_that_are_not_there_and_scores_without_grades_are_told(splits: Splits, tmp_path: Path) -> None:
+def test_missing_scores_and_scores_without_grades_are_errors(splits: Splits, tmp_path: Path) -> None:
     def train(split: Split, **trees: object) -> None:
         config = student("lambdarank", num_trees=2, **trees).trees
         settings = splits.replace(train=split.model_dump())

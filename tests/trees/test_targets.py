@@ -1,4 +1,4 @@
-"""What labels become before trees are grown on them: laws, and slow oracles."""
+"""Transforms of labels into targets for trees: laws, and slow oracles."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""LightGBM fed by streaming grows the trees that it grows on the whole matrix; the objectives added to it."""
+"""LightGBM grows the same trees from streamed data as from the whole matrix; the objectives added to it."""
 
 import itertools
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""XGBoost: streamed bins, group weights and what its model file carries, against XGBoost on the whole matrix."""
+"""XGBoost: streamed bins, group weights and the content of its model file, against XGBoost on the whole matrix."""
 
 import json
 from collections.abc import Callable, Mapping

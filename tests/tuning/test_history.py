@@ -1,4 +1,4 @@
-"""The history of a search: what is recorded stays, and another search does not go on with it."""
+"""The history of a search: records stay, and a different search cannot continue it."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_a_result_never_changes(history: History) -> None:
     assert history.result(0) == GOOD
 
 
-def test_two_searches_at_a_time_are_told(history: History) -> None:
+def test_two_searches_at_a_time_are_an_error(history: History) -> None:
     history.begin(Begun(number=3, params={"x": 0.1 + 0.2}))
     history.begin(Begun(number=3, params={"x": 0.1 + 0.2}))  # begins again
     with pytest.raises(InputError, match=r"00003/trial\.json: another process has begun this trial meanwhile"):
@@ -44,7 +44,7 @@ def test_two_searches_at_a_time_are_told(history: History) -> None:
     assert history.trials()[0].begun.params == {"x": 0.1 + 0.2}
 
 
-def test_another_search_is_told_apart(history: History) -> None:
+def test_another_search_is_recognised(history: History) -> None:
     identity = {"job": {"gbdt": {"num_leaves": 31}}, "space": {"x": (1, 2)}}
     history.open(identity)
     history.open(identity)
@@ -70,7 +70,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
         history.trials()
 
 
-def test_the_best_came_to_its_end_and_is_the_first_of_equals(tmp_path: Path) -> None:
+def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     results = [
         Result(state="failed", reason="x"),

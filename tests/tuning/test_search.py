@@ -1,4 +1,4 @@
-"""Searches: what a cut-off one loses and repeats, which is nothing, trials that come to harm, ASHA."""
+"""Searches: an interrupted search loses and repeats nothing; failing trials; ASHA."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def search_of(**values: Any) -> SearchConfig:
 
 
 def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, most: int = 1000) -> None:
-    """A search of one trial at a time without Ray Tune."""
+    """Run a search of one trial at a time without Ray Tune."""
     proposals = Proposals(config, history, history.trials(), given={"x": 1, "c": "a"}, same=configs.digest)
     left = config.trials - sum(trial.result is not None for trial in history.trials())
     for asked in range(min(left, most)):
@@ -47,7 +47,7 @@ def by_proposals(config: SearchConfig, history: History, trial: TrialFunction, m
 
 
 def records(url: str) -> dict[str, Any]:
-    """All that a history holds, but for times."""
+    """All records of a history, without times."""
     found = {}
     for path in sorted(Path(url).glob("trials/*/*.json")):
         found[str(path.relative_to(url))] = {k: v for k, v in json.loads(path.read_text()).items() if k != "seconds"}
@@ -55,7 +55,7 @@ def records(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["tpe", "gp", "random"])
-def test_a_search_that_was_cut_off_anywhere_ends_like_one_that_was_not(kind: str, tmp_path: Path) -> None:
+def test_a_search_interrupted_anywhere_ends_like_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     config = search_of(search={"kind": kind, "startup": 3, "seed": 5})
     whole = History(str(tmp_path / "whole"))
     by_proposals(config, whole, tuning_trials.parabola)
@@ -74,7 +74,7 @@ def test_a_search_that_was_cut_off_anywhere_ends_like_one_that_was_not(kind: str
             assert ran == [2 if begun and n == number else 1 for n in range(8)]
 
 
-def test_what_is_proposed_is_what_optuna_says_of_the_history_with_the_seed_of_the_trial(tmp_path: Path) -> None:
+def test_proposals_are_those_of_optuna_for_the_history_and_the_seed_of_the_trial(tmp_path: Path) -> None:
     config = search_of(search={"startup": 3, "seed": 5})
     history = History(str(tmp_path))
     by_proposals(config, history, tuning_trials.parabola)
@@ -113,12 +113,12 @@ def test_a_failed_trial_is_not_repeated(tmp_path: Path) -> None:
     config = search_of(space={"what": {"choices": ["error", "nan"]}}, trials=10)
     history = History(str(tmp_path))
     for _ in range(2):
-        by_proposals(config, history, tuning_trials.harmful)
+        by_proposals(config, history, tuning_trials.failing)
     assert [tuning_trials.attempts(history.folder(n)) for n in range(3)] == [1, 1, 1]
     assert len(history.trials()) == 3
 
 
-def test_trials_go_by_what_they_are_and_not_by_parameters_without_effect(tmp_path: Path) -> None:
+def test_trials_are_compared_without_parameters_that_have_no_effect(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     proposals = Proposals(search_of(), history, [], given={"x": 1, "c": "a"}, same=lambda params: str(params.get("c")))
     found = [proposals.suggest("0"), proposals.suggest("1"), proposals.suggest("2")]
@@ -136,7 +136,7 @@ def test_trials_go_by_what_they_are_and_not_by_parameters_without_effect(tmp_pat
     ],
 )
 def test_what_a_trial_raises_is_its_one_line_reason(what: str, reason: str, tmp_path: Path) -> None:
-    result = attempt(tuning_trials.harmful, {"what": what}, str(tmp_path), None)
+    result = attempt(tuning_trials.failing, {"what": what}, str(tmp_path), None)
     assert (result.state, result.value, result.reason) == ("failed", None, reason)
 
 
@@ -161,7 +161,7 @@ def test_the_curve_goes_forward_and_stays_short() -> None:
 
 
 def running(number: int) -> Any:
-    """A trial as Ray Tune shows it to its scheduler."""
+    """A trial as Ray Tune passes it to its scheduler."""
     return SimpleNamespace(trial_id=f"running-{number}", config={"number": number})
 
 
@@ -187,7 +187,7 @@ def test_asha_knows_the_curves_of_earlier_trials_and_spares_the_config_as_given(
     st.floats(1.1, 4),
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9), st.integers(-3, 3), st.booleans()), max_size=60),
 )
-def test_asha_decides_as_that_of_ray_tune_does(
+def test_asha_decides_like_that_of_ray_tune(
     grace: int, reduction: float, results: list[tuple[int, int, int, bool]]
 ) -> None:
     ours = Asha(AshaConfig(grace=grace, reduction=reduction), [])
@@ -210,7 +210,7 @@ def test_asha_decides_as_that_of_ray_tune_does(
                 scheduler.on_trial_complete(None, running(number), result)
 
 
-def test_where_all_fail_the_most_common_reason_is_told(tmp_path: Path) -> None:
+def test_where_all_fail_the_most_common_reason_is_reported(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     for number, reason in enumerate(["too wide", "no memory", "too wide"]):
         history.begin(Begun(number=number, params={}))
@@ -249,7 +249,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 @pytest.mark.slow
 def test_a_search_goes_on_though_trials_fail_and_processes_die(run: Run, tmp_path: Path) -> None:
     choices = ["nothing", "input error", "error", "nan", "dies", "dies once"]
-    trials = run(tuning_trials.harmful, None, space={"what": {"choices": choices}}, trials=20, concurrent=3)
+    trials = run(tuning_trials.failing, None, space={"what": {"choices": choices}}, trials=20, concurrent=3)
     found = {trial.begun.params.get("what", "as given"): trial.result for trial in trials}
     states = {what: result.state for what, result in found.items() if result}
     good, bad = ("as given", "nothing", "dies once"), ("input error", "error", "nan", "dies")
@@ -288,7 +288,7 @@ def test_asha_stops_trials_that_lag_behind(run: Run, tmp_path: Path) -> None:
     assert states[5] == "complete"
     assert "stopped" in states.values()
     for trial in trials:
-        ended = (Path(History(str(tmp_path)).folder(trial.number)) / "came-to-its-end").exists()
+        ended = (Path(History(str(tmp_path)).folder(trial.number)) / "ran-to-the-end").exists()
         assert trial.result is not None
         assert ended == (trial.result.state == "complete")
         assert trial.result.value == trial.begun.params["x"]

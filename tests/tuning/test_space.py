@@ -1,4 +1,4 @@
-"""Spaces: what they refuse, what they draw, and how a dotted key is set."""
+"""Spaces: errors, draws, and setting a dotted key."""
 
 from typing import Any
 
@@ -88,6 +88,6 @@ def test_what_is_assigned_is_found_and_nothing_else_changes(values: Any) -> None
 
 
 @pytest.mark.parametrize(("key", "message"), [("a.b", "below a plain value"), ("l.5", "not an index of a list of 2")])
-def test_a_key_that_leads_nowhere_is_told(key: str, message: str) -> None:
+def test_a_key_that_leads_nowhere_is_named(key: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         assign({"a": 1, "l": [1, 2]}, key, 0)

@@ -1,4 +1,4 @@
-"""Distillation end to end on real parts: students, comparison, export, resumption, and what it refuses."""
+"""Distillation end to end on real parts: students, comparison, export, resumption, and errors."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 import pytest
 import torch
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 from numpy.typing import NDArray
 
 from ltrscale import storage
@@ -86,7 +86,7 @@ def found_in(out: Path) -> Distillation:
 
 
 def committed_files(out: Path) -> dict[str, float]:
-    """Every file but those of run directories, which a second run writes to."""
+    """All files except run directories, which a second run also writes to."""
     return {str(path): path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and "run" not in path.parts}
 
 
@@ -94,7 +94,7 @@ def committed_files(out: Path) -> dict[str, float]:
 def test_a_period_that_is_added_on_the_way_is_not_read(
     synthetic_dataset: str, teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     read = select(Split(data=(data,), periods=(PERIODS["train"],)), labelled=False).n_groups
 
     run = ScoreJob.run
@@ -196,7 +196,7 @@ def test_committed_scores_need_no_teacher(distilled: Path, synthetic_dataset: st
 
 
 def scores_of(teacher: object, distilled: Path, folder: Path) -> str:
-    """The committed scores of a distillation, as if this bundle had given them."""
+    """The committed scores of a distillation, attributed to this bundle."""
     shutil.copytree(distilled / "scores", folder / "scores")
     for path in folder.glob("scores/period=*/manifest.json"):
         manifest = json.loads(path.read_text())
@@ -243,7 +243,7 @@ def test_what_does_not_fit_together_is_refused(changes: dict[str, object], messa
         job(tmp_path, "data", **changes)
 
 
-def test_periods_that_are_not_scored_are_told_before_anything_is_trained(
+def test_periods_that_are_not_scored_are_reported_before_anything_is_trained(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=r"is not scored there; score .* with jobs.score"):
@@ -252,7 +252,7 @@ def test_periods_that_are_not_scored_are_told_before_anything_is_trained(
 
 
 def by_the_card(folder: Path, names: list[str], features_NF: NDArray[np.float32]) -> Floats:
-    """Scores by someone who has the exported files, LightGBM, and what the README says."""
+    """Scores computed from the exported files with LightGBM, by the steps of the README."""
     columns = json.loads((folder / "features.json").read_text())["columns"]
     matrix = np.full((len(features_NF), len(columns)), np.nan)
     for column in columns:
@@ -266,7 +266,7 @@ def by_the_card(folder: Path, names: list[str], features_NF: NDArray[np.float32]
 
 
 @pytest.mark.slow
-def test_who_follows_the_card_of_an_export_gets_the_bundle_s_scores(distilled: Path, synthetic_dataset: str) -> None:
+def test_the_steps_on_the_card_of_an_export_give_the_bundles_scores(distilled: Path, synthetic_dataset: str) -> None:
     bundle = load(str(distilled / "students" / "softmax"))
     names = [feature.name for feature in bundle.features]
     groups = next(iterate(select(Split(data=(synthetic_dataset,)), labelled=False), docs_per_batch=600))

@@ -1,4 +1,4 @@
-"""The whole path on a small synthetic log, and what is skipped when it is run again."""
+"""The whole pipeline on a small synthetic log, and the stages that a second run skips."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from changed import add_period, renamed
-from listening import stages_run
+from dataset_changes import add_period, with_renamed_files
 from synthetic_columns import COLUMN_MAPPING
+from written_directories import written_directories
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def small(out: Path, *changes: str) -> PipelineConfig:
-    """The shipped quick start, made small."""
+    """A small version of the shipped quick start."""
     stages = ("simclr_rank", "simsiam")
     return configs.load(
         PipelineConfig,
@@ -45,7 +45,7 @@ def small(out: Path, *changes: str) -> PipelineConfig:
 @pytest.mark.slow
 def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
-    first = stages_run(run_pipeline, small(out))
+    first = written_directories(run_pipeline, small(out))
     models = [f"seed-0/{name}/model" for name in ("gbdt", "no_pretraining", "simclr_rank", "simsiam")]
     assert set(models) <= set(first)
     assert "evaluation" in first
@@ -54,10 +54,10 @@ def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys:
         assert word in printed
     check_evaluation(out / "evaluation")
 
-    assert stages_run(run_pipeline, small(out)) == []
-    changed = stages_run(run_pipeline, small(out, "methods.simsiam.finetune.epochs=3"))
+    assert written_directories(run_pipeline, small(out)) == []
+    changed = written_directories(run_pipeline, small(out, "methods.simsiam.finetune.epochs=3"))
     assert changed == ["seed-0/simsiam/model", "evaluation"]
-    fewer = stages_run(
+    fewer = written_directories(
         run_pipeline, small(out, "splits.train.labelled_fraction=0.25", "methods.simsiam.finetune.epochs=3")
     )
     assert set(fewer) == {*models, "evaluation"}  # pretraining reads no labels and is not repeated
@@ -65,7 +65,7 @@ def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys:
 
 @pytest.mark.slow
 def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tmp_path: Path) -> None:
-    data, elsewhere = (renamed(synthetic_dataset, tmp_path / name) for name in ("data", "elsewhere"))
+    data, elsewhere = (with_renamed_files(synthetic_dataset, tmp_path / name) for name in ("data", "elsewhere"))
     trees = {"num_trees": 3, "num_threads": 1}
     finetune = {"head_epochs": 1, "epochs": 1, "stream": {"docs_per_batch": 500}}
     pretrain = {"network": {"encoder": {"width": 8, "blocks": 1}}, "epochs": 1}
@@ -89,10 +89,10 @@ def test_a_period_that_no_split_reads_changes_nothing(synthetic_dataset: str, tm
         }
         return configs.validate(PipelineConfig, values, "test")
 
-    assert len(stages_run(run_pipeline, comparison(data, tmp_path / "out"))) == 10
+    assert len(written_directories(run_pipeline, comparison(data, tmp_path / "out"))) == 10
     for url in (data, elsewhere):
         add_period(url, "2025-W52", like="2026-W02")
-    assert stages_run(run_pipeline, comparison(data, tmp_path / "out")) == []
+    assert written_directories(run_pipeline, comparison(data, tmp_path / "out")) == []
     run_pipeline(comparison(elsewhere, tmp_path / "again"))
     for name in methods:
         made, again = (bundle.load(str(tmp_path / out / "seed-0" / name / "model")) for out in ("out", "again"))
@@ -150,7 +150,7 @@ def test_labels_to_test_on_that_are_missing_are_named_before_training(tmp_path: 
 
 
 def pipeline(**changes: object) -> PipelineConfig:
-    """A config that nothing runs."""
+    """A config that tests only validate."""
     values: dict[str, object] = {
         "out": "runs/x",
         "data": "data/x",
@@ -185,7 +185,7 @@ def test_data_comes_from_one_place(changes: dict[str, object]) -> None:
         ({"kind": "neural", "pretrained_as": "vime", "finetune": {"projector_layers": 1}}, "that has 0; lower it"),
     ],
 )
-def test_methods_build_on_methods_that_are_there(method: dict[str, object], message: str) -> None:
+def test_methods_build_on_methods_that_exist(method: dict[str, object], message: str) -> None:
     others = {
         "gbdt": {"kind": "gbdt"},
         "plain": {"kind": "neural"},
@@ -231,7 +231,7 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
         "evaluate_on": ["labels", "relevance"],
     }
     config = configs.validate(PipelineConfig, values, "test")
-    written = stages_run(run_pipeline, config)
+    written = written_directories(run_pipeline, config)
     assert written == [
         "data-log", "data", "relabelled", "seed-0/tuned/pretrained", "seed-0/probed/model", "seed-0/ensemble/run-1",
         "seed-0/ensemble/model", "seed-0/tuned/model", "seed-0/joined/model", "evaluation", "evaluation-relevance",
@@ -244,4 +244,4 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
     run, own = (bundle.load(str(tmp_path / "out" / "seed-0" / name)) for name in ("ensemble/run-1", "probed/model"))
     assert run.content != own.content
     assert torch.equal(run.encoder().linear.weight, own.encoder().linear.weight)  # both probe one pretrained encoder
-    assert stages_run(run_pipeline, config) == []
+    assert written_directories(run_pipeline, config) == []

@@ -1,4 +1,4 @@
-"""The relabelling stage: once is enough, nothing is replaced by mistake, and the papers' settings on real data."""
+"""The relabelling stage: it runs once, replaces nothing by mistake, and takes the papers' settings on real data."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def test_the_same_again_does_nothing_and_another_seed_replaces(synthetic_dataset
     assert {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.parquet")} == listed
 
 
-def test_metrics_tell_what_each_step_did(synthetic_dataset: str, tmp_path: Path) -> None:
+def test_metrics_report_what_each_step_did(synthetic_dataset: str, tmp_path: Path) -> None:
     job(synthetic_dataset, tmp_path / "out", {"kind": "relevant_only"}, BINARY).run()
     records = [json.loads(line) for line in (tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()]
     counts = open_dataset(synthetic_dataset).manifest.counts()

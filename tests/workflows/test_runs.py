@@ -1,4 +1,4 @@
-"""What a run leaves behind, and when a stage is skipped."""
+"""The files that a run leaves, and when a stage is skipped."""
 
 import json
 import logging
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 import yaml
-from disks import fill, small_disk_at
 from pydantic import Field
+from small_disks import fill_disk, small_disk_at
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
@@ -33,7 +33,7 @@ class Settings(Config):
 
 
 class Example(Stage):
-    """A stage that does what a test says."""
+    """A stage that calls a function of the test."""
 
     stage: ClassVar[str] = "example"
     settings: Settings = Settings()
@@ -224,7 +224,7 @@ Example(out=sys.argv[1]).run()
 
 
 def stage_process(out: str) -> subprocess.Popen[str]:
-    """A process that runs the stage, and commits when it is given a line."""
+    """A process that runs the stage, and commits when it reads a line."""
     return subprocess.Popen(
         [sys.executable, "-c", TWICE, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -287,7 +287,7 @@ def check_gaps(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     def body(origin: Origin, report: Report) -> None:
         report({"step": 1})
-        ballast = fill(small_disk)
+        ballast = fill_disk(small_disk)
         for step in range(2, 2000):
             report({"step": step})
             log.warning("step %d", step)

@@ -1,4 +1,4 @@
-"""Keys of the object storage and what opens URLs, over every file that a pipeline, a search and scoring leave."""
+"""Keys of the object storage and credentials of URLs are in no file that a pipeline, a search and scoring leave."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ CANARY = "canary0123456789"
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.s3
-def test_no_file_has_a_key_or_what_opens_a_url(s3: str, tmp_path: Path) -> None:
+def test_no_file_has_a_key_or_the_credentials_of_a_url(s3: str, tmp_path: Path) -> None:
     out, kept = f"{s3}/secrets", tmp_path / "kept"
     word = f"--config=https://me:{CANARY}@host/a.yaml?X-Amz-Signature={CANARY}"
     command = [sys.executable, str(TESTS / "canary_pipeline.py"), out, str(kept), word, f"--set=a.token={CANARY}"]

@@ -1,11 +1,11 @@
-"""Stacks as a job and as a method of a pipeline: what is trained on which groups, and what is trained again."""
+"""Stacks as a job and as a method of a pipeline: the training groups of each model, and retraining after changes."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from listening import stages_run
+from written_directories import written_directories
 
 from ltrscale import bundle
 from ltrscale import config as configs
@@ -47,7 +47,7 @@ def job(data: str, out: Path, **changes: Any) -> StackJob:
 
 @pytest.fixture(scope="module")
 def stack(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> StackJob:
-    """A stack that was trained."""
+    """A trained stack."""
     made = job(synthetic_dataset, tmp_path_factory.mktemp("stack") / "out")
     run_stack(made)
     return made
@@ -77,10 +77,11 @@ def test_a_stack_is_evaluated_like_any_bundle_and_only_what_changed_is_trained_a
     stack: StackJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     itself = f"stack: writing {stack.out}"
-    assert stages_run(run_stack, stack) == []
-    assert stages_run(run_stack, stack.replace(stack={**stack.stack.model_dump(), "features": "all"})) == [itself]
+    assert written_directories(run_stack, stack) == []
+    with_features = stack.replace(stack={**stack.stack.model_dump(), "features": "all"})
+    assert written_directories(run_stack, with_features) == [itself]
     members = {**stack.model_dump()["members"], "trees": {**GBDT, "gbdt": {**TREES, "num_leaves": 7}}}
-    again = stages_run(run_stack, stack.replace(members=members))
+    again = written_directories(run_stack, stack.replace(members=members))
     trees = [f"training/{folder}trees/model" for folder in ("", "folds/0-of-2/", "folds/1-of-2/")]
     assert sorted(again) == sorted([itself, *trees])
 
@@ -111,13 +112,13 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     for split in values["splits"].values():  # type: ignore[attr-defined]
         del split["data"]
     config = configs.validate(PipelineConfig, values, "pipeline")
-    written = stages_run(run_pipeline, config)
+    written = written_directories(run_pipeline, config)
     models = [f"seed-0/{name}/model" for name in ("gbdt", "semi", "mean", "stack", "more")]
     folds = [f"seed-0/folds/{k}-of-2/{name}/model" for k in (0, 1) for name in ("semi", "mean")]
     candidates = {path for path in written if "candidates" in path}
     assert len(candidates) == 6
     assert sorted(set(written) - candidates) == sorted([*models, *folds, "evaluation"])
-    assert stages_run(run_pipeline, config) == []
+    assert written_directories(run_pipeline, config) == []
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     assert [method["kinds"] for method in metrics["methods"]] == [["trees"]] * 5
 

@@ -1,10 +1,10 @@
-"""Stages: what they refuse, and what they leave for running the same thing again."""
+"""Stages: errors, and the files that let the same command run again."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -89,7 +89,7 @@ def test_a_bundle_outlives_the_data_it_was_made_from(trees: str, tmp_path: Path,
 def test_an_evaluation_reads_what_it_began_with(
     synthetic_dataset: str, trees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     where = splits(data, train="2026-W01..2026-W02", validation="2026-W03", test="2026-W04..2026-W05")
     add_period(data, "2026-W05", like="2026-W02")
     began = select(Split.model_validate(where["test"]), labelled=True).hash

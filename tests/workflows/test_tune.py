@@ -1,4 +1,4 @@
-"""Searches over jobs: spaces that fit the job, the files that are left, a driver that is killed."""
+"""Searches over jobs: spaces that fit the job, output files, and a killed driver."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -81,7 +81,7 @@ def pretraining(**values: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_space_that_does_not_fit_is_told_in_one_line(space: dict[str, Any], message: str) -> None:
+def test_a_space_that_does_not_fit_is_reported_in_one_line(space: dict[str, Any], message: str) -> None:
     config = search(space)
     with pytest.raises(InputError, match=message) as error:
         check_space(config.job, config.space)
@@ -153,7 +153,7 @@ def test_asha_over_pretraining_needs_encoders_along_the_way() -> None:
     search(METHODS, job=pretraining(keep_every=1), asha={"grace": 1})
 
 
-def test_what_a_listener_hears_is_what_a_stage_of_its_thread_reports(synthetic_dataset: str, tmp_path: Path) -> None:
+def test_a_listener_receives_the_reports_of_its_own_thread(synthetic_dataset: str, tmp_path: Path) -> None:
     heard: list[Mapping[str, object]] = []
     job = search(LEAVES, data=synthetic_dataset).job
     with heard_by(heard.append):
@@ -211,7 +211,7 @@ def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a
 
 @pytest.fixture
 def ended(synthetic_dataset: str, tmp_path: Path) -> TuneJob:
-    """A search all of whose trials have ended, made by hand."""
+    """A finished search, made by hand."""
     config = search(
         {**LEAVES, "gbdt.learning_rate": {"low": 0.1, "high": 0.5}},
         data=synthetic_dataset,
@@ -246,7 +246,7 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
     assert best.gbdt.model_dump()["num_leaves"] == 4
 
 
-def test_the_history_of_another_job_or_space_is_not_gone_on_with(ended: TuneJob) -> None:
+def test_the_history_of_another_job_or_space_is_not_continued(ended: TuneJob) -> None:
     History(ended.out).open({"other": 1})
     with pytest.raises(InputError, match="holds the history of another search"):
         ended.run()
@@ -256,24 +256,24 @@ SPACES = {"gbdt": LEAVES, "finetune": {"finetune.noise": {"choices": [0, 1]}}, "
 
 
 @pytest.mark.parametrize("kind", SPACES)
-def test_a_search_on_other_data_is_not_gone_on_with(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
-    data, out = renamed(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
+def test_a_search_on_other_data_is_not_continued(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
+    data, out = with_renamed_files(synthetic_dataset, tmp_path / "data"), str(tmp_path / "out")
     job = {"gbdt": GBDT, "finetune": {"kind": "finetune"}, "pretrain": pretraining()}[kind]
     config = search(SPACES[kind], data=data, out=out, job=job)  # type: ignore[arg-type]
     History(out).open(history_of(config))
     for period in ("2026-W01b", "2026-W09"):  # the first is in the range of the training split
         add_period(data, period, like="2026-W02")
-    told = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
+    start = f"{out}: the search there did not read period '2026-W01b' of {data}: name the periods that it read to go on"
     with pytest.raises(InputError) as error:
         config.run()
-    assert str(error.value) == f"{told} with it, or remove its history with --fresh"
+    assert str(error.value) == f"{start} with it, or remove its history with --fresh"
     job_of = config.job.model_dump(mode="json")
     job_of["splits"]["train"]["periods"] = ["2026-W01", "2026-W02"]
     History(out).open(history_of(config.replace(job=job_of)))
 
 
 def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp_path: Path) -> None:
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     config = search(LEAVES, data=data)
     hashes = []
     with one_view() as view:
@@ -310,7 +310,7 @@ def records(out: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset: str, tmp_path: Path) -> None:
     out, path = tmp_path / "out", tmp_path / "tune.yaml"
-    data = renamed(synthetic_dataset, tmp_path / "data")
+    data = with_renamed_files(synthetic_dataset, tmp_path / "data")
     config = search(LEAVES, data=data, out=str(out), trials=5, concurrent=2)
     path.write_text(configs.dump(config))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -349,7 +349,7 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
 
 @pytest.fixture
 def little_room() -> Iterator[None]:
-    """A cluster with room for one trial of two workers, and what they read with."""
+    """A cluster with CPUs for one trial of two workers and their readers."""
     import ray
 
     ray.init(address="local", num_cpus=4, log_to_driver=False)
@@ -361,7 +361,7 @@ def little_room() -> Iterator[None]:
 @pytest.mark.ray
 @pytest.mark.usefixtures("little_room")
 def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset: str, tmp_path: Path) -> None:
-    """The first one is stopped; the second finds room only if the workers of the first have ended."""
+    """The first trial is stopped; the second gets CPUs only after the workers of the first have ended."""
     finetune = {"network": SMALL_NETWORK, "epochs": 2, "stream": {"docs_per_batch": 500, "streams": 2}}
     space = {"finetune.optimizer.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
     job = {"kind": "finetune", "finetune": finetune, "workers": 2}

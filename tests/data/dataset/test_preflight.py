@@ -1,4 +1,4 @@
-"""Faults of files, each made in a real data set on disk and on S3: named, left out, and the rest is trained."""
+"""Faults of files in a real data set on disk and on S3: each is named and left out, and training uses the rest."""
 
 import hashlib
 import io
@@ -54,7 +54,7 @@ def table(period: str, n_groups: int, *, weights: bool = False, first_gid: int =
 
 
 def write(url: str, *, compression: Compression = "none", periods: tuple[str, ...] = PERIODS, **options: Any) -> str:
-    """A data set of one file a period, of 20, 21, 22, ... query groups."""
+    """A data set with one file per period, of 20, 21, 22, ... query groups."""
     with storage.Commit(url) as commit:
         writer = DatasetWriter(commit, n_features=len(FEATURES), compression=compression)
         for i, period in enumerate(periods):
@@ -83,7 +83,7 @@ def damage(url: str, period: str, change: Callable[[bytes], bytes | None]) -> st
 
 
 def pages(content: bytes) -> range:
-    """Where the pages of a Parquet file are."""
+    """The offsets of the pages of a Parquet file."""
     return range(4, len(content) - 8 - int.from_bytes(content[-8:-4], "little"))
 
 
@@ -92,14 +92,14 @@ def flip(content: bytes, at: int, bit: int = 0) -> bytes:
 
 
 def flip_a_value(content: bytes) -> bytes:
-    """One bit of the features of some group in the middle."""
+    """Flip one bit of the features of a group in the middle."""
     column = pq.read_metadata(io.BytesIO(content)).row_group(5).column(2)
     assert column.path_in_schema.startswith("features")
     return flip(content, column.data_page_offset + column.total_compressed_size - 9, bit=5)
 
 
 def foreign(change: Callable[[pa.Table], pa.Table]) -> Callable[[str, str], str]:
-    """Puts another Parquet file in a period's place, and its size and hash in the manifest, as a bad merge would."""
+    """Replaces a period's file by another Parquet file and updates the manifest's size and hash, like a bad merge."""
 
     def put(url: str, period: str) -> str:
         file = file_of(url, period)
@@ -147,7 +147,7 @@ FAULTS: dict[str, tuple[Callable[[str, str], str], str, str]] = {
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a data set may be written."""
+    """A URL to write a data set to."""
     if request.param == "local":
         return str(tmp_path / "set")
     return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
@@ -158,7 +158,7 @@ def whole(url: str) -> dict[str, Split]:
 
 
 def served(selection: Selection) -> dict[int, tuple[list[float], list[float]]]:
-    """What a stream serves, by group."""
+    """The groups that a stream serves."""
     found = {}
     for groups in iterate(selection):
         assert groups.ids_Q is not None
@@ -187,7 +187,7 @@ def test_every_fault_is_named_and_its_file_left_out(place: str, tmp_path: Path) 
 
 
 def check_counts(result: Preflight, manifest: Manifest, selection: Selection) -> None:
-    """Listed = good + quarantined: the listed by the manifest, the good by what is selected."""
+    """Check that listed = good + quarantined; the manifest gives the listed counts, the selection the good ones."""
     record = result.record()
     good = Counts(selection.n_groups, selection.n_documents, sum(r.labelled for r in selection.row_groups))
     for name, of_all in manifest.counts()._asdict().items():
@@ -281,7 +281,7 @@ def test_data_sets_of_a_split_must_have_the_same_columns(tmp_path: Path) -> None
     assert len(preflight(apart, PreflightConfig()).datasets) == 2
 
 
-def test_no_damage_to_a_footer_is_anything_but_a_fault(tmp_path: Path) -> None:
+def test_damage_to_a_footer_never_crashes_the_check(tmp_path: Path) -> None:
     url = write(str(tmp_path / "set"), periods=("p0",))
     file = storage.local_path(file_of(url, "p0"))
     content = file.read_bytes()

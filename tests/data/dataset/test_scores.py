@@ -1,4 +1,4 @@
-"""Scores as labels, and folds: what a split serves against slow joins by gid."""
+"""Scores as labels, and folds: the groups that a split serves, against slow joins by gid."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from changed import renamed
-from written import without_writer
+from dataset_changes import with_renamed_files
+from writer_tokens import without_writer
 
 from ltrscale import config, storage
 from ltrscale.data.dataset import scores
@@ -27,14 +27,14 @@ LENGTHS = {"a": [[3, 1], [4, 2, 2], [1]], "b": [[5], [1, 3]], "c": [[2, 2, 2, 6]
 
 
 def score_of(gid: int, document: int) -> float:
-    """A score that float32 cannot hold."""
+    """A score that float32 cannot represent."""
     return gid + document / 7 - 3
 
 
 def write_scores(
     url: str, data: str, *, periods: str = "abc", score: Callable[[int, int], float] = score_of, batch: int = 2
 ) -> str:
-    """Score files of a data set as the format says, with `batch` groups at a time; returns their directory."""
+    """Write the score files of a data set, `batch` groups at a time; returns their directory."""
     dataset = open_dataset(data)
     for period in periods:
         with storage.Commit(scores.period_url(url, period)) as commit:
@@ -94,7 +94,7 @@ def ray_reader() -> Iterator[Reader]:
 
 
 def labels_served(selection: Selection, made: Any, *, reader: Reader = read_direct) -> dict[int, list[float]]:
-    """The labels of each group that a shuffled stream serves, by gid; its features are compared with the data set's."""
+    """The labels by gid that a shuffled stream serves; checks the features against the data set."""
     served = {}
     for step in GroupStream(selection, StreamConfig(docs_per_batch=7, window=2), reader=reader).epoch(0):
         groups = step.micro_batches[0]
@@ -172,7 +172,8 @@ def test_the_scores_are_in_the_hash_and_where_they_lie_is_not(made: Any, scored:
 
 
 def test_scores_are_of_data_whose_files_have_other_names(made: Any, scored: str, tmp_path: Path) -> None:
-    one, other = (Split(data=(url,), scores=scored) for url in (made.url, renamed(made.url, tmp_path / "data")))
+    data = with_renamed_files(made.url, tmp_path / "data")
+    one, other = (Split(data=(url,), scores=scored) for url in (made.url, data))
     selection = select(other, labelled=True)
     assert selection.hash == select(one, labelled=True).hash
     assert labels_served(selection, made) == joined(made)

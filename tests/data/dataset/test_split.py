@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from changed import add_period, renamed
+from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config, storage
 from ltrscale.data.dataset.manifest import open_dataset
@@ -120,14 +120,14 @@ def test_the_hash_covers_what_is_served_and_not_where_it_lies(weeks: Any, make_d
 
 
 def unplaced(row_group: RowGroup) -> RowGroup:
-    """The same wherever its file lies."""
+    """A row group without the URL of its file."""
     return replace(row_group, url="", source=None)
 
 
-def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
+def test_names_of_files_and_unread_data_do_not_change_hash_ids_and_order(
     weeks: Any, make_dataset: Make, tmp_path: Path
 ) -> None:
-    data = renamed(weeks.url, tmp_path / "data")
+    data = with_renamed_files(weeks.url, tmp_path / "data")
     first, last = (make_dataset({period: [[5, 5], [3]]}, seed=9).url for period in ("2025-W52", "2026-W30"))
     one, other = (Split(data=(first, url, last), periods=("2026-W02..2026-W30",)) for url in (weeks.url, data))
     for grown in (False, True):
@@ -144,7 +144,7 @@ def test_names_of_files_and_what_is_not_read_are_nothing_to_hash_ids_and_order(
 
 
 def test_the_hash_of_a_manifest_is_of_content_alone(weeks: Any, tmp_path: Path) -> None:
-    data = renamed(weeks.url, tmp_path / "data")
+    data = with_renamed_files(weeks.url, tmp_path / "data")
     made, again = (open_dataset(url).manifest for url in (weeks.url, data))
     assert made.hash == again.hash
     files = made.files
@@ -200,7 +200,7 @@ def test_data_sets_must_agree_on_features(
 
 
 def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
-    for other in (weeks.url, renamed(weeks.url, tmp_path / "copy")):
+    for other in (weeks.url, with_renamed_files(weeks.url, tmp_path / "copy")):
         with pytest.raises(InputError, match="have the same documents"):
             select(Split(data=(weeks.url, other)), labelled=False)
     add_period(other, "2026-W09", like="2026-W03")
@@ -217,7 +217,7 @@ def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
         ("2026-W04..2026-W02", "write 2026-W02..2026-W04"),
     ],
 )
-def test_a_period_that_is_not_there_names_the_nearest(weeks: Any, period: str, message: str) -> None:
+def test_an_unknown_period_names_the_nearest(weeks: Any, period: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         select(Split(data=(weeks.url,), periods=(period,)), labelled=False)
 
@@ -259,7 +259,7 @@ def test_a_labelled_sample_is_drawn_from_what_is_left(weeks: Any, sample: str) -
     assert left.kept_labelled.sum() == sum(map(left.served_groups, left.row_groups))
 
 
-def test_the_hash_tells_what_is_left_out(weeks: Any, tmp_path: Path) -> None:
+def test_the_hash_covers_the_files_left_out(weeks: Any, tmp_path: Path) -> None:
     split = Split(data=(weeks.url,), periods=("2026-W01..2026-W03",))
     urls = list(dict.fromkeys(r.url for r in select(Split(data=(weeks.url,)), labelled=False).row_groups))
     whole = select(split, labelled=False)
@@ -298,7 +298,7 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
 
 
 def relabelled(url: str, folder: Path) -> str:
-    """A data set as relabelling makes it of another: the same groups in other files."""
+    """A copy of a data set as relabelling makes it: the same groups in other files."""
     manifest = open_dataset(url).manifest
     origin = {"stage": "relabel", "config": {}, "inputs": {url: manifest.hash}}
     files = [file.replace(sha256=file.sha256[::-1]) for file in manifest.files]
@@ -309,7 +309,7 @@ def relabelled(url: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("since", ["nothing", "a period more", "moved", "a copy with a period more"])
 def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, tmp_path: Path, since: str) -> None:
-    data = renamed(weeks.url, tmp_path / "data")
+    data = with_renamed_files(weeks.url, tmp_path / "data")
     train = Split(data=(relabelled(relabelled(data, tmp_path / "one"), tmp_path / "two"),), periods=("2026-W01",))
     match since:
         case "a period more":
@@ -317,7 +317,7 @@ def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, t
         case "moved":
             data = str(Path(data).rename(tmp_path / "moved"))
         case "a copy with a period more":
-            data = renamed(data, tmp_path / "copy")
+            data = with_renamed_files(data, tmp_path / "copy")
             add_period(data, "2026-W09", like="2026-W03")
     with pytest.raises(InputError, match="train and test both take period '2026-W01'"):
         check_disjoint(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from written import by_anyone
+from writer_tokens import files_without_writer
 
 from ltrscale.data.dataset import writer as writer_module
 from ltrscale.data.dataset.manifest import DataFile
@@ -40,7 +40,7 @@ def groups_of(lengths: list[int], *, first: int = 0, labelled: list[bool] | None
 
 
 def write(out: Path, *units: list[tuple[str | pa.Array, pa.Table]], **options: Any) -> tuple[DataFile, ...]:
-    """The files of a data set of some units, each of which is given as tables with the period of each group."""
+    """The files of a data set from several units, each a sequence of tables with the period of each group."""
     files: list[DataFile] = []
     before = options.pop("before", (0, 0))
     with Commit(str(out)) as commit:
@@ -101,7 +101,7 @@ def test_numbers_have_no_dictionary_and_the_codec_is_as_asked(tmp_path: Path) ->
 
 @dataclass(frozen=True)
 class Log:
-    """Groups of these lengths in the order in which they come, each with its period, and where units begin."""
+    """Groups in order of arrival, with lengths and periods, and the starts of units."""
 
     lengths: list[int]
     periods: list[str]
@@ -112,7 +112,7 @@ class Log:
         return to_table(groups_of(self.lengths), 0)
 
     def cut(self, cuts: Iterable[int] = ()) -> list[list[tuple[pa.Array, pa.Table]]]:
-        """The units, and in each its groups cut into tables."""
+        """The units, each cut into tables."""
         table, bounds, units = self.table, sorted({0, *cuts, *self.units, len(self.lengths)}), []
         for a, b in pairwise(bounds):
             if a in {0, *self.units}:
@@ -121,7 +121,7 @@ class Log:
         return units
 
     def bound(self, smallest: int, largest: int) -> float:
-        """The most row groups that the docstring of the writer allows, for other sizes than 64 KB and 8 MB."""
+        """The largest number of row groups that the writer's docstring allows, for sizes other than 64 KB and 8 MB."""
         t, head, full = sum(self.lengths) * DOCUMENT_BYTES, 64 * smallest, 64 * largest
         integral = min(t, head) / smallest + 64 * max(0, math.log(min(t, full) / head)) + max(0, t - full) / largest
         units = [set(self.periods[a:b]) for a, b in pairwise([0, *self.units, len(self.periods)])]
@@ -129,7 +129,7 @@ class Log:
 
 
 def make_log(rng: np.random.Generator) -> Log:
-    """From one group to many times the head, in one period to 25, which come one after the other or at random."""
+    """Logs from one group to many times the head, with 1 to 25 periods, in sequence or at random."""
     n = int(rng.choice([1, 5, 63, 64, 65, 300, 600]))
     lengths = rng.integers(1, rng.choice([2, 10, 100]), n, endpoint=True)
     lengths[rng.random(n) < rng.choice([0, 0.02, 0.5])] = 400
@@ -146,7 +146,7 @@ def make_log(rng: np.random.Generator) -> Log:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_row_groups_are_few_and_never_fewer_than_64_and_a_matter_of_the_rows_alone(
+def test_row_groups_are_few_but_at_least_64_and_depend_only_on_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     smallest, largest = 1 << 11, 1 << 14  # a data set of 1 MB takes them through all sizes
@@ -166,7 +166,7 @@ def test_row_groups_are_few_and_never_fewer_than_64_and_a_matter_of_the_rows_alo
         np.testing.assert_array_equal(gids, [i for i, p in enumerate(log.periods) if p == period])
     cuts = rng.integers(0, len(log.lengths), rng.choice([3, 100])).tolist()
     two = write(tmp_path / "two", *log.cut(cuts), row_group_bytes=largest, file_bytes=1 << 17)
-    assert by_anyone(two) == by_anyone(files)
+    assert files_without_writer(two) == files_without_writer(files)
 
 
 def test_many_small_periods_do_not_make_many_small_row_groups(tmp_path: Path) -> None:
@@ -185,7 +185,9 @@ def test_row_groups_of_full_size_are_the_same_bytes_however_rows_arrive(tmp_path
     late = {"before": (64, 1 << 28), "row_group_bytes": 8 << 20}
     whole = write(tmp_path / "one", *log.cut(), **late)
     assert [cell.documents * DOCUMENT_BYTES >> 20 for cell in whole[0].row_groups] == [8, 3]
-    assert by_anyone(write(tmp_path / "two", *log.cut(range(0, len(lengths), 997)), **late)) == by_anyone(whole)
+    assert files_without_writer(
+        write(tmp_path / "two", *log.cut(range(0, len(lengths), 997)), **late)
+    ) == files_without_writer(whole)
 
 
 @pytest.mark.parametrize(("n_groups", "length"), [(1, 5), (63, 2), (64, 2), (1000, 3), (30, 5000), (5000, 30)])
@@ -225,7 +227,7 @@ def test_the_cut_into_tables_does_not_matter(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", [("p", table)])
     cuts = [0, *sorted(rng.choice(2000, 50, replace=False).tolist()), 2000]
     pieces = [("p", table.slice(a, b - a)) for a, b in pairwise(cuts)]
-    assert by_anyone(write(tmp_path / "pieces", pieces)) == by_anyone(whole)
+    assert files_without_writer(write(tmp_path / "pieces", pieces)) == files_without_writer(whole)
 
 
 def test_many_periods_stay_within_buffers_and_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Damaged copies of the real files: one readable error or an exact account, never another exception, nothing lost."""
+"""Damaged copies of real files: one readable error or an exact account, no other exception, no row lost."""
 
 import gzip
 import shutil
@@ -38,7 +38,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Real:
-    """A real file, what reads it, and the file of its group sizes."""
+    """A real file, the config that reads it, and the file of its group sizes."""
 
     path: str
     source: str
@@ -62,7 +62,7 @@ OTHERS = [
 
 
 def flip_bits(text: bytes, rng: Rng) -> bytes:
-    """One bit in 5,000 bytes, after the first line."""
+    """Flip one bit in 5,000 bytes, after the first line."""
     damaged = np.frombuffer(text, np.uint8).copy()
     start = text.index(b"\n") + 1
     places = start + rng.choice(len(text) - start, (len(text) - start) // 5000 + 1, replace=False)
@@ -71,7 +71,7 @@ def flip_bits(text: bytes, rng: Rng) -> bytes:
 
 
 def by_lines(change: Callable[[list[bytes], Rng], None]) -> Callable[[bytes, Rng], bytes]:
-    """Damage to the lines after the first."""
+    """Damage the lines after the first."""
 
     def damage(text: bytes, rng: Rng) -> bytes:
         lines = text.split(b"\n")
@@ -149,7 +149,7 @@ FILE_DAMAGE: dict[str, Callable[[bytes, Rng], bytes]] = {
 
 
 def physical_rows(path: Path, source: str) -> int:
-    """The rows that a file has, whatever they look like."""
+    """The number of rows in a file, readable or not."""
     if path.suffix == ".parquet":
         batches = pq.ParquetFile(path).iter_batches()
         if source != "groups":
@@ -163,7 +163,7 @@ def physical_rows(path: Path, source: str) -> int:
 
 
 def outcome(path: Path, real: Real, shared: Path, *, max_rejected: float = 1.0) -> Dataset | None:
-    """Prepare a damaged file; checks what must hold and returns the data set, or None for a readable error."""
+    """Prepare a damaged file; checks the laws and returns the data set, or None after a readable error."""
     sizes = None if real.sizes is None else str(shared / real.sizes)
     inputs = [{"path": str(path), "group_sizes": sizes}]
     config = PrepareConfig.model_validate(
@@ -186,7 +186,7 @@ def outcome(path: Path, real: Real, shared: Path, *, max_rejected: float = 1.0) 
 
 
 def check_account(dataset: Dataset, rows: int) -> None:
-    """Every physical row is in the data set or in the quarantine, and the manifest says so."""
+    """Check that every physical row is in the data set or in the quarantine, and that the manifest counts it."""
     accounting = dataset.manifest.accounting
     assert accounting.rows_in == rows
     assert accounting.rows_in == accounting.rows_kept + accounting.rows_rejected
@@ -202,7 +202,7 @@ def check_account(dataset: Dataset, rows: int) -> None:
 
 
 def check_texts(dataset: Dataset, path: Path) -> None:
-    """The quarantine shows the lines of the file, after a reason where a line of CSV is no row."""
+    """Check that the quarantine shows the lines of the file, with a reason if a line of CSV is no row."""
     raw = path.read_bytes()
     lines = (gzip.decompress(raw) if path.suffix == ".gz" else raw).split(b"\n")
     for name in dataset.manifest.quarantine:
@@ -243,7 +243,7 @@ def test_a_damaged_gzip_file_is_an_error_or_accounted_for(
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("damage", ["empty", "binary"])
-def test_text_that_is_none_is_an_error(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
+def test_a_file_that_is_not_text_is_an_error(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
     real = TEXTS[name]
     path = tmp_path / Path(real.path).name.removesuffix(".gz")
     path.write_bytes(FILE_DAMAGE[damage](b"", np.random.default_rng(0)))

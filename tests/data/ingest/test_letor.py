@@ -27,7 +27,7 @@ F = 3
 
 @dataclass
 class Flat:
-    """All blocks of a file as plain lists: rows are (line, query id, label, features, document id)."""
+    """All blocks of a file as plain lists; rows are (line, query id, label, features, document id)."""
 
     rows: list[tuple[int, str, float, list[float], str | None]]
     rejected: list[tuple[int, str, str, str]]
@@ -53,7 +53,7 @@ def read(content: bytes, **options: Any) -> Flat:
 
 
 def nearest_float32(word: str) -> float:
-    """The float32 nearest to a decimal number, exactly; ties go to the even one."""
+    """The exact nearest float32 of a decimal number; ties go to the even one."""
     exact = Fraction(Decimal(word))
     if abs(exact) >= Fraction(2**128 - 2**103):  # half a unit above the largest
         return np.inf if exact > 0 else -np.inf
@@ -163,7 +163,7 @@ long_value = st.decimals(-1000, 1000, places=12).map(lambda value: f"{value:f}".
 
 @st.composite
 def letor_line(draw: st.DrawFn, qid: bool) -> bytes:
-    """A row, mostly good; now and then one word of it is odd, missing or repeated."""
+    """A row that is mostly good; sometimes one word is odd, missing or repeated."""
     if draw(st.integers(0, 11)) == 0:
         return draw(
             st.sampled_from([b"", b"  \t", b"# all comment", b"\r", b"\0\0", b"1", b"1 qid:3", b":", b"qid:1 1:2"])
@@ -327,7 +327,7 @@ def test_blocks_do_not_grow_with_the_file(tmp_path: Path) -> None:
     assert max(size for _, size in wide) <= 1 << 27, "short rows of many features are long arrays"
 
 
-def test_gzip_is_told_by_content_and_may_have_several_members(tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_content_and_may_have_several_members(tmp_path: Path) -> None:
     row = b"1 qid:1 1:1 2:2 3:3\n"
     path = tmp_path / "plain.txt"
     path.write_bytes(gzip.compress(row * 300) + gzip.compress(b"") + gzip.compress(row * 300))

@@ -521,7 +521,7 @@ def test_a_flipped_page_names_row_group_and_row(tmp_path: Path) -> None:
         read(path)
 
 
-def test_no_damage_to_a_footer_is_anything_but_one_line(tmp_path: Path) -> None:
+def test_damage_to_a_footer_raises_one_line_at_most(tmp_path: Path) -> None:
     columns = {"q": ["a"] * 8, "d": [["b"]] * 8, "y": [1] * 8, "f": range(8)}
     path = write_parquet(tmp_path, columns, row_group_size=4, compression="none")
     whole = path.read_bytes()
@@ -609,7 +609,7 @@ def groups(path: Path, mapping: GroupColumns = GROUPS, **more: Any) -> tuple[Row
 
 
 @pytest.mark.parametrize("batch_groups", [1, 2, 100])
-def test_groups_are_taken_apart(tmp_path: Path, batch_groups: int) -> None:
+def test_groups_are_split_into_rows(tmp_path: Path, batch_groups: int) -> None:
     path = write_parquet(tmp_path, GROUP_TABLE)
     assert group_features(str(path), GROUPS) == [Feature(name="a"), Feature(name="b")]
     rows, rejected = groups(path, batch_groups=batch_groups)

@@ -214,7 +214,7 @@ def test_too_little_memory_to_sort_names_the_key(tmp_path: Path, memory: str) ->
 
 
 def copies(folder: Path) -> dict[str, dict[str, Any]]:
-    """One log of 3,000 rows in two files for each form that prepare reads: what else the config says of it."""
+    """One log of 3,000 rows in two files for each form that prepare reads, with the config keys of the form."""
     names = [f"f{i}" for i in range(20)]
     letor, csv = [], [",".join(["q", "y", *names])]
     rows_NF = np.random.default_rng(0).random((3000, 20)).round(6)
@@ -381,7 +381,7 @@ PARTS = {"fold1": 3_383, "fold2": 2_570, "fold3": 3_076, "fold4": 3_573, "fold5"
 
 @dataclass(frozen=True)
 class Published:
-    """What is known of a real data set; the documents by period, where the labels are not known exactly no labels."""
+    """Published counts of a real data set: documents by period, and labels where they are known exactly."""
 
     groups: int
     documents: Mapping[str, int]
@@ -486,7 +486,7 @@ def test_expected_counts_are_checked_before_anything_is_committed(tmp_path: Path
         config(expect={"train": {}})
 
 
-def test_rejected_rows_are_told_where_counts_differ(tmp_path: Path) -> None:
+def test_rejected_rows_are_reported_where_counts_differ(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_text("1 qid:a 1:1 2:2\n0 qid:a 1:x 2:2\n")
     settings = {"max_rejected": 1, "expect": {"all": {"documents": 2}}}

@@ -1,4 +1,4 @@
-"""Adding periods to a data set: the whole is as if made at once, counts add up, nothing old is ever lost."""
+"""Adding periods to a data set gives the same as one run over all periods; counts add up, and no old data is lost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def config(*paths: str | Path | Mapping[str, Any], add: bool = False, **settings
 
 
 def write_days(folder: Path, days: Sequence[int], *, first_query: int = 0, broken: int = 2) -> Path:
-    """A file of items, 40 groups a day; a few rows break rules."""
+    """A file of items with 40 groups a day; a few rows break rules."""
     rng = np.random.default_rng(days[0])
     rows = []
     for day in days:
@@ -45,7 +45,7 @@ def write_days(folder: Path, days: Sequence[int], *, first_query: int = 0, broke
 
 
 def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    """All groups with their period, by gid; features as text, for NaN is not equal to itself."""
+    """All groups with their period, by gid; features are text, because NaN does not equal itself."""
     rows = [
         {**row, "features": str(row["features"]), "period": file.period}
         for file in dataset.manifest.files
@@ -212,12 +212,12 @@ def test_query_ids_return_from_before_where_neither_has_a_fixed_period(tmp_path:
 
 
 class Crash(BaseException):
-    """The machine goes down: nothing is cleaned up."""
+    """The machine crashes: no clean-up runs."""
 
 
 @pytest.mark.parametrize("at", range(5))
 def test_a_crash_anywhere_leaves_the_old_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """The crash comes before the file with this number is put in place, or before the manifest is written."""
+    """The crash happens before the file with this number is placed, or before the manifest is written."""
     old = prepare(config(write_days(tmp_path, [1])), str(tmp_path / "out"))
     rows = rows_of(old)
     addition = config(write_days(tmp_path, [2, 3, 4]), add=True)

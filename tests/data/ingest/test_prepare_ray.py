@@ -1,4 +1,4 @@
-"""`prepare` in tasks of a Ray cluster: the very bytes of one process, whatever the cluster; named failures."""
+"""`prepare` in tasks of a Ray cluster: the same bytes as in one process, on any cluster; named failures."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from written import manifest_by_anyone
+from writer_tokens import manifest_without_writer
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
@@ -54,7 +54,7 @@ def rejections_of(dataset: Dataset) -> list[dict[str, Any]]:
 
 
 def dirty_lines(rng: np.random.Generator, n_queries: int) -> Iterator[str]:
-    """Rows that break every rule; query ids come back within a file and between files."""
+    """Rows that break every rule; query ids return within a file and between files."""
     for _ in range(50):
         query = f"q{rng.integers(n_queries)}"
         broken = rng.random() < 0.1  # all rows of the group
@@ -94,12 +94,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @contextmanager
 def only_cpus(n: int) -> Iterator[None]:
-    """The cluster with so many of its four CPUs free."""
+    """The cluster with only this number of its four CPUs free."""
     import ray
 
     class Idle:
         def here(self) -> None:
-            """Answer when the CPUs are taken."""
+            """Return once the CPUs are taken."""
 
     actor = ray.remote(num_cpus=4 - n)(Idle).remote()
     ray.get(actor.here.remote())
@@ -110,8 +110,8 @@ def only_cpus(n: int) -> Iterator[None]:
 
 
 def same(one: Dataset, other: Dataset) -> None:
-    """The manifest states the content hashes of all data files; the quarantine is compared apart."""
-    assert manifest_by_anyone(other.manifest) == manifest_by_anyone(one.manifest)
+    """Check that two data sets are equal: the manifest has the hashes of data files; quarantines are compared."""
+    assert manifest_without_writer(other.manifest) == manifest_without_writer(one.manifest)
     quarantined = [[storage.read_bytes(storage.join(d.url, n)) for n in d.manifest.quarantine] for d in (one, other)]
     assert quarantined[0] == quarantined[1]
 
@@ -298,7 +298,7 @@ def test_on_s3_tasks_put_their_files_in_place_themselves(s3: str, tmp_path: Path
 
 
 def _square_or_die(marker: Path, n: int, deaths: int) -> int:
-    """Ends its process as often as it is told, then works."""
+    """Kills its process the given number of times, then works."""
     died = len(list(marker.glob(f"{n}-*")))
     if died < deaths:
         (marker / f"{n}-{died}").touch()

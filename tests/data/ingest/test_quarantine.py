@@ -1,4 +1,4 @@
-"""What stands in the quarantine for a row: the very text of the input, whatever rule it broke and wherever it lay."""
+"""The quarantine shows the exact text of a rejected row, for every rule and every form of input."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def quarantined(folder: Path, source: Mapping[str, Any], **settings: Any) -> lis
 
 @pytest.fixture(params=[1, 100, 1 << 22])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers whose blocks hold about so many bytes, so that groups go on from block to block."""
+    """Readers with blocks of about this many bytes, so that groups span blocks."""
     monkeypatch.setattr(sources, "_BLOCK_BYTES", request.param)
     monkeypatch.setattr(csvtext, "_BLOCK", request.param)
     monkeypatch.setattr(letor, "_PIECE", max(1, request.param // 3))

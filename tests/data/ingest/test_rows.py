@@ -1,4 +1,4 @@
-"""RowBlocks cut, joined and filtered: rows keep their texts, and what is held of them is no more than they need."""
+"""Cutting, joining and filtering RowBlocks: rows keep their texts, and memory holds only the parts in use."""
 
 import weakref
 
@@ -19,7 +19,7 @@ def block_of(texts: Texts | None, lines: list[int], file: str = "log") -> RowBlo
 
 
 def piece_of(kind: str, first: int, n: int) -> RowBlock:
-    """Rows whose text is `row <line>`, from the lines of a text or the rows of a Parquet batch."""
+    """Rows with the text `row <line>`, from the lines of a text or the rows of a Parquet batch."""
     lines = list(range(first, first + n))
     if kind == "text":
         return block_of(LineTexts("".join(f"row {line}\r\n" for line in lines).encode(), first), lines)
@@ -68,7 +68,7 @@ def test_texts_are_cut_at_a_thousand_characters() -> None:
     assert LineTexts(b"a\xff\n", 1)(1) == "a\ufffd"
 
 
-def test_what_is_kept_of_a_text_does_not_hold_the_text() -> None:
+def test_a_kept_excerpt_does_not_hold_the_whole_text() -> None:
     texts = LineTexts(b"first\n" + b"# a long comment\n" * 1000 + b"last\n", 1)
     gone = weakref.ref(texts)
     kept = texts.only(np.array([1, 1002]))

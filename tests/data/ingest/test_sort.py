@@ -20,7 +20,7 @@ Row = tuple[str, str, int, tuple[float, ...], float, str, str | None]
 
 
 def make_blocks(ids: list[str], cuts: list[int], files: int, *, seed: int = 0, docs: bool = True) -> list[RowBlock]:
-    """Rows with these query ids, cut into blocks, blocks dealt to files in turn as consecutive runs."""
+    """Rows with these query ids, cut into blocks; files get consecutive runs of blocks."""
     rng = np.random.default_rng(seed)
     bounds = [0, *sorted(cuts), len(ids)]
     blocks = []
@@ -159,7 +159,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
             yield RowBlock("f", lines, ids, rng.random((20_000, 100), dtype=np.float32), labels)
 
     def peak(n: int) -> int:
-        """Resident bytes at most, sampled while n rows are sorted."""
+        """The peak of resident memory in bytes, sampled while n rows are sorted."""
         most, done = 0, threading.Event()
 
         def watch() -> None:

@@ -24,7 +24,7 @@ from ltrscale.storage import Commit, join
 
 @dataclass(frozen=True)
 class Row:
-    """One input row; `rule` is what the reader rejected it for."""
+    """One input row; `rule` is the rule by which the reader rejected it."""
 
     query_id: str
     label: float = 1.0
@@ -42,7 +42,7 @@ class Result:
 
 
 def blocks_of(rows: Sequence[Row], cuts: Sequence[int]) -> Iterator[RowBlock]:
-    """The rows as a reader yields them, in blocks that end at the cuts."""
+    """The rows in blocks that end at the cuts, like a reader yields them."""
     edges = sorted({0, len(rows), *(c for c in cuts if c < len(rows))})
     for start, stop in itertools.pairwise(edges):
         here = [(i + 1, rows[i]) for i in range(start, stop)]
@@ -66,7 +66,7 @@ def blocks_of(rows: Sequence[Row], cuts: Sequence[int]) -> Iterator[RowBlock]:
 def run(
     folder: Path, rows: Sequence[Row], cuts: Sequence[int] = (), *, max_group: int = 4, missing_labels: bool = True
 ) -> Result:
-    """What the Validator makes of one file."""
+    """The Validator's result for one file."""
     kept = []
     with Commit(str(folder / "out")) as commit:
         quarantine = Quarantine(commit)
@@ -86,7 +86,7 @@ def run(
 
 
 def oracle(rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = True) -> Result:
-    """The rules, row by row."""
+    """Slow: the rules, row by row."""
     groups: list[list[tuple[int, Row]]] = []
     rejected: list[tuple[int, str, int]] = []
     lost_groups = 0

@@ -25,7 +25,7 @@ Steps = list[dict[int, QueryGroups | None]]
 
 @pytest.fixture(scope="module")
 def made(make_dataset: Make) -> Any:
-    """Uneven row groups over three files, some groups far above the others, a third of them unlabelled."""
+    """Uneven row groups in three files; some groups are much longer than others, a third is unlabelled."""
     rng = np.random.default_rng(0)
 
     def row_groups(n: int) -> list[list[int]]:
@@ -48,7 +48,7 @@ def gids(groups: QueryGroups | None) -> list[int]:
 
 
 def global_steps(selection: Selection, settings: StreamConfig, world: int, epoch: int = 0) -> list[list[list[int]]]:
-    """The gids of every step's micro-batches, by canonical stream, all workers together."""
+    """The gids of every step's micro-batches, by canonical stream, over all workers."""
     merged: list[list[list[int]]] = []
     for rank in range(world):
         for i, step in enumerate(GroupStream(selection, settings, rank=rank, world=world).epoch(epoch)):

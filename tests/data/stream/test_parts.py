@@ -1,4 +1,4 @@
-"""Laws of parts: cut from the manifest alone, whole row groups, in order."""
+"""Laws of parts: cut by the manifest only, whole row groups, in order."""
 
 import itertools
 from collections.abc import Callable

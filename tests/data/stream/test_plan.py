@@ -67,7 +67,7 @@ def test_orders_never_change_between_versions() -> None:
 
 
 def splitmix64(state: int) -> int:
-    """The next output of the generator, in Python's whole numbers."""
+    """The next output of the generator, in Python's integers."""
     bits = (state + 0x9E3779B97F4A7C15) % 2**64
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64

@@ -38,7 +38,7 @@ def choose(made: Any) -> Selection:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of this process's own; Ray leaves sockets to the garbage collector, which is no fault of ours."""
+    """A Ray cluster of this process; tests ignore warnings about sockets that Ray leaves to the garbage collector."""
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +57,7 @@ def read(request: pytest.FixtureRequest) -> Reader:
 
 
 @pytest.mark.parametrize("how", ["other names", "the same names"])
-def test_a_data_set_that_was_replaced_is_told(make_dataset: Make, tmp_path: Path, read: Reader, how: str) -> None:
+def test_a_data_set_that_was_replaced_is_an_error(make_dataset: Make, tmp_path: Path, read: Reader, how: str) -> None:
     lengths = {"a": [[3, 4], [5]], "b": [[2]]}
     data = make_dataset(lengths, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
@@ -78,9 +78,7 @@ def test_a_data_set_that_was_replaced_is_told(make_dataset: Make, tmp_path: Path
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_gone_from_its_data_set_is_told_as_such(
-    make_dataset: Make, tmp_path: Path, read: Reader
-) -> None:
+def test_a_file_that_is_gone_from_its_data_set_is_named(make_dataset: Make, tmp_path: Path, read: Reader) -> None:
     data = make_dataset({"a": [[3, 4], [5]]}, url=str(tmp_path / "data")).url
     selection = select(Split(data=(data,)), labelled=True)
     Path(selection.row_groups[0].url).unlink()

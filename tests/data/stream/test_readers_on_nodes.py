@@ -1,4 +1,4 @@
-"""Reading on the nodes of a Ray cluster that are named for it."""
+"""Reading on the nodes of a Ray cluster that have the reader resource."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""Oversampling: how often groups are served, whatever the workers and the layout of the files."""
+"""Oversampling: groups are served as often as configured, for any workers and any layout of files."""
 
 import itertools
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from parquet_columns import add_column
+from dataset_columns import add_column
 
 from ltrscale import config
 from ltrscale.data.dataset.split import Split, select
@@ -35,7 +35,7 @@ def lengths(row_groups: int, groups: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def made(make_dataset: Make) -> Any:
-    """100 groups with columns of classes, of times and of codes; a third of them unlabelled."""
+    """100 groups, a third unlabelled, with columns of classes, repeat counts and codes."""
     made = make_dataset({"a": lengths(12, 5), "b": lengths(8, 5)}, is_labelled=lambda gid: gid % 3 > 0)
     add_column(made.url, "meta_frequency", pa.string(), class_of)
     add_column(made.url, "meta_times", pa.float64(), times_of)
@@ -153,7 +153,7 @@ def test_resuming_at_any_step_equals_the_uninterrupted_run(made: Any) -> None:
         assert rest == whole[done:]
 
 
-def test_windows_of_which_nothing_is_served_are_passed_over(make_dataset: Make) -> None:
+def test_windows_of_which_nothing_is_served_are_skipped(make_dataset: Make) -> None:
     made = make_dataset({"a": [[2, 3], [4, 1], [1], [2, 2], [3]]})
     add_column(made.url, "meta_times", pa.int8(), lambda gid: int(gid in (2, 5)))
     for streams in (1, 2, 5):
@@ -198,7 +198,7 @@ def test_what_cannot_be_used_is_named_before_anything_is_served(
 
 
 @pytest.mark.parametrize("value", [None, -0.5, float("nan"), 1e6])
-def test_a_number_that_is_none_of_times_is_named(make_dataset: Make, value: float | None) -> None:
+def test_a_number_that_is_no_repeat_count_is_named(make_dataset: Make, value: float | None) -> None:
     made = make_dataset({"a": [[1, 1], [1, 1]]})
     add_column(made.url, "meta_times", pa.float64(), lambda gid: value if gid == 3 else 1.0)
     message = rf"part-00000.*row group 1: column 'meta_times' of query group 3 is {value}; it must be from 0 to 1,000"

@@ -1,4 +1,4 @@
-"""What windows hold: the column that labels are read from, and documents dealt anew to groups."""
+"""Windows: the column that labels are read from, and regrouped documents."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from parquet_columns import add_column
+from dataset_columns import add_column
 
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
@@ -23,14 +23,14 @@ def is_labelled(gid: int) -> bool:
 
 
 def relevance(made: Any, gid: int) -> list[float] | None:
-    """What labels were before: ten more than they are."""
+    """The original labels: ten more than the current ones."""
     labels = made.groups[gid].labels
     return None if labels is None else (labels + 10).tolist()
 
 
 @pytest.fixture(scope="module")
 def relabelled(make_dataset: Make) -> Any:
-    """A data set with simulated labels beside the relevance that some groups without labels have too."""
+    """A data set with simulated labels and `relevance`; some groups without labels have relevance too."""
     made = make_dataset(LENGTHS, is_labelled=is_labelled)
     add_column(made.url, "relevance", FLOATS, lambda gid: [7.0] if gid == 1 else relevance(made, gid))
     return made
@@ -104,7 +104,7 @@ def test_regrouped_documents_keep_their_values_and_lose_their_group() -> None:
 
 @pytest.fixture(scope="module")
 def made(make_dataset: Make) -> Any:
-    """Every document differs from all others."""
+    """A data set in which all documents differ."""
     rng = np.random.default_rng(0)
     return make_dataset({"a": [rng.integers(1, 9, 6).tolist() for _ in range(12)], "b": [[4, 4], [1]]})
 

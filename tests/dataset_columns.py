@@ -1,4 +1,4 @@
-"""Columns that a data set directory gets beside those that `make_dataset` of known_groups writes."""
+"""Adds columns to data set directories, besides those that `make_dataset` of known_datasets writes."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ltrscale import storage
 
 
 def add_column(url: str, name: str, kind: pa.DataType, value: Callable[[int], Any]) -> None:
-    """Write the column into all files, row group by row group; `value` gives that of each gid."""
+    """Add a column to all files; `value` maps a gid to the column's value."""
     for path in sorted(Path(url).glob("period=*/*.parquet")):
         with pq.ParquetFile(path) as file:
             tables = [file.read_row_group(i) for i in range(file.num_row_groups)]
@@ -21,11 +21,11 @@ def add_column(url: str, name: str, kind: pa.DataType, value: Callable[[int], An
         with pq.ParquetWriter(path, tables[0].schema) as writer:
             for table in tables:
                 writer.write_table(table, row_group_size=len(table))
-    restate(url)
+    update_manifest(url)
 
 
-def restate(url: str) -> None:
-    """Let the manifest of a data set list its files as they are now."""
+def update_manifest(url: str) -> None:
+    """Update sizes and hashes in the manifest of a data set to its current files."""
     path = Path(url) / storage.MANIFEST
     manifest = json.loads(path.read_text())
     for file in manifest["files"]:

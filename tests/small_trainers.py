@@ -38,10 +38,10 @@ def make_trainer(data: str, method: str, *, rank: int = 0, world: int = 1, seed:
         features_NF = groups.features_NF.double()
         return model(QueryGroups(features_NF, groups.offsets_Q1), generator)
 
-    # a rate that changes with every step, so that a resumed run must know where it stands
+    # The rate changes with every step, so a resumed run must restore its step.
     optimizer = OptimizerConfig(learning_rate=1e-3, clip_norm=2.0, schedule=CosineConfig())
     return Trainer(model, objective, stream, optimizer, epochs=2, seed=seed)
 
 
-def run(trainer: Trainer, epochs: int = 2) -> list[StepResult]:
+def run_epochs(trainer: Trainer, epochs: int = 2) -> list[StepResult]:
     return [result for _ in range(epochs) for result in trainer.epoch()]

@@ -1,4 +1,4 @@
-"""Teachers whose scores are known: linear functions of the features, as bundles that any stage takes."""
+"""Teachers with known scores: bundles that score by linear functions of the features."""
 
 from collections.abc import Sequence
 

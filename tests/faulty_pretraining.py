@@ -1,6 +1,6 @@
-"""Pretraining whose workers write down what they read, and come to harm at given steps; and readers of what they wrote.
+"""Pretraining whose workers record the groups that they read and fail at given steps, and readers of these records.
 
-This module can be imported in every worker process, for it lies on the path that they inherit from the tests.
+Every worker process can import this module: it lies on the path that they inherit from the tests.
 """
 
 import functools
@@ -43,36 +43,36 @@ _KINDS: dict[str, type[Exception]] = {"input": InputError, "defect": ValueError,
 
 
 @dataclass(frozen=True)
-class Watched:
-    """Pretraining of which every step of every worker is written down below `folder`.
+class FaultyPretraining:
+    """Pretraining with faults that records every step of every worker below `folder`.
 
-    Each fault happens once, at the first execution of a step (counted from 0) by a rank.
+    A rank is killed or hangs once, at its first execution of a step (counted from 0); errors come back each time.
     """
 
     folder: str
     kills: tuple[tuple[int, int], ...] = ()
-    """(step, rank) of workers that are killed, once a checkpoint of this start of theirs is committed."""
+    """(step, rank) of workers that are killed, after a checkpoint of their current start is committed."""
     raises: tuple[tuple[int, int, str], ...] = ()
-    """(step, rank, kind) of an `input` error, a `defect`, or `storage` that cannot be reached."""
+    """(step, rank, kind) of an `input` error, a `defect`, or unreachable `storage`."""
     hangs: tuple[tuple[int, int, str], ...] = ()
-    """(step, rank, how) of workers that go no further: `stopped` with their process, or `asleep`."""
+    """(step, rank, how) of workers that hang: the process is `stopped`, or `asleep`."""
     slow: tuple[int, float] = (0, 0.0)
-    """A rank that sleeps so many seconds in every step."""
+    """A rank, and the seconds that it sleeps in every step."""
     every_step_s: float = 0.0
-    """All ranks sleep so long, to leave time for what comes from outside."""
+    """Seconds that all ranks sleep in every step, to leave time for faults from outside."""
 
-    def take_part(self, work: Pretraining, context: Context) -> None:
-        """What a worker does."""
+    def run_worker(self, work: Pretraining, context: Context) -> None:
+        """The work of one worker."""
         attempt = from_rank_0(time.time_ns())
         with _steps(lambda trainer, given: self._before(trainer, given, attempt, work.out)):
             work(context)
 
     @contextmanager
     def installed(self, launch: Callable[..., None] = start.launch) -> Iterator[None]:
-        """While the block runs, `pretrain` has its workers watched, however they are launched."""
+        """Within the block, the workers of `pretrain` record their steps and fail, however they are launched."""
 
         def launch_watched(work: Pretraining, **others: Any) -> None:
-            launch(functools.partial(self.take_part, work), **others)
+            launch(functools.partial(self.run_worker, work), **others)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pretraining, "launch", launch_watched)
@@ -140,11 +140,11 @@ def _await_commit(out: str, *, beyond: int) -> int:
     raise AssertionError(f"no checkpoint beyond step {beyond} was committed")
 
 
-# --- running it
+# --- running the pretraining
 
 
-def config_of(**changes: Any) -> PretrainConfig:
-    """A tiny pretraining of 2 epochs of some 11 steps, whose checkpoints follow one another without a pause."""
+def small_config(**changes: Any) -> PretrainConfig:
+    """A tiny pretraining of 2 epochs with about 11 steps each, which writes checkpoints without a pause."""
     values = {
         "method": {"kind": "simclr_rank"},
         "augment": {"kind": "zeroing", "probability": 0.3},
@@ -157,8 +157,8 @@ def config_of(**changes: Any) -> PretrainConfig:
     return PretrainConfig.model_validate({**values, **changes})
 
 
-def run(
-    watched: Watched,
+def run_pretraining(
+    watched: FaultyPretraining,
     data: str,
     out: str,
     *,
@@ -167,14 +167,14 @@ def run(
     report: Report = lambda _: None,
     config: PretrainConfig | None = None,
 ) -> None:
-    """Pretrain with the watched function, launched as the package does it or by a launcher of the tests."""
+    """Pretrain with these faults, launched by the package or by a launcher of the tests."""
     Path(watched.folder).mkdir(parents=True, exist_ok=True)
     with watched.installed(launch or start.launch):
-        pretrain(config or config_of(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
+        pretrain(config or small_config(), Split(data=(data,)), out, origin={}, report=report, workers=workers)
 
 
-def processes(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
-    """A launcher of `world` processes, all of which are started again when one has died; restarts take little time."""
+def process_launcher(world: int, restarts: int = _RESTARTS) -> Callable[..., None]:
+    """A launcher of `world` processes that restarts all of them, quickly, when one dies."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
 
@@ -204,12 +204,12 @@ def _process(rank: int, world: int, meeting: str, work: Work) -> None:
     dist.destroy_process_group()
 
 
-# --- what was written down
+# --- reading the records
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one start of the workers executed: by step the query groups of each canonical stream, over all ranks."""
+    """The steps that one start of the workers executed: query groups by step and canonical stream, over all ranks."""
 
     number: int
     world: int
@@ -224,7 +224,7 @@ def attempts(folder: str) -> list[Attempt]:
     found: dict[int, Attempt] = {}
     for path in sorted(Path(folder).glob("*-*.jsonl")):
         number, rank = map(int, path.stem.split("-"))
-        for line in path.read_text().rpartition("\n")[0].splitlines():  # the last may be half written
+        for line in path.read_text().rpartition("\n")[0].splitlines():  # the last line may be incomplete
             entry = json.loads(line)
             attempt = found.setdefault(number, Attempt(number, entry["world"], {}, {}, {}, {}))
             attempt.steps.setdefault(entry["step"], {}).update({int(c): ids for c, ids in entry["ids"].items()})
@@ -235,14 +235,14 @@ def attempts(folder: str) -> list[Attempt]:
 
 
 def in_background(what: Callable[[], None]) -> threading.Thread:
-    """Do something to a run from outside, while this thread runs it."""
+    """Call a function in a thread, to interfere with a run from outside."""
     thread = threading.Thread(target=what, daemon=True)
     thread.start()
     return thread
 
 
 def await_step(folder: str, step: int) -> Attempt:
-    """Wait until a step is begun; returns the start of the workers that did."""
+    """Wait until a step begins; returns the start of the workers that executes it."""
     while True:
         for attempt in attempts(folder):
             if step in attempt.steps:
@@ -250,8 +250,8 @@ def await_step(folder: str, step: int) -> Attempt:
         time.sleep(0.05)
 
 
-def counted(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
-    """What went into the weights: by (epoch, step) the last execution of each step, and what each stream gave to it."""
+def last_executions(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
+    """The groups that the weights come from: by (epoch, step), those of each stream in the last execution."""
     last: dict[tuple[int, int], dict[int, list[int]]] = {}
     for attempt in attempts(folder):
         for step, of_streams in attempt.steps.items():
@@ -262,22 +262,24 @@ def counted(folder: str) -> dict[tuple[int, int], dict[int, list[int]]]:
 def check_exactly_once(folder: str, *, epochs: int = 2, groups: int = 480) -> None:
     """Check that each epoch has read each query group once."""
     for epoch in range(epochs):
-        read = Counter(i for (e, _), ids in counted(folder).items() if e == epoch for c in ids.values() for i in c)
+        read = Counter(
+            i for (e, _), ids in last_executions(folder).items() if e == epoch for c in ids.values() for i in c
+        )
         assert len(read) == groups
         assert set(read.values()) == {1}
 
 
-def check_recovery(folder: str, kills: int) -> None:
-    """Check that there were so many kills, and that each was followed by a start from the newest checkpoint."""
+def check_restarts(folder: str, kills: int) -> None:
+    """Check the number of kills, and that a start from the newest checkpoint followed each of them."""
     found = attempts(folder)
     killed = sorted(Path(folder).glob("killed-*.json"))
     assert len(killed) == kills
     for path in killed:
-        number, fell = int(path.stem.split("-")[1]), json.loads(path.read_text())
+        number, killed_at = int(path.stem.split("-")[1]), json.loads(path.read_text())
         after = next(a for a in found if a.number > number)
-        assert fell["committed"] <= min(after.steps) <= fell["step"]
+        assert killed_at["committed"] <= min(after.steps) <= killed_at["step"]
 
 
-def weights(out: str) -> bytes:
-    """The file of the weights of a bundle."""
+def bundle_weights(out: str) -> bytes:
+    """The content of a bundle's weights file."""
     return (Path(out) / "weights.safetensors").read_bytes()

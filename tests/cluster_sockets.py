@@ -1,6 +1,6 @@
-"""A process with two workers on a cluster of its own, which write down who listens where, and go on until it is killed.
+"""A process that starts its own cluster and two workers, records all listening sockets, and runs until it is killed.
 
-python own_cluster.py FILE
+python cluster_sockets.py FILE
 """
 
 import json
@@ -20,8 +20,8 @@ from ltrscale.launch.start import launch
 from ltrscale.launch.workers import Context, WorkersConfig
 
 
-def listening(root: int) -> list[tuple[str, int, str]]:
-    """Address, port and command of whatever listens, of a process and all that it has started."""
+def listening_sockets(root: int) -> list[tuple[str, int, str]]:
+    """Address, port and command of every listening socket of a process and its descendants."""
     import psutil  # which Ray brings along
 
     parent = psutil.Process(root)
@@ -34,30 +34,30 @@ def listening(root: int) -> list[tuple[str, int, str]]:
 
 
 def _dashboard() -> str:
-    """Where it says that it listens; the node of a worker only knows where dashboards usually do."""
+    """The dashboard's address from the GCS; the node object of a worker knows only the default address."""
     key, room = ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD
     return str(internal_kv._internal_kv_get(key, namespace=room).decode())
 
 
 @dataclass(frozen=True)
-class GoesOnForEver:
-    """What each worker does."""
+class EndlessWorker:
+    """The work of each worker."""
 
     driver_pid: int
     file: Path
 
     def __call__(self, context: Context) -> None:  # noqa: ARG002
-        """Write down who listens where, once, and go on until the process is killed."""
+        """Record the listening sockets once, and run until the process is killed."""
         dist.all_reduce(torch.ones(1))
         if dist.get_rank() == 0:
-            write_down(self.driver_pid, self.file)
+            write_sockets(self.driver_pid, self.file)
         while True:
             dist.all_reduce(torch.ones(1))
             time.sleep(0.1)
 
 
-def write_down(driver_pid: int, file: Path) -> None:
-    """Who listens where, of all processes of the cluster."""
+def write_sockets(driver_pid: int, file: Path) -> None:
+    """Write the listening sockets of all processes of the cluster, and where its files are."""
     import psutil  # which Ray brings along
 
     driver = psutil.Process(driver_pid)
@@ -65,7 +65,7 @@ def write_down(driver_pid: int, file: Path) -> None:
     node = ray._private.worker._global_node
     found = {
         "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
-        "listening": listening(driver.pid),
+        "listening": listening_sockets(driver.pid),
         "dashboard": _dashboard(),
         "gcs": node.gcs_address,
         "session": node.get_session_dir_path(),
@@ -76,4 +76,4 @@ def write_down(driver_pid: int, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    launch(GoesOnForEver(os.getpid(), Path(sys.argv[1])), workers=WorkersConfig(number=2), report=lambda _: None)
+    launch(EndlessWorker(os.getpid(), Path(sys.argv[1])), workers=WorkersConfig(number=2), report=lambda _: None)

@@ -1,4 +1,4 @@
-"""Small data set directories, written without `prepare`, whose every group is known."""
+"""Small data set directories with known groups, written without `prepare`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest
 
 @dataclass(frozen=True)
 class Group:
-    """One query group as written; labels are None where it has none."""
+    """One query group as written; labels are None if it is unlabelled."""
 
     period: str
     features: NDArray[np.float32]
@@ -24,7 +24,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Made:
+class KnownDataset:
     """A data set directory and its groups by gid."""
 
     url: str
@@ -35,12 +35,12 @@ class Made:
         return [gid for gid, group in self.groups.items() if group.labels is not None]
 
 
-MakeDataset = Callable[..., Made]
+MakeDataset = Callable[..., KnownDataset]
 
 
 @pytest.fixture(scope="session")
 def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
-    """Writes a data set: `lengths[period][row group][group]`, a file a period."""
+    """Writes a data set with group lengths `lengths[period][row group][group]`, one file per period."""
 
     def make(
         lengths: Mapping[str, Sequence[Sequence[int]]],
@@ -50,7 +50,7 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
         has_weights: Callable[[int], bool] | None = None,
         seed: int = 0,
         url: str = "",
-    ) -> Made:
+    ) -> KnownDataset:
         rng = np.random.default_rng(seed)
         groups: dict[int, Group] = {}
         files = []
@@ -77,7 +77,7 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
                 files.append(_data_file(commit.files[-1], period, counts))
             manifest = Manifest(features=tuple(Feature(name=name) for name in features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
-        return Made(url, groups)
+        return KnownDataset(url, groups)
 
     return make
 

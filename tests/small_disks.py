@@ -1,4 +1,4 @@
-"""Disks so small that they run full."""
+"""Small disks that tests can fill."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 @contextmanager
 def small_disk_at(folder: Path, mebibytes: int) -> Iterator[Path]:
-    """A real disk of some MiB, mounted at a new folder while the block runs."""
+    """A real disk of a few MiB, mounted at a new folder while the block runs."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)]
     if (done := subprocess.run(mount, capture_output=True, text=True)).returncode:
@@ -22,8 +22,8 @@ def small_disk_at(folder: Path, mebibytes: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def fill(disk: Path) -> Path:
-    """Leave 4 KiB on a disk; returns the file that takes the room."""
+def fill_disk(disk: Path) -> Path:
+    """Fill a disk up to 4 KiB; returns the file that takes the space."""
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(shutil.disk_usage(disk).free - 4096))
     return ballast

@@ -1,4 +1,4 @@
-"""Data sets that change: a period more, other names of the same files, other content in their place."""
+"""Changes to data sets: an added period, and other names of the same files."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ltrscale.data.dataset.manifest import DataFile, open_dataset
 
 
 def add_period(url: str, period: str, *, like: str) -> None:
-    """Commit a data set anew with one period more, which has the groups of another under gids of its own."""
+    """Add a period to a data set; it has the groups of the period `like` under new gids."""
     before = open_dataset(url).manifest
     gid = 10 * before.counts().groups + len(before.periods)
     added = []
@@ -34,7 +34,7 @@ def add_period(url: str, period: str, *, like: str) -> None:
         commit.finish(before.replace(files=files).model_dump(mode="json"))
 
 
-def renamed(url: str, folder: Path) -> str:
+def with_renamed_files(url: str, folder: Path) -> str:
     """A copy of a data set whose files have other names, in the same order; returns its URL."""
     before = open_dataset(url).manifest
     files = []

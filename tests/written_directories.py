@@ -1,4 +1,4 @@
-"""What a run says that it writes."""
+"""The directories that a run logs as written."""
 
 import logging
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from ltrscale.workflows.stack import StackJob
 ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob)
 
 
-def stages_run(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:
-    """Run a config; the directories that were written, below its own."""
+def written_directories(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:
+    """Run a config; returns the paths, below its output directory, that the log names as written."""
     written: list[str] = []
 
     class Listener(logging.Handler):

@@ -1,4 +1,4 @@
-"""Growing trees on workers of which one is killed once; can be imported in every worker process."""
+"""Training of trees in which one worker is killed once; every worker process can import this module."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ from ltrscale.trees.gbdt import TreeGrowing
 
 
 @dataclass(frozen=True)
-class Felled:
-    """A training of trees; the first time that a rank comes to a tree, it dies.
+class TreesWithKilledWorker:
+    """A training of trees in which a rank dies the first time that it reaches a given tree.
 
-    `then`: other trees that the same workers grow after it.
+    `then`: other trees that the same workers grow afterwards.
     """
 
     folder: str
@@ -27,7 +27,7 @@ class Felled:
     def __call__(self, context: Context) -> None:
         trees = 0
 
-        def stopping() -> bool:  # is asked before each tree is taken note of
+        def stopping() -> bool:  # called before each tree is counted
             nonlocal trees
             trees += 1
             if (dist.get_rank(), trees) == (self.rank, self.tree) and self._once():

@@ -1,4 +1,4 @@
-"""Other values for the keys of a config, for tests that every key means something."""
+"""Other values for the keys of a config, for tests that every key has an effect."""
 
 import contextlib
 import typing
@@ -19,7 +19,7 @@ def kind_of(cls: type[Config]) -> str:
 
 
 def variations(config: Config) -> Iterator[tuple[str, Config]]:
-    """The config with one key changed, and the name of the key; a key may come several times, below it too."""
+    """Yields the name of a key and the config with that key, or one below it, changed; a key may come several times."""
     for name, field in type(config).model_fields.items():
         if name == "kind":
             continue
@@ -33,15 +33,15 @@ def variations(config: Config) -> Iterator[tuple[str, Config]]:
                 yield name, config.replace(**{name: other})
 
 
-def idle_keys(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
-    """Keys of which other values change nothing that is traced, whichever of the configs they stand in."""
+def keys_without_effect(configs: Iterable[Any], trace: Callable[[Any], Tensor]) -> set[str]:
+    """Keys that never change the result of `trace`, in any of the configs."""
     tried: set[str] = set()
     found: set[str] = set()
     for config in configs:
         before = trace(config)
         for key, other in variations(config):
             if key not in found:
-                with contextlib.suppress(InputError):  # a value that fits no data at hand
+                with contextlib.suppress(InputError):  # the value does not fit the test's data
                     found |= set() if torch.equal(trace(other), before) else {key}
                     tried.add(key)
     return tried - found
