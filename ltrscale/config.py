@@ -283,7 +283,7 @@ def _slot(here: Any, part: str, override: str) -> Any:
         raise InputError(f"--set {override}: {part!r} is below a plain value; check the dots")
     if not part.isdecimal() or int(part) >= len(here):
         raise InputError(
-            f"--set {override}: {part!r} is no place in a list of {len(here)}; count from 0, or set the whole list"
+            f"--set {override}: {part!r} is not an index of a list of {len(here)}; count from 0, or set the whole list"
         )
     return int(part)
 

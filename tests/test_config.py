@@ -131,7 +131,7 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         (Job, ["shape.radius=-1"], "shape.circle.radius: Input should be greater than 0 (given -1)"),
         (Job, ["shape.radius=.inf"], "shape.circle.radius: Input should be a finite number"),
         (Job, ["steps.0=1"], "--set steps.0=1"),
-        (Job, ["steps=[1, 2]", "steps.2=3"], "--set steps.2=3: '2' is no place in a list of 2; count from 0"),
+        (Job, ["steps=[1, 2]", "steps.2=3"], "--set steps.2=3: '2' is not an index of a list of 2; count from 0"),
         (Job, ["name={a: 1, a: 2}"], "--set name={a: 1, a: 2}: not YAML: line 1, column 8: 'a' stands here twice"),
         (Job, ["name.deep=1", "name.deep.er=1"], "--set name.deep.er=1: 'er' is below a plain value"),
         (Job, ["name"], "--set name: write it as key=value"),

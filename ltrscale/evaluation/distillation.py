@@ -15,8 +15,9 @@ from ltrscale.evaluation.folds import read_groups
 from ltrscale.evaluation.pages import Findings, bullets, draw_interval, rows_of_methods, save_picture
 from ltrscale.evaluation.report import EvaluatedData, Evaluation
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary, scopes
-from ltrscale.evaluation.tables import against, against_header, definitions, markdown, metric_label, number
+from ltrscale.evaluation.tables import against, against_header, definitions, markdown, number
 from ltrscale.markdown import code, escape
+from ltrscale.ranking.choices import metric_label
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""

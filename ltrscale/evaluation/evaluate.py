@@ -45,7 +45,7 @@ class EvaluateSettings(Config):
     baseline: str | None = "gbdt"
     """The method to compare the others with; null for no comparison."""
     ndcg_at: tuple[CutOff, ...] = Field(default=(1, 5, 10), min_length=1)
-    """Cut-offs of NDCG."""
+    """Cut-offs of NDCG, and of every other metric with a cut-off except precision."""
     precision_at: tuple[CutOff, ...] = (5,)
     """Cut-offs of precision."""
     primary_cutoff: int = 5

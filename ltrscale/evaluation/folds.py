@@ -33,13 +33,13 @@ from ltrscale.evaluation.tables import (
     definitions,
     has_letor,
     markdown,
-    metric_label,
     number,
     policies,
     with_error,
 )
 from ltrscale.markdown import escape
 from ltrscale.progress import Report
+from ltrscale.ranking.choices import metric_label
 
 _PICTURE = "folds.png"
 

@@ -19,11 +19,11 @@ from ltrscale.evaluation.tables import (
     definitions,
     has_letor,
     markdown,
-    metric_label,
     policies,
     with_error,
 )
 from ltrscale.markdown import code, escape
+from ltrscale.ranking.choices import metric_label
 
 _RULES_SHOWN = 10
 

@@ -5,29 +5,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ltrscale.config import members
 from ltrscale.evaluation.summarise import Comparison, Scope
 from ltrscale.markdown import code, escape
-from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
+from ltrscale.ranking.choices import MetricConfig, metric_class, metric_label
 
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
 LETOR = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
-
-
-_LABELS = {cls.model_fields["kind"].default: cls.label for cls in members(MetricConfig | LetorMetricConfig)}
-
-
-def metric_label(metric: str) -> str:
-    """The name of a metric in tables; metrics under LETOR's policy are marked.
-
-    Example:
-        >>> metric_label("ndcg@5"), metric_label("precision@10"), metric_label("map")
-        ('NDCG@5', 'P@10', 'MAP')
-        >>> metric_label("letor_mean_ndcg"), metric_label("letor_precision@5")
-        ('LETOR MeanNDCG', 'LETOR P@5')
-    """
-    kind, at, k = metric.partition("@")
-    return (_LABELS.get(kind) or kind.upper()) + at + k
 
 
 def has_letor(metrics: Iterable[str]) -> bool:
@@ -119,7 +103,8 @@ def all_summaries(scopes: Scopes) -> str:
     for groups, metric, method, scope in _each(scopes):
         s = scope.summaries[metric]
         figures = [with_error(s.mean, s.std_error), f"[{number(s.low)}, {number(s.high)}]"]
-        counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(s.as_one)]
+        best = s.as_one if metric_class(metric).normalised else None
+        counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(best)]
         rows.append([groups, metric_label(metric), method, *figures, *counts])
     header = ["groups", "metric", "method", "mean", "95% interval", "defined", "undefined", "with 0", "with 1"]
     return markdown(header, rows)

@@ -70,3 +70,31 @@ def named(name: str, *, threshold: float = 1.0) -> Metric:
     kind, _, k = name.partition("@")
     metric: Metric = _KINDS[kind].made(k=int(k or 1), threshold=threshold)
     return metric
+
+
+_CLASSES: dict[str, type[Metric]] = {
+    cls.model_fields["kind"].default: cls for cls in members(MetricConfig | LetorMetricConfig)
+}
+
+
+def metric_class(name: str) -> type[Metric]:
+    """The config of the metric with a given name, with its cut-off or without; metrics under LETOR's policy included.
+
+    Example:
+        >>> metric_class("letor_precision@5").__name__
+        'LetorPrecisionConfig'
+    """
+    return _CLASSES[name.partition("@")[0]]
+
+
+def metric_label(name: str) -> str:
+    """The name of a metric in tables and in the log; metrics under LETOR's policy are marked.
+
+    Example:
+        >>> metric_label("ndcg@5"), metric_label("precision@10"), metric_label("map")
+        ('NDCG@5', 'P@10', 'MAP')
+        >>> metric_label("letor_mean_ndcg"), metric_label("letor_precision@5")
+        ('LETOR MeanNDCG', 'LETOR P@5')
+    """
+    kind, at, k = name.partition("@")
+    return (metric_class(kind).label or kind.upper()) + at + k

@@ -21,6 +21,7 @@ from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.progress import log, progress
+from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
 from ltrscale.training.account import Account, listed
 from ltrscale.training.checkpoint import Checkpoints
@@ -231,7 +232,7 @@ class _EpochLog:
         account = " (0 missed, 0 repeated)" if self.exact else ""  # the trainer would have raised otherwise
         loss = "" if record["loss"] is None else f", loss {record['loss']:.4g}"
         judged = {name.removeprefix("validation_"): record[name] for name in record if name.startswith("validation_")}
-        metric = "".join(f", validation {name.upper()} {value:.4f}" for name, value in judged.items())
+        metric = "".join(f", validation {metric_label(name)} {value:.4f}" for name, value in judged.items())
         log.info(
             f"{self.phase.title}, epoch {record['epoch']} of {self.phase.epochs}: "
             f"{record['groups']:,} groups{account}, {record['documents']:,} documents, "

@@ -15,7 +15,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.progress import log
-from ltrscale.ranking.choices import named
+from ltrscale.ranking.choices import metric_label, named
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import sum_over_workers
@@ -124,7 +124,7 @@ class Best:
         )
         log.info(
             "trained on %d labelled groups, validation %s %.4f: %s",
-            train.n_groups, self.config.validation_metric.upper(), self.value, out,
+            train.n_groups, metric_label(self.config.validation_metric), self.value, out,
         )  # fmt: skip
         finish(out)
 
