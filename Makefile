@@ -10,7 +10,7 @@ JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-PARALLEL := -n $(JOBS) --dist loadfile --doctest-modules ltrscale jobs tests
+PARALLEL := -n $(JOBS) --dist loadfile
 
 .PHONY: install demo lint check test bench clean
 .DELETE_ON_ERROR:
@@ -37,11 +37,11 @@ lint: $(STAMP)
 
 # Under three minutes: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
 check: lint
-	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale tests
+	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
 # Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn.
 test: lint
-	$(PYTEST) -m "not ray and not s3" $(PARALLEL) --doctest-modules ltrscale tests
+	$(PYTEST) -m "not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 	$(PYTEST) -m "ray or s3" $(PARALLEL) tests
 
 bench: $(STAMP)
