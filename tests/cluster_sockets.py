@@ -26,7 +26,7 @@ def listening_sockets(root: int) -> list[tuple[str, int, str]]:
 
     parent = psutil.Process(root)
     return [
-        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port, " ".join(process.cmdline())[:100])
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port, " ".join(process.cmdline()))
         for process in [parent, *parent.children(recursive=True)]
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
@@ -64,7 +64,7 @@ def write_sockets(driver_pid: int, file: Path) -> None:
     processes = [driver, *driver.children(recursive=True)]
     node = ray._private.worker._global_node
     found = {
-        "processes": [[process.pid, " ".join(process.cmdline())[:100]] for process in processes],
+        "processes": [[process.pid, " ".join(process.cmdline())] for process in processes],
         "listening": listening_sockets(driver.pid),
         "dashboard": _dashboard(),
         "gcs": node.gcs_address,
