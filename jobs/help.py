@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from ltrscale.config import models_in
+from ltrscale.config import kind_of, models_in
 from ltrscale.errors import InputError, nearest
 
 
@@ -122,11 +122,6 @@ def meaning(field: FieldInfo) -> str:
 def summary(cls: type[BaseModel]) -> str:
     """The first line of a config's docstring."""
     return (cls.__doc__ or "").partition("\n")[0]
-
-
-def kind_of(cls: type[BaseModel]) -> str:
-    """The `kind` of a config, which identifies it in its union."""
-    return str(typing.get_args(cls.model_fields["kind"].annotation)[0])
 
 
 def choices(field: FieldInfo) -> str:

@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 import jobs
 from jobs.cli import Command
-from jobs.help import MISSING, choices, default_of, kind_of, meaning, shown, summary
-from ltrscale.config import members, models_in
+from jobs.help import MISSING, choices, default_of, meaning, shown, summary
+from ltrscale.config import kind_of, members, models_in
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig

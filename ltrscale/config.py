@@ -171,6 +171,16 @@ def members(union: Any) -> tuple[type[Any], ...]:
     return tuple(models_in(union))
 
 
+def kind_of(cls: type[BaseModel]) -> str:
+    """The `kind` of a config, which identifies it in its union."""
+    return str(cls.model_fields["kind"].default)
+
+
+def by_kind(union: Any) -> dict[str, type[Any]]:
+    """The configs of a closed union by their kinds, in its order."""
+    return {kind_of(cls): cls for cls in members(union)}
+
+
 def _read_yaml(url: str) -> dict[str, Any]:
     storage.check_scheme(url)  # no web server: its answer may change, and come from anybody
     try:

@@ -204,8 +204,6 @@ def _connect(**options: Any) -> None:
     with _sigterm_held():
         try:
             ray.init(log_to_driver=False, logging_level="warning", **options)
-        except InputError:
-            raise
         except Exception as error:  # Ray raises a bare Exception where one of its processes does not start
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"Ray has not started ({first}); give the same command again") from error

@@ -13,11 +13,6 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 
 
-def kind_of(cls: type[Config]) -> str:
-    kind: str = cls.model_fields["kind"].default
-    return kind
-
-
 def variations(config: Config) -> Iterator[tuple[str, Config]]:
     """Yields the name of a key and the config with that key, or one below it, changed; a key may come several times."""
     for name, field in type(config).model_fields.items():

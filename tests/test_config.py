@@ -4,12 +4,12 @@ import contextlib
 import json
 import tracemalloc
 from pathlib import Path
-from typing import Annotated, Literal
 
 import pytest
+from example_configs import Circle, Job, Square, Strict, Tuned
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
@@ -22,42 +22,6 @@ PIECES = [
     "| ", "'", '"', "#", "%", "---", "1", "1:1", "0x", "1e999", ".nan", "2020-01-01", "~", "\t", "\0", "\ud800", "\x85",
     "kind", "circle", "radius",
 ]  # fmt: skip
-
-
-class Circle(Config):
-    """A round one."""
-
-    kind: Literal["circle"] = "circle"
-    radius: float = Field(default=1.0, gt=0)
-    """From the centre."""
-
-
-class Square(Config):
-    """One with corners."""
-
-    kind: Literal["square"] = "square"
-    side: float = 1.0
-
-
-class Job(Config):
-    name: str = "job"
-    """What it is called."""
-    shape: Annotated[Circle | Square, Field(discriminator="kind")] = Circle()
-    steps: tuple[int, ...] = ()
-    tags: dict[str, str] = Field(default_factory=dict)
-    shapes: tuple[Circle, ...] = ()
-
-
-class Strict(Config):
-    out: str
-    job: Job = Job()
-
-
-class Tuned(Config):
-    """A config with a field whose default differs from that of the field's class."""
-
-    job: Job = Job(name="tuned", shape=Circle(radius=5.0), tags={"a": "1"})
-    shape: Annotated[Circle | Square, Field(discriminator="kind")] = Square(side=7.0)
 
 
 jobs = st.builds(

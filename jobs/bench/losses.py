@@ -18,7 +18,7 @@ from torch import Tensor
 from jobs.bench.measure import Row, peak_bytes
 from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import to_offsets
-from ltrscale.config import members
+from ltrscale.config import by_kind
 from ltrscale.devices import cpu_seconds
 from ltrscale.ranking import pairwise
 from ltrscale.ranking.choices import LossConfig
@@ -51,7 +51,7 @@ SETTINGS = {"temperature": TEMPERATURE, "samples": 2}
 
 def bench_losses() -> list[Row]:
     """Time of every loss and memory of those with a padded form, then the speed of LambdaRank."""
-    kinds = [cls.model_fields["kind"].default for cls in members(LossConfig)]
+    kinds = list(by_kind(LossConfig))
     return [row for kind in kinds for row in measure(kind)] + _against_lightgbm()
 
 
@@ -62,7 +62,7 @@ def measure(kind: str, groups: int = GROUPS) -> list[Row]:
 
 
 def _config(kind: str) -> RankingLoss:
-    (cls,) = (cls for cls in members(LossConfig) if cls.model_fields["kind"].default == kind)
+    cls = by_kind(LossConfig)[kind]
     settings = {key: value for key, value in SETTINGS.items() if key in cls.model_fields}
     cut = {"k": PEERS[kind].k} if kind in PEERS and PEERS[kind].k else {}
     config: RankingLoss = cls.model_validate(settings | cut)

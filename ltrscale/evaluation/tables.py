@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ltrscale.config import members
+from ltrscale.config import by_kind
 from ltrscale.evaluation.summarise import Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import MetricConfig, metric_class, metric_label
@@ -22,10 +22,10 @@ def has_letor(metrics: Iterable[str]) -> bool:
 def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
     """Definitions and policies of the metrics, in one or two sentences each."""
     kinds = {metric.partition("@")[0] for metric in metrics}
-    ours = [cls for cls in members(MetricConfig) if cls.model_fields["kind"].default in kinds]
-    binary = [metric_label(cls.model_fields["kind"].default) for cls in ours if "threshold" in cls.model_fields]
+    ours = {kind: cls for kind, cls in by_kind(MetricConfig).items() if kind in kinds}
+    binary = [metric_label(kind) for kind, cls in ours.items() if "threshold" in cls.model_fields]
     lines = [
-        " ".join([cls.definition for cls in ours if cls.definition])
+        " ".join([cls.definition for cls in ours.values() if cls.definition])
         + f" {', '.join(binary[:-1])} and {binary[-1]} call a document relevant from label {relevant_from:g} on. "
         "Documents with equal scores get the expectation over their orders.",
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",

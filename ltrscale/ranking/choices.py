@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ltrscale.config import members
+from ltrscale.config import by_kind
 from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
@@ -43,8 +43,9 @@ LetorMetricConfig = Annotated[
 ]
 """Metrics under LETOR's policy."""
 
-_KINDS = {cls.model_fields["kind"].default: cls for cls in members(MetricConfig)}
-_CUT, _WHOLE = ([kind for kind, cls in _KINDS.items() if cls.has_cutoff() == cut] for cut in (True, False))
+_CUT, _WHOLE = (
+    [kind for kind, cls in by_kind(MetricConfig).items() if cls.has_cutoff() == cut] for cut in (True, False)
+)
 METRIC = rf"^(({'|'.join(_CUT)})@[1-9]\d*|{'|'.join(_WHOLE)})$"
 """A regular expression that matches the name of a metric, such as ndcg@5."""
 METRICS = f"{', '.join([*(f'{kind}@K' for kind in _CUT), *_WHOLE[:-1]])} or {_WHOLE[-1]}"
@@ -67,14 +68,10 @@ def named(name: str, *, threshold: float = 1.0) -> Metric:
     """
     if not re.match(METRIC, name):
         raise ValueError(f"{name!r} is no metric; take {METRICS}")
-    kind, _, k = name.partition("@")
-    metric: Metric = _KINDS[kind].made(k=int(k or 1), threshold=threshold)
-    return metric
+    return metric_class(name).made(k=int(name.partition("@")[2] or 1), threshold=threshold)
 
 
-_CLASSES: dict[str, type[Metric]] = {
-    cls.model_fields["kind"].default: cls for cls in members(MetricConfig | LetorMetricConfig)
-}
+_CLASSES: dict[str, type[Metric]] = by_kind(MetricConfig | LetorMetricConfig)
 
 
 def metric_class(name: str) -> type[Metric]:

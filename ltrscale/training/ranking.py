@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import Config, members
+from ltrscale.config import Config, by_kind
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
@@ -69,7 +69,7 @@ class RankingConfig(TrainingConfig):
     @model_validator(mode="after")
     def _loss_takes_the_debiasing(self) -> Self:
         if isinstance(self.debias, WeightsConfig) and not self.loss.weighted:
-            names = ", ".join(cls.model_fields["kind"].default for cls in members(LossConfig) if cls.weighted)
+            names = ", ".join(kind for kind, cls in by_kind(LossConfig).items() if cls.weighted)
             raise ValueError(f"loss.kind {self.loss.kind} takes no document weights; take one of {names}")
         if isinstance(self.debias, DLAConfig) and not isinstance(self.loss, SoftmaxConfig):
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")

@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from config_variations import kind_of
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.bundle import load, save_ranker
-from ltrscale.config import members, validate
+from ltrscale.config import kind_of, members, validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits, select
 from ltrscale.data.stream.batches import iterate

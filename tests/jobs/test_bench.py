@@ -1,10 +1,9 @@
 """The benchmarks have every loss, metric, pretext objective and encoder that a config may name."""
 
 import pytest
-from config_variations import kind_of
 
 from jobs.bench import losses, metrics, networks
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.models.choices import EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LossConfig, MetricConfig

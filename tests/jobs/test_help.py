@@ -4,59 +4,21 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
+from example_configs import Circle, Square, Strict, Tuned
 from pydantic import BaseModel, Field
 
 from jobs.cli import Command, main
-from jobs.help import find, keys_of, kind_of, show
+from jobs.help import find, keys_of, show
 from jobs.reference import commands, reference
-from ltrscale.config import Config, models_in
+from ltrscale.config import Config, kind_of, models_in
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
 ROOT = Path(__file__).resolve().parents[2]
 every_command = pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
-
-
-class Circle(Config):
-    """A round one."""
-
-    kind: Literal["circle"] = "circle"
-    radius: float = Field(default=1.0, gt=0)
-    """From the centre."""
-
-
-class Square(Config):
-    """One with corners."""
-
-    kind: Literal["square"] = "square"
-    side: float = 1.0
-
-
-Shape = Annotated[Circle | Square, Field(discriminator="kind")]
-
-
-class Job(Config):
-    name: str = "job"
-    """What it is called."""
-    shape: Shape = Circle()
-    steps: tuple[int, ...] = ()
-    tags: dict[str, str] = Field(default_factory=dict)
-    shapes: tuple[Circle, ...] = ()
-
-
-class Strict(Config):
-    out: str
-    job: Job = Job()
-
-
-class Tuned(Config):
-    """A config with a field whose default differs from that of the field's class."""
-
-    job: Job = Job(name="tuned", shape=Circle(radius=5.0), tags={"a": "1"})
-    shape: Shape = Square(side=7.0)
 
 
 class Named(Config):

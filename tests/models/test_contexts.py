@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from config_variations import keys_without_effect, kind_of
+from config_variations import keys_without_effect
 from reference import models as reference
 from reference.lists import WIDTH, apply, make, make_lists, shuffled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import Config, members, validate
+from ltrscale.config import Config, kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.models import context as context_module
 from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from config_variations import keys_without_effect, kind_of
+from config_variations import keys_without_effect
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from ltrscale.config import Config, members
+from ltrscale.config import Config, kind_of, members
 from ltrscale.models.choices import EncoderConfig, NetworkConfig
 from ltrscale.models.encoders import (
     MLP,

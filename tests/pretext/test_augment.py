@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
-from config_variations import keys_without_effect, kind_of
+from config_variations import keys_without_effect
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from ltrscale.batch import group_index, to_offsets
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.pretext.augment import (
     AnyAugmentConfig,
     Augmentation,

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from config_variations import keys_without_effect, kind_of
+from config_variations import keys_without_effect
 from ranking.laws import LAWS, Case, Oracle, applying, assert_same, random_lists, value_and_gradient
 from reference import losses as reference
 from torch import Tensor
 
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.losses import (

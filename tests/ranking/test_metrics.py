@@ -8,7 +8,7 @@ import ir_measures
 import numpy as np
 import pytest
 import torch
-from config_variations import keys_without_effect, kind_of
+from config_variations import keys_without_effect
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, nDCG
@@ -17,7 +17,7 @@ from sklearn.metrics import ndcg_score
 from torch import Tensor
 
 from ltrscale.batch import to_offsets
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.ranking import metrics
 from ltrscale.ranking.choices import MetricConfig, named
 

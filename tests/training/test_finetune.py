@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from config_variations import kind_of
 
 from ltrscale import bundle
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate

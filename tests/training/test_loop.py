@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from config_variations import kind_of
 from small_trainers import WEEKS, make_trainer, run_epochs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import Step, StreamConfig
 from ltrscale.models.choices import NetworkConfig

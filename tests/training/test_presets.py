@@ -1,9 +1,8 @@
 """Presets: their values, and that a config overrides them."""
 
 import pytest
-from config_variations import kind_of
 
-from ltrscale.config import dump, load, members
+from ltrscale.config import dump, kind_of, load, members
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from config_variations import keys_without_effect, kind_of
+from config_variations import keys_without_effect
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import members
+from ltrscale.config import kind_of, members
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.features import TransformConfig, fit_transform

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from config_variations import kind_of
 from written_directories import written_directories
 
 from ltrscale import storage
-from ltrscale.config import members, validate
+from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import Crossval
 from ltrscale.ranking.choices import MetricConfig
