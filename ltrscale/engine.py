@@ -108,7 +108,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
         with environment, ray_internals.only_this_machine(folder / "ray") as private:
             try:
                 _connect(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1", **private)
-                with _ending_with_the_node():
+                with _ending_with_the_cluster():
                     yield
             finally:
                 ray.shutdown()
@@ -117,47 +117,50 @@ def _own_cluster(cpus: int) -> Iterator[None]:
 _DIED = "Ray's processes on this machine have died; give the same command again"
 
 
-class _NodeDied(BaseException):
+class _ClusterDied(BaseException):
     """Interrupts the main thread; a BaseException, so that no `except Exception` on the way swallows it."""
 
 
 @contextmanager
-def _ending_with_the_node() -> Iterator[None]:
-    """End the block when the only node of our cluster dies: its work would wait forever for another node.
+def _ending_with_the_cluster() -> Iterator[None]:
+    """End the block when our cluster dies: its work would wait for another node forever, or Ray would end the process.
 
     Raises:
-        InputError: the node has died, whichever error the block raised for it.
+        InputError: a process of the cluster has died, whichever error the block raised for it.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread can be interrupted by a signal
         yield
         return
-    raylet = ray_internals.raylet()
+    processes = ray_internals.own_processes()
     over, main_thread = threading.Event(), threading.get_ident()
 
+    def is_dead() -> bool:
+        return any(process.poll() is not None for process in processes)
+
     def end(*_: object) -> None:
-        raise _NodeDied(_DIED)
+        raise _ClusterDied(_DIED)
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
-            # in this order: after the block the node ends too, and that is no failure
-            if raylet.poll() is not None and not over.is_set():
+            # in this order: after the block the cluster ends too, and that is no failure
+            if is_dead() and not over.is_set():
                 signal.pthread_kill(main_thread, signal.SIGUSR1)
                 over.wait(_END_S)  # the signal comes again in case some code swallowed the exception after all
 
     before = signal.signal(signal.SIGUSR1, end)
-    threading.Thread(target=watch, name="node", daemon=True).start()
+    threading.Thread(target=watch, name="cluster", daemon=True).start()
     try:
         yield
     except (InputError, Stopped):
         raise
-    except (Exception, _NodeDied) as error:
-        if raylet.poll() is None:
+    except (Exception, _ClusterDied) as error:
+        if not is_dead():
             raise
         raise InputError(_DIED) from error
     finally:
         over.set()
         # a signal may still be on its way: SIGUSR1 without a handler would kill the process
-        signal.signal(signal.SIGUSR1, before if raylet.poll() is None else signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN if is_dead() else before)
 
 
 @contextmanager

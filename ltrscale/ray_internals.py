@@ -56,13 +56,12 @@ def sigterm_left_alone() -> Iterator[None]:
         yield
 
 
-def raylet() -> Popen[bytes]:
-    """The process of the only node of a cluster that this process has started; without it nothing runs there."""
+def own_processes() -> list[Popen[bytes]]:
+    """The processes of a cluster that this process has started and without which it does nothing: GCS and raylet."""
     from ray._private import worker
 
-    (info,) = worker._global_node.all_processes["raylet"]
-    process: Popen[bytes] = info.process
-    return process
+    started = worker._global_node.all_processes
+    return [info.process for name in ("gcs_server", "raylet") for info in started[name]]
 
 
 def blocks(dataset: Any) -> Iterator[Any]:

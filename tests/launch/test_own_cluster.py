@@ -132,7 +132,7 @@ def test_a_request_to_stop_that_comes_in_a_fork_of_ray_is_heard() -> None:
 
 
 _NODE_DIES = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 import ray
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
@@ -143,9 +143,9 @@ def endless():
 
 try:
     with ray_cluster(1):
-        (raylet,) = ray._private.worker._global_node.all_processes["raylet"]
+        (killed,) = ray._private.worker._global_node.all_processes[sys.argv[1]]
         pending = [endless.remote()]
-        threading.Timer(1, os.kill, (raylet.process.pid, signal.SIGKILL)).start()
+        threading.Timer(1, os.kill, (killed.process.pid, signal.SIGKILL)).start()
         while pending:  # as Ray Tune waits, for a node that never comes
             _, pending = ray.wait(pending, timeout=0.1)
             pending = pending or [endless.remote()]
@@ -154,15 +154,16 @@ except InputError as error:
 """
 
 
-def test_when_the_only_node_dies_the_job_ends_with_one_line() -> None:
-    said = _run(_NODE_DIES).stdout  # after what Ray has to say of it
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> None:
+    said = _run(_NODE_DIES, process).stdout  # after what Ray has to say of it
     assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
 
 
-def _run(code: str) -> subprocess.CompletedProcess[str]:
+def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env={**environment, "PYTHONPATH": str(TESTS.parent)},
         capture_output=True,
         text=True,
