@@ -20,6 +20,11 @@ settings.register_profile("unhurried", deadline=None)  # a deadline would fail t
 settings.load_profile("unhurried")
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Looks for doctests in no helper of the tests: it would be imported twice, once under each of two names."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def importable() -> Iterator[None]:
     """Lets the processes of a Ray cluster import modules of the tests."""
