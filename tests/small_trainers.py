@@ -10,7 +10,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.schedules import CosineConfig, OptimizerConfig
+from ltrscale.training.settings import CosineConfig, OptimizerConfig
 
 WEEKS = ("2026-W01", "2026-W02")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ltrscale.bundle import BundleConfig
 from ltrscale.bundle.saving import _card
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.evaluation.tables import markdown
+from ltrscale.evaluation.pages import markdown
 from ltrscale.markdown import code, escape
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",

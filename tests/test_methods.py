@@ -13,7 +13,7 @@ from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
 from ltrscale.simulate.relabel import Step
 from ltrscale.training.ranking import DebiasConfig
-from ltrscale.training.schedules import ScheduleConfig
+from ltrscale.training.settings import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.workflows.methods import Method
 

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import Row, peak_bytes
+from jobs.bench.measure import Row, mslr_lengths, peak_bytes
 from jobs.bench.networks import RESNET, WIDTH, step_work
-from jobs.bench.shapes import mslr_lengths
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.devices import cpu_seconds
 from ltrscale.models.heads import ProjectorConfig

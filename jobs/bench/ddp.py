@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from jobs.bench.measure import Row
-from jobs.bench.shapes import write_dataset
+from jobs.bench.measure import Row, write_dataset
 from ltrscale import storage
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
@@ -26,7 +25,7 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.training.loop import Trainer
-from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.training.settings import OptimizerConfig
 
 METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())
 _DOCS_A_WORKER = 16_384

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import Row, peak_bytes
-from jobs.bench.shapes import mslr_lengths
+from jobs.bench.measure import Row, mslr_lengths, peak_bytes
 from ltrscale.batch import to_offsets
 from ltrscale.config import by_kind
 from ltrscale.devices import cpu_seconds

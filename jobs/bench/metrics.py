@@ -5,8 +5,7 @@ import warnings
 import numpy as np
 import torch
 
-from jobs.bench.measure import Row
-from jobs.bench.shapes import mslr_lengths
+from jobs.bench.measure import Row, mslr_lengths
 from ltrscale.batch import to_offsets
 from ltrscale.config import members
 from ltrscale.devices import cpu_seconds

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from jobs.bench.measure import Row
-from jobs.bench.shapes import mslr_lengths
+from jobs.bench.measure import Row, mslr_lengths
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members
 from ltrscale.devices import cpu_seconds

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset as arrow_dataset
 
-from jobs.bench.measure import Row, apart, resident_now, tree_seconds
-from jobs.bench.shapes import N_FEATURES, write_dataset
+from jobs.bench.measure import N_FEATURES, Row, apart, resident_now, tree_seconds, write_dataset
 from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, select

@@ -8,8 +8,7 @@ import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.bench.measure import Row, peak_own_bytes
-from jobs.bench.shapes import N_FEATURES, write_dataset
+from jobs.bench.measure import N_FEATURES, Row, peak_own_bytes, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle

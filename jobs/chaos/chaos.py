@@ -17,10 +17,9 @@ from rich.table import Table
 from jobs.chaos.arena import BUCKET, Arena
 from jobs.chaos.commands import give
 from jobs.chaos.compare import Outcome, outcome
-from jobs.chaos.diary import Diary
 from jobs.chaos.faults import KINDS, Kind, plan
 from jobs.chaos.player import MOST_TIMES, Player
-from jobs.chaos.report import write_report
+from jobs.chaos.report import Diary, write_report
 from jobs.chaos.workload import STAGES, Stage, chosen, command, fingerprint
 from ltrscale.config import Config
 from ltrscale.errors import InputError

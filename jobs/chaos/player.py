@@ -9,9 +9,8 @@ from jobs.chaos import processes
 from jobs.chaos.arena import BUCKET, Arena
 from jobs.chaos.commands import Command, Remains, give
 from jobs.chaos.compare import Outcome, differences, outcome
-from jobs.chaos.diary import Diary
-from jobs.chaos.faults import Fault
-from jobs.chaos.havoc import Havoc
+from jobs.chaos.faults import Fault, Havoc
+from jobs.chaos.report import Diary
 from jobs.chaos.workload import Stage, command
 
 _TICK_S = 0.1

@@ -12,10 +12,20 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from ltrscale.config import Config
 from ltrscale.evaluation.agreement import TAU, Agreement
 from ltrscale.evaluation.folds import read_groups
-from ltrscale.evaluation.pages import Findings, bullets, draw_interval, rows_of_methods, save_picture
+from ltrscale.evaluation.pages import (
+    Findings,
+    against,
+    against_header,
+    bullets,
+    definitions,
+    draw_interval,
+    markdown,
+    number,
+    rows_of_methods,
+    save_picture,
+)
 from ltrscale.evaluation.report import EvaluatedData, Evaluation
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary, scopes
-from ltrscale.evaluation.tables import against, against_header, definitions, markdown, number
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
 

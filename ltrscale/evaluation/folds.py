@@ -21,22 +21,27 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import GROUPS
-from ltrscale.evaluation.pages import Findings, bullets, print_report, rows_of_methods, save_picture, write_report
-from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.summarise import Floats, Scope, scopes
-from ltrscale.evaluation.tables import (
+from ltrscale.evaluation.pages import (
+    Findings,
     Scopes,
     against,
     against_header,
     all_comparisons,
     all_summaries,
+    bullets,
     definitions,
     has_letor,
     markdown,
     number,
     policies,
+    print_report,
+    rows_of_methods,
+    save_picture,
     with_error,
+    write_report,
 )
+from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.summarise import Floats, Scope, scopes
 from ltrscale.markdown import escape
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label

@@ -1,7 +1,7 @@
-"""Storing and showing results: `metrics.json`, a page in Markdown and a picture, alike for all kinds of results."""
+"""Storing and showing results: `metrics.json`, a page with tables in Markdown and a picture, alike for all results."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -9,9 +9,158 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, by_kind
 from ltrscale.errors import InputError
-from ltrscale.evaluation.summarise import Summary
+from ltrscale.evaluation.summarise import Comparison, Scope, Summary
+from ltrscale.markdown import code, escape
+from ltrscale.ranking.choices import MetricConfig, metric_class, metric_label
+
+Scopes = Mapping[str, Mapping[str, Scope]]
+"""Results by the name of the groups and the name of the method."""
+
+LETOR = "letor_"
+"""Prefix of the names of metrics under LETOR's policy."""
+
+
+def has_letor(metrics: Iterable[str]) -> bool:
+    """Whether any of these metrics is under LETOR's policy."""
+    return any(metric.startswith(LETOR) for metric in metrics)
+
+
+def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
+    """Definitions and policies of the metrics, in one or two sentences each."""
+    kinds = {metric.partition("@")[0] for metric in metrics}
+    ours = {kind: cls for kind, cls in by_kind(MetricConfig).items() if kind in kinds}
+    binary = [metric_label(kind) for kind, cls in ours.items() if "threshold" in cls.model_fields]
+    lines = [
+        " ".join([cls.definition for cls in ours.values() if cls.definition])
+        + f" {', '.join(binary[:-1])} and {binary[-1]} call a document relevant from label {relevant_from:g} on. "
+        "Documents with equal scores get the expectation over their orders.",
+        "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
+    ]
+    if has_letor(metrics):
+        lines.append(
+            "The above is our policy, `expected`; LETOR figures follow LETOR 4.0's evaluation script (`letor4`), for "
+            "comparison with published figures only: a group without a relevant document counts as 0; discounts are 1 "
+            "at ranks 1 and 2 and 1 / log2(rank) after; documents with equal scores keep the order of the data; "
+            "NDCG@k of a list shorter than k is 0, and P@k divides by k; MeanNDCG is the mean of NDCG at all ranks "
+            "of the list."
+        )
+    return lines
+
+
+def policies(cells: Mapping[str, Mapping[str, str]]) -> str:
+    """Two rows for each method, its figures under LETOR's policy and under ours; `cells` is by method and metric.
+
+    Example:
+        >>> print(policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}}))
+        | method | policy   |  MAP | MeanNDCG |
+        | ------ | -------- | ---: | -------: |
+        | gbdt   | letor4   | 0.41 |     0.44 |
+        | gbdt   | expected | 0.46 |        - |
+    """
+    names = [name.removeprefix(LETOR) for name in next(iter(cells.values())) if name.startswith(LETOR)]
+    rows = []
+    for method, values in cells.items():
+        rows.append([method, "letor4", *(values[LETOR + name] for name in names)])
+        rows.append([method, "expected", *(values.get(name, "-") for name in names)])
+    return markdown(["method", "policy", *(metric_label(LETOR + name).removeprefix("LETOR ") for name in names)], rows)
+
+
+def number(value: float | None) -> str:
+    """A metric's value; a dash for None.
+
+    Example:
+        >>> number(0.5), number(None)
+        ('0.5000', '-')
+    """
+    return "-" if value is None else f"{value:.4f}"
+
+
+def with_error(mean: float | None, std_error: float | None) -> str:
+    """A mean, with its standard error if it has one.
+
+    Example:
+        >>> with_error(0.5, 0.01), with_error(0.5, None)
+        ('0.5000 ± 0.0100', '0.5000')
+    """
+    return number(mean) + ("" if std_error is None else f" ± {std_error:.4f}")
+
+
+def against_header(metric: str, baseline: str) -> list[str]:
+    """The header of the columns that `against` fills."""
+    return [f"{metric_label(metric)} - {baseline} [95%]", "p"]
+
+
+def against(comparison: Comparison | None) -> list[str]:
+    """The difference from the baseline with its interval, and the adjusted p value; dashes for the baseline itself.
+
+    Example:
+        >>> against(Comparison(difference=0.01, low=-0.02, high=0.04, p=0.1, p_holm=0.2))
+        ['+0.0100 [-0.0200, +0.0400]', '0.2000']
+    """
+    if comparison is None:
+        return ["-", "-"]
+    c = comparison
+    return [f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]", f"{c.p_holm:.4f}"]
+
+
+def all_summaries(scopes: Scopes) -> str:
+    """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
+    rows = []
+    for groups, metric, method, scope in _each(scopes):
+        s = scope.summaries[metric]
+        figures = [with_error(s.mean, s.std_error), f"[{number(s.low)}, {number(s.high)}]"]
+        best = s.as_one if metric_class(metric).normalised else None
+        counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(best)]
+        rows.append([groups, metric_label(metric), method, *figures, *counts])
+    header = ["groups", "metric", "method", "mean", "95% interval", "defined", "undefined", "with 0", "with 1"]
+    return markdown(header, rows)
+
+
+def all_comparisons(scopes: Scopes) -> str:
+    """A row for each metric of each method, except the baseline."""
+    rows = []
+    for groups, metric, method, scope in _each(scopes):
+        if c := scope.comparisons.get(metric):
+            rows.append([groups, metric_label(metric), method, against(c)[0], f"{c.p:.4f}", f"{c.p_holm:.4f}"])
+    return markdown(["groups", "metric", "method", "difference [95%]", "p", "p (Holm)"], rows)
+
+
+def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
+    for groups, of_methods in scopes.items():
+        for metric in next(iter(of_methods.values())).summaries:
+            for method, scope in of_methods.items():
+                yield groups, metric, method, scope
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns, so that it reads well in a terminal too; numbers are right-aligned.
+
+    Cells are text, or code made by `ltrscale.markdown.code`.
+
+    Example:
+        >>> print(markdown(["method", "MAP"], [["gbdt", "0.5"]]))
+        | method | MAP |
+        | ------ | --: |
+        | gbdt   | 0.5 |
+    """
+    cells = [[_cell(text) for text in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [all(row[i][:1] in "0123456789+-<" for row in cells[1:]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
+        return f"| {' | '.join(padded)} |"
+
+    ruler = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
+    return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
+
+
+def _cell(text: str) -> str:
+    is_code = text == code(text[1:-1])
+    return text.replace("|", "\\|") if is_code else escape(text)
+
 
 REPORT = "report.md"
 

@@ -8,20 +8,25 @@ from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.evaluation.outliers import OutlierDetector
-from ltrscale.evaluation.pages import Findings, bullets, draw_interval, print_report, rows_of_methods, save_picture
-from ltrscale.evaluation.summarise import Scope, Summary
-from ltrscale.evaluation.tables import (
+from ltrscale.evaluation.pages import (
+    Findings,
     Scopes,
     against,
     against_header,
     all_comparisons,
     all_summaries,
+    bullets,
     definitions,
+    draw_interval,
     has_letor,
     markdown,
     policies,
+    print_report,
+    rows_of_methods,
+    save_picture,
     with_error,
 )
+from ltrscale.evaluation.summarise import Scope, Summary
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
 

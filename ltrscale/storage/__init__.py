@@ -1,4 +1,4 @@
-"""Files and directories, on a local disk or at the URLs of `urls.SCHEMES`; no other module opens URLs.
+"""Files and directories, on a local disk or at the URLs of `names.SCHEMES`; no other module opens URLs.
 
 Stages hand each other directories. A directory consists of the files that its `manifest.json` lists: a writer puts the
 data files in place first and the manifest last, so a reader sees all of a stage's output or none of it. A manifest is
@@ -42,9 +42,17 @@ from ltrscale.storage.files import (
 )
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
-from ltrscale.storage.names import listed_file, listed_path, period_name
+from ltrscale.storage.names import (
+    absolute,
+    check_scheme,
+    is_local,
+    join,
+    listed_file,
+    listed_path,
+    local_path,
+    period_name,
+)
 from ltrscale.storage.patience import patiently
-from ltrscale.storage.urls import absolute, check_scheme, is_local, join, local_path
 
 __all__ = [
     "MANIFEST",

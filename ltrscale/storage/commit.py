@@ -27,7 +27,7 @@ from ltrscale.storage.committed import (
 )
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
-from ltrscale.storage.urls import is_local, join, local_path
+from ltrscale.storage.names import is_local, join, local_path
 
 STAGING = ".staging-"
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ltrscale.errors import InputError
 from ltrscale.storage import files, names
 from ltrscale.storage import lease as leases
-from ltrscale.storage.urls import is_local, join, local_path
+from ltrscale.storage.names import is_local, join, local_path
 
 T = TypeVar("T")
 

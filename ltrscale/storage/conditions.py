@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.filesystems import filesystem
-from ltrscale.storage.urls import join
+from ltrscale.storage.names import join
 
 DIGEST = "sha256"
 """The user metadata of an object with the hash of its content."""

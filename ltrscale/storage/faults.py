@@ -13,7 +13,7 @@ from typing import NamedTuple
 from botocore import exceptions as boto  # type: ignore[import-untyped]
 
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.storage.urls import is_local, local_path
+from ltrscale.storage.names import is_local, local_path
 
 
 class _Refusal(NamedTuple):

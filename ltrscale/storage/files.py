@@ -18,7 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.storage import conditions
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.filesystems import filesystem
-from ltrscale.storage.urls import is_local, join, local_path
+from ltrscale.storage.names import is_local, join, local_path
 
 _BLOCK = 1 << 20
 _PART = 8 << 20

@@ -11,7 +11,7 @@ import fsspec
 
 from ltrscale.errors import InputError
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.urls import WEB, check_scheme, is_local
+from ltrscale.storage.names import WEB, check_scheme, is_local
 
 _ARROW_TRIES = 6  # with pauses of 25 ms, 50 ms, 100 ms, ...
 _S3_OPTIONS = {

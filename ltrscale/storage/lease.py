@@ -26,7 +26,7 @@ from typing import Any
 
 from ltrscale.errors import InputError
 from ltrscale.storage import files
-from ltrscale.storage.urls import absolute, is_local, join
+from ltrscale.storage.names import absolute, is_local, join
 
 LEASE = ".lease"
 WHEN_BUSY = "LTRSCALE_IF_RUNNING"

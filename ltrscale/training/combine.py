@@ -19,8 +19,7 @@ from ltrscale.progress import Report
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import RankingConfig, RankingObjective
 from ltrscale.training.resumption import begin
-from ltrscale.training.schedules import OptimizerConfig
-from ltrscale.training.settings import set_up
+from ltrscale.training.settings import OptimizerConfig, set_up
 from ltrscale.training.validation import Best, LabelledData
 
 

@@ -26,8 +26,7 @@ from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account
 from ltrscale.training.feed import Fed, read_ahead
 from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
-from ltrscale.training.schedules import OptimizerConfig, build_optimizer, learning_rate
-from ltrscale.training.settings import Precision
+from ltrscale.training.settings import OptimizerConfig, Precision, build_optimizer, learning_rate
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined

@@ -17,8 +17,7 @@ from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import SoftmaxConfig, ordinal
 from ltrscale.ranking.pairwise import LambdaRankConfig
-from ltrscale.training.schedules import OptimizerConfig
-from ltrscale.training.settings import TrainingConfig
+from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 
 
 class ListLossConfig(Config):

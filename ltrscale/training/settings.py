@@ -1,16 +1,118 @@
-"""Settings that pretraining and all trainings with labels share."""
+"""Settings that pretraining and all trainings with labels share: the optimizer, its schedules, device and precision.
 
-from typing import Literal, Self
+A schedule is a pure function of the number of epochs done, with a fraction for the current one. So a checkpoint need
+not save it: a resumed run continues at the rate at which it stopped.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field
+from torch import nn
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.preflight import PreflightConfig
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
-from ltrscale.training.schedules import OptimizerConfig
+
+
+class ConstantConfig(Config):
+    """A constant rate."""
+
+    kind: Literal["constant"] = "constant"
+
+
+class StepConfig(Config):
+    """Multiply the rate by a factor every this many epochs."""
+
+    kind: Literal["step"] = "step"
+    every: int = Field(20, ge=1)
+    """Epochs between two multiplications."""
+    factor: float = Field(0.9, gt=0, le=1)
+    """Factor of each multiplication."""
+
+
+class InverseSqrtConfig(Config):
+    """Constant at first, then falling with the inverse square root of the epochs done (BUYL23)."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    after: float = Field(20, gt=0)
+    """Epochs at the full rate; after four times as many the rate is half."""
+
+
+class CosineConfig(Config):
+    """Rising linearly from 0, then falling along half a cosine until the last epoch (HOU24, industrial)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: float = Field(0.05, ge=0, lt=1)
+    """Share of the epochs during which the rate rises."""
+    final: float = Field(0.0, ge=0, le=1)
+    """Rate at the end, as a share of the full rate."""
+
+
+ScheduleConfig = Annotated[ConstantConfig | StepConfig | InverseSqrtConfig | CosineConfig, Field(discriminator="kind")]
+
+
+class OptimizerConfig(Config):
+    """The optimizer, the schedule of its learning rate, and gradient clipping."""
+
+    kind: Literal["adam", "adamw", "sgd"] = "adam"
+    """`adam` and `sgd` add weight decay to the gradient, `adamw` decouples it."""
+    learning_rate: float = Field(5e-4, gt=0)
+    """The full rate, before the schedule lowers it (HOU24: 5e-4 for pretraining, 5e-5 for finetuning)."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of `sgd`."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Clip the gradient of a step to this norm (HOU23: 2 for pretraining, 1 for finetuning)."""
+    schedule: ScheduleConfig = ConstantConfig()
+    """How the rate changes with the epochs."""
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer of a config, at the full rate."""
+    rate, decay = config.learning_rate, config.weight_decay
+    match config.kind:
+        case "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=config.momentum)
+
+
+def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float:
+    """The learning rate after `done` of `epochs` epochs.
+
+    Example:
+        >>> step = OptimizerConfig(learning_rate=1.0, schedule=StepConfig(every=20, factor=0.5))
+        >>> learning_rate(step, done=40.7, epochs=100)
+        0.25
+        >>> cosine = OptimizerConfig(learning_rate=1.0, schedule=CosineConfig(warmup=0.1))
+        >>> [round(learning_rate(cosine, done=done, epochs=100), 2) for done in (0, 5, 10, 55, 100)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    return config.learning_rate * _share(config.schedule, done, epochs)
+
+
+def _share(schedule: ScheduleConfig, done: float, epochs: int) -> float:
+    match schedule:
+        case ConstantConfig():
+            return 1.0
+        case StepConfig(every=every, factor=factor):
+            return factor ** (int(done) // every)
+        case InverseSqrtConfig(after=after):
+            return min(1.0, math.sqrt(after / done)) if done else 1.0
+        case CosineConfig(warmup=warmup, final=final):
+            share = min(1.0, done / epochs)
+            if share < warmup:
+                return share / warmup
+            return final + (1 - final) * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup))) / 2
+
 
 Precision = Literal["float32", "tf32", "bf16"]
 

@@ -37,7 +37,7 @@ from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.trees.export import ParityConfig
 from ltrscale.workflows.methods import MethodName

@@ -15,11 +15,10 @@ import yaml
 from jobs.chaos import processes
 from jobs.chaos.commands import judge
 from jobs.chaos.compare import differences, outcome
-from jobs.chaos.diary import Diary
 from jobs.chaos.faults import KINDS, plan
 from jobs.chaos.player import Player
 from jobs.chaos.processes import MARK, Process, choose, end, marked
-from jobs.chaos.report import write_report
+from jobs.chaos.report import Diary, write_report
 from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.chaos.arena import BUCKET, Arena
-from jobs.chaos.faults import Fault
-from jobs.chaos.havoc import Havoc
+from jobs.chaos.faults import Fault, Havoc
 from jobs.chaos.processes import marked
 from jobs.s3 import environment
 from ltrscale import storage

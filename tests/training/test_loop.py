@@ -26,7 +26,7 @@ from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.ranking import RankingObjective
-from ltrscale.training.schedules import OptimizerConfig
+from ltrscale.training.settings import OptimizerConfig
 
 EVERY_METHOD = [kind_of(cls) for cls in members(MethodConfig)]
 

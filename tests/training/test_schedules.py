@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from ltrscale.training.schedules import (
+from ltrscale.training.settings import (
     ConstantConfig,
     CosineConfig,
     InverseSqrtConfig,
