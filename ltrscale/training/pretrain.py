@@ -28,8 +28,7 @@ from ltrscale.training.network import fitted, sample_inputs
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.presets import Preset, preset
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, finish
-from ltrscale.training.schedules import OptimizerConfig
-from ltrscale.training.settings import TrainingConfig, set_up
+from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
 
 
 class PretrainConfig(TrainingConfig):

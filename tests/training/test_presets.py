@@ -1,7 +1,6 @@
 """Presets: their values, and that a config overrides them."""
 
 import pytest
-from ltrscale.training.schedules import ConstantConfig, StepConfig
 
 from ltrscale.config import dump, kind_of, load, members
 from ltrscale.models.encoders import ResNetConfig
@@ -10,6 +9,7 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.training.presets import preset
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.settings import ConstantConfig, StepConfig
 
 METHODS = [kind_of(cls) for cls in members(MethodConfig)]
 SMALL_BATCH = {"simclr", "scarf", "dacl", *(kind_of(cls) for cls in members(MethodConfig) if cls.contrasts_batch)}
