@@ -1,6 +1,7 @@
 """Commands of users while processes are killed or asked to stop: files left, log lines, and exit status."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -145,23 +146,26 @@ def make_job(synthetic_dataset: str, tmp_path: Path) -> Iterator[MakeJob]:
 
 
 @pytest.fixture(scope="module")
-def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
-    """The weights of undisturbed runs with one process and with two."""
-    weights_of = {}
-    for world, launcher in ((1, (sys.executable,)), (2, torchrun())):
+def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], bytes]:
+    """The weights of an undisturbed run with this number of processes, one or two."""
+
+    @functools.cache
+    def weights(world: int) -> bytes:
+        launcher = torchrun() if world == 2 else (sys.executable,)
         job = Job(tmp_path_factory.mktemp("expected"), synthetic_dataset, launcher)
         job.finish()
-        weights_of[world] = bundle_weights(str(job.out))
-    return weights_of
+        return bundle_weights(str(job.out))
+
+    return weights
 
 
-def test_sigterm_to_a_single_process(make_job: MakeJob, expected: dict[int, bytes]) -> None:
+def test_sigterm_to_a_single_process(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job()
     process = job.start()
     process.terminate()
     assert process.wait(LIMIT_S) == 143
     job.check_stopped()
-    job.check_finished(expected[1])
+    job.check_finished(expected(1))
 
 
 def test_ctrl_c_ends_at_once(make_job: MakeJob) -> None:
@@ -173,7 +177,7 @@ def test_ctrl_c_ends_at_once(make_job: MakeJob) -> None:
 
 
 @pytest.mark.parametrize("to", ["worker", "agent"])
-def test_sigterm_under_torchrun(make_job: MakeJob, expected: dict[int, bytes], to: str) -> None:
+def test_sigterm_under_torchrun(make_job: MakeJob, expected: Callable[[int], bytes], to: str) -> None:
     job = make_job(torchrun())
     process = job.start()
     os.kill(process.pid if to == "agent" else workers_of(process)[-1], signal.SIGTERM)
@@ -181,27 +185,27 @@ def test_sigterm_under_torchrun(make_job: MakeJob, expected: dict[int, bytes], t
     job.check_stopped()
     if to == "worker":
         assert "exitcode  : 143" in job.said.read_text()
-    job.check_finished(expected[2])
+    job.check_finished(expected(2))
 
 
-def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, expected: dict[int, bytes]) -> None:
+def test_a_worker_of_torchrun_is_killed_and_started_again(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job(torchrun("--max-restarts", "3"))
     process = job.start()
     os.kill(workers_of(process)[-1], signal.SIGKILL)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
     assert "resumed from" in job.said.read_text()
-    assert bundle_weights(str(job.out)) == expected[2]
+    assert bundle_weights(str(job.out)) == expected(2)
 
 
 def test_a_worker_of_torchrun_that_hangs_is_named_and_started_again(
-    make_job: MakeJob, expected: dict[int, bytes]
+    make_job: MakeJob, expected: Callable[[int], bytes]
 ) -> None:
     job = make_job(torchrun("--max-restarts", "1"), options="--set workers.hang_minutes=0.15")
     process = job.start()
     os.kill(workers_of(process)[-1], signal.SIGSTOP)
     assert process.wait(LIMIT_S) == 0, job.said.read_text()
     assert re.search(r"rank [01] hangs: it has been silent for \d+ s: its process is stopped", job.said.read_text())
-    assert bundle_weights(str(job.out)) == expected[2]
+    assert bundle_weights(str(job.out)) == expected(2)
 
 
 def test_an_error_of_all_workers_of_torchrun_is_one_line(make_job: MakeJob) -> None:
@@ -227,12 +231,12 @@ def check_one_line(job: Job, line: str) -> None:
 
 
 @pytest.mark.ray
-def test_the_launching_process_is_killed(make_job: MakeJob, expected: dict[int, bytes]) -> None:
+def test_the_launching_process_is_killed(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job(options="--workers 2")
     process = job.start()
     process.kill()
     process.wait()
-    job.check_finished(expected[2])
+    job.check_finished(expected(2))
     end = time.monotonic() + 180
     while alive := job.processes():
         assert time.monotonic() < end, f"processes {alive} of the killed run's cluster go on"
