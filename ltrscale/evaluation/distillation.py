@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-
 from ltrscale.config import Config
 from ltrscale.evaluation.agreement import TAU, Agreement
 from ltrscale.evaluation.folds import read_groups
@@ -246,6 +244,8 @@ def plot(found: Distillation, path: Path) -> None:
         if method.cost is not None:
             speed.plot(method.cost.documents_per_second, row, "o", color=colour)
     speed.set_xscale("log")
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
     speed.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.xaxis.set_major_formatter(EngFormatter(sep=""))
     speed.xaxis.set_minor_formatter(NullFormatter())

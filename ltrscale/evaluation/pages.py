@@ -3,10 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Config, by_kind
@@ -14,6 +11,10 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import MetricConfig, metric_class, metric_label
+
+if TYPE_CHECKING:  # importing matplotlib takes half a second, which only jobs that draw should spend
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
@@ -233,7 +234,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 def rows_of_methods(
     methods: Sequence[str], *, panels: int, width: float, rest: float = 1.6
-) -> tuple[Figure, list[Axes]]:
+) -> "tuple[Figure, list[Axes]]":
     """An empty figure with a row for each method, from the top, in panels side by side.
 
     Args:
@@ -242,6 +243,8 @@ def rows_of_methods(
         width: width of the figure, in inches.
         rest: height of the figure without the rows, in inches.
     """
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, rest + 0.36 * len(methods)), layout="constrained")
     axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
     axes[0].set_yticks(range(len(methods)), methods)
@@ -252,13 +255,13 @@ def rows_of_methods(
     return figure, axes
 
 
-def draw_interval(axes: Axes, row: int, summary: Summary, colour: str) -> None:
+def draw_interval(axes: "Axes", row: int, summary: Summary, colour: str) -> None:
     """Draw a mean as a dot on the line of its interval; nothing if either is undefined."""
     if summary.mean is not None and summary.low is not None and summary.high is not None:
         axes.plot([summary.low, summary.high], [row, row], color=colour, linewidth=2)
         axes.plot(summary.mean, row, "o", color=colour)
 
 
-def save_picture(figure: Figure, path: Path) -> None:
+def save_picture(figure: "Figure", path: Path) -> None:
     """Save a figure as PNG, whose bytes do not depend on the version of the software."""
     figure.savefig(path, format="png", dpi=120, metadata={"Software": None})
