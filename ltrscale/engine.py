@@ -107,7 +107,7 @@ def _own_cluster(cpus: int) -> Iterator[None]:
         )
         with environment, ray_internals.only_this_machine(folder / "ray") as private:
             try:
-                _connect(address="local", num_cpus=cpus, include_dashboard=True, dashboard_host="127.0.0.1", **private)
+                _connect(address="local", num_cpus=cpus, include_dashboard=False, **private)
                 with _ending_with_the_cluster():
                     yield
             finally:

@@ -13,8 +13,6 @@ from pathlib import Path
 import ray
 import torch
 import torch.distributed as dist
-from ray._private import ray_constants
-from ray.experimental import internal_kv
 
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import Context, WorkersConfig
@@ -31,12 +29,6 @@ def listening_sockets(root: int) -> list[tuple[str, int, str]]:
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-
-
-def _dashboard() -> str:
-    """The dashboard's address from the GCS; the node object of a worker knows only the default address."""
-    key, room = ray_constants.DASHBOARD_ADDRESS, ray_constants.KV_NAMESPACE_DASHBOARD
-    return str(internal_kv._internal_kv_get(key, namespace=room).decode())
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,6 @@ def write_sockets(driver_pid: int, file: Path) -> None:
     found = {
         "processes": [[process.pid, " ".join(process.cmdline())] for process in processes],
         "listening": listening_sockets(driver.pid),
-        "dashboard": _dashboard(),
         "gcs": node.gcs_address,
         "session": node.get_session_dir_path(),
         "token": os.environ["RAY_AUTH_TOKEN_PATH"],
