@@ -111,10 +111,10 @@ def _share(schedule: ScheduleConfig, done: float, epochs: int) -> float:
             return 1.0
         case StepConfig(every=every, factor=factor):
             return factor ** (int(done) // every)
-        case InverseSqrtConfig(after=after, scale=None):
+        case InverseSqrtConfig(after=after, scale=scale):
+            if scale is not None:
+                return 1 / math.sqrt(1 + max(0.0, done - after) / scale)
             return min(1.0, math.sqrt(after / done)) if done else 1.0
-        case InverseSqrtConfig(after=after, scale=float(scale)):
-            return (1 + max(0.0, done - after) / scale) ** -0.5
         case CosineConfig(warmup=warmup, final=final):
             share = min(1.0, done / epochs)
             if share < warmup:
