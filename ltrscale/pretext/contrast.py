@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import at_least_float32, length_chunks
 from ltrscale.models.heads import Projector, ProjectorConfig
-from ltrscale.pretext.augment import Augmentation, Draw, MarginalConfig, MixupConfig
+from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 
 SIMILARITIES_PER_BLOCK = 1 << 18
@@ -231,10 +231,12 @@ class DaclConfig(Contrastive):
     contrasts_batch: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
+    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
+    """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `simclr` and `mixup`."""
-        mixture = MixupConfig(amount=self.amount)
+        mixture = MixupConfig(amount=self.amount, forms=self.forms)
         z0_NP = net.project(mixture.view(x_NF, draw))
         return simclr(z0_NP, net.project(mixture.view(x_NF, draw)), temperature=self.temperature)
 

@@ -82,6 +82,8 @@ def _of_the_code(method: str, cls: type[Objective]) -> dict[str, Any]:
             return {"projector": projector, "bottleneck": 34, "predictor_bias": True}
         case "scarf":
             return {**simclr, "fixed_count": False}
+        case "dacl":
+            return {**simclr, "forms": ["linear", "binary"]}
         case "subtab":
             return {"contrast": 0, "distance": 0, "noise": "zero", "rate": 0.15, "decoder": {"layers": 1}}
     return simclr if issubclass(cls, Contrastive) else {}

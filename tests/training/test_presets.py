@@ -63,6 +63,7 @@ def test_what_a_method_has_of_its_own() -> None:
     assert [made(name, "scarf").method.fixed_count for name in ("paper", "hou24")] == [True, False]
     assert [made(name, "scarf").method.temperature for name in ("paper", "hou24")] == [1.0, 0.01]
     assert [made(name, "subtab").method.within_groups for name in ("paper", "hou24")] == [True, True]
+    assert [len(made(name, "dacl").method.forms) for name in ("paper", "hou24")] == [3, 2]
     subtab = [made(name, "subtab").method for name in ("paper", "hou24")]
     assert [(m.contrast, m.distance, m.noise, m.rate, m.decoder.layers) for m in subtab] == [
         (1, 1, "swap", 0.3, 2),
