@@ -71,6 +71,42 @@ def standardise_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     return torch.where(spread_N, centred_N / deviation_N, 0.0)
 
 
+def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
+    """Scale each feature to mean 0 and deviation 1 over the documents of a group: `(x - mean_group) / deviation_group`.
+
+    The deviation is that of the group as a population (divided by its length). A feature that is constant in a group,
+    as all are in a group of one document, becomes 0. Constant means that float32 can barely distinguish the values (a
+    deviation of at most a millionth of the mean). A missing value (NaN) stays missing and does not count. The result
+    of a group does not depend on other groups.
+
+    Args:
+        x_NF: values [N, F], not infinite.
+        offsets_Q1: offsets of the groups.
+
+    Example:
+        >>> x_NF = torch.tensor([[1.0, 7.0], [3.0, 7.0], [50.0, 7.0]])
+        >>> standardise_groups(x_NF, torch.tensor([0, 2, 3])).tolist()
+        [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    """
+    group_N, counts_QF = group_index(offsets_Q1), offsets_Q1.diff().clamp(min=1)[:, None]
+    # float64 holds the squares of the largest float32 values, and its rounding errors stay far below the threshold for
+    # constants. Operations are in place, because allocating memory would cost as much as the arithmetic.
+    y_NF = x_NF.to(torch.float64, copy=True)
+    zeros_QF = y_NF.new_zeros(len(counts_QF), y_NF.shape[1])
+    missing_NF = y_NF.isnan()
+    if some_missing := bool(missing_NF.any()):
+        y_NF.masked_fill_(missing_NF, 0.0)
+        counts_QF = (counts_QF - zeros_QF.index_add(0, group_N, missing_NF.double())).clamp(min=1)
+    mean_QF = zeros_QF.index_add(0, group_N, y_NF) / counts_QF
+    y_NF.sub_(mean_QF.index_select(0, group_N))
+    if some_missing:
+        y_NF.masked_fill_(missing_NF, 0.0)
+    std_QF = (zeros_QF.index_add(0, group_N, y_NF.square()) / counts_QF).sqrt()
+    std_QF = torch.where(std_QF > 1e-6 * mean_QF.abs(), std_QF, torch.inf)
+    y_NF.div_(std_QF.index_select(0, group_N))
+    return (y_NF.masked_fill_(missing_NF, torch.nan) if some_missing else y_NF).to(x_NF.dtype)
+
+
 def at_least_float32(values: Tensor) -> Tensor:
     """The values, in float32 if they have half precision, else unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -11,10 +11,11 @@ from typing import Self
 
 import numpy as np
 import safetensors.numpy
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, standardise_by_group
+from ltrscale.batch import QueryGroups, standardise_by_group, standardise_groups
 from ltrscale.data.dataset.manifest import Feature
 
 Columns = Callable[[QueryGroups], NDArray[np.float32]]
@@ -41,11 +42,24 @@ def chosen(features: Sequence[Feature], names: Sequence[str]) -> View:
     return View(tuple(features[c] for c in columns), lambda groups: groups.features_NF.cpu().numpy()[:, columns])
 
 
+def per_query(view: View) -> View:
+    """A view whose numeric columns are standardised within each query group; a missing value stays missing."""
+    numeric = [column for column, feature in enumerate(view.features) if feature.kind == "numeric"]
+
+    def columns(groups: QueryGroups) -> NDArray[np.float32]:
+        columns_NG = view.columns(groups).copy()  # of a view of raw features it may be the batch's own memory
+        numbers = torch.from_numpy(columns_NG[:, numeric])
+        columns_NG[:, numeric] = standardise_groups(numbers, groups.offsets_Q1.cpu()).numpy()
+        return columns_NG
+
+    return View(view.features, columns)
+
+
 @dataclass(frozen=True)
 class Projection:
     """Principal components of standardised numeric features; a missing value counts as the mean.
 
-    `component_k = sum_c components_KC[k, c] (x_c - mean_C[c]) / scale_C[c]` over the raw features `features_C`.
+    `component_k = sum_c components_KC[k, c] (x_c - mean_C[c]) / scale_C[c]` over the columns `features_C`.
 
     Example:
         >>> one = Projection(np.array([1]), np.array([2.0]), np.array([4.0]), np.array([[1.0]]))
@@ -59,7 +73,7 @@ class Projection:
     components_KC: NDArray[np.float64]
 
     def __call__(self, features_NF: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Components [N, K] of documents with these raw features."""
+        """Components [N, K] of documents with these features."""
         z_NC = (features_NF[:, self.features_C].astype(np.float64) - self.mean_C) / self.scale_C
         z_NC[np.isnan(z_NC)] = 0.0
         return (z_NC @ self.components_KC.T).astype(np.float32)
@@ -86,11 +100,12 @@ class Projection:
 
 
 def projected(view: View, projection: Projection) -> View:
-    """A view with principal components of the raw features after its columns."""
+    """A view of all features, with principal components of its columns after them."""
     names = [f"component {k}" for k in range(len(projection.components_KC))]
 
     def columns(groups: QueryGroups) -> NDArray[np.float32]:
-        return np.concatenate([view.columns(groups), projection(groups.features_NF.cpu().numpy())], axis=1)
+        columns_NG = view.columns(groups)
+        return np.concatenate([columns_NG, projection(columns_NG)], axis=1)
 
     return View((*view.features, *(Feature(name=name) for name in names)), columns)
 

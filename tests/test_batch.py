@@ -2,13 +2,14 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, group_index, length_chunks, sum_by_group, to_offsets
+from ltrscale.batch import QueryGroups, group_index, length_chunks, standardise_groups, sum_by_group, to_offsets
 
 FIELDS = ("labels_N", "ids_Q", "weights_N", "positions_N")
 lengths = st.lists(st.integers(0, 9), max_size=12)
@@ -52,6 +53,27 @@ def test_offsets_lengths_and_group_numbers_agree(lengths_Q: list[int]) -> None:
     assert group_index(groups.offsets_Q1).tolist() == numbers
     ones_N = torch.ones(groups.n_documents)
     assert sum_by_group(ones_N, groups.offsets_Q1).tolist() == lengths_Q
+
+
+@given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 99))
+def test_standardised_groups_are_those_of_numpy_and_missing_values_do_not_count(
+    lengths_Q: list[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    offsets_Q1 = to_offsets(torch.tensor(lengths_Q, dtype=torch.int64))
+    x_NF = rng.normal(size=(sum(lengths_Q), 3), loc=(0.0, 100.0, 0.0))
+    x_NF[:, 2] = 0.1  # constant
+    complete_NF = standardise_groups(torch.from_numpy(x_NF), offsets_Q1).numpy()
+    x_NF[rng.random(x_NF.shape) < 0.3] = np.nan
+    with_missing_NF = standardise_groups(torch.from_numpy(x_NF), offsets_Q1).numpy()
+    assert not np.isnan(complete_NF).any()
+    for a, b in pairwise(offsets_Q1.tolist()):
+        for column in range(3):
+            known_L = x_NF[a:b, column][~np.isnan(x_NF[a:b, column])]
+            spread = np.std(known_L) if len(set(known_L)) > 1 else np.inf
+            expected_L = np.full(b - a, np.nan)
+            expected_L[~np.isnan(x_NF[a:b, column])] = (known_L - known_L.mean()) / spread if len(known_L) else 0
+            np.testing.assert_allclose(with_missing_NF[a:b, column], expected_L, atol=1e-9)
 
 
 @given(lengths, st.data())

@@ -22,7 +22,7 @@ CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "proje
 
 
 class TreesArchitecture(Config):
-    """The parts of a bundle of trees; trees see raw features, then components, then members' scores."""
+    """The parts of a bundle of trees; trees see features, then components of these, then members' scores."""
 
     library: boosters.Library = "lightgbm"
     """The library whose format the model files have."""
@@ -30,6 +30,8 @@ class TreesArchitecture(Config):
     """Names of the models; their scores are averaged."""
     sees: tuple[str, ...] | None = None
     """Raw features that the trees see; None for all."""
+    per_query: bool = False
+    """Whether the numeric ones are standardised within each query group."""
     projection: int = Field(0, ge=0)
     """Number of principal components that the trees see."""
     members: tuple[str, ...] = ()

@@ -191,6 +191,8 @@ class Bundle:
     def _view(self, trees: TreesArchitecture, *, device: torch.device | str, threads: int) -> views.View:
         """The view of a batch that the trees see."""
         view = views.raw(self.features) if trees.sees is None else views.chosen(self.features, trees.sees)
+        if trees.per_query:
+            view = views.per_query(view)
         if self.projection is not None:
             view = views.projected(view, views.Projection.from_bytes(self.projection, len(self.features)))
         if self.members:

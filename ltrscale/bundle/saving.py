@@ -155,7 +155,9 @@ def _card(config: BundleConfig) -> str:
         "pretrained": "A pretrained encoder: to be finetuned with jobs.finetune; it does not score.",
         "trees": f"Gradient boosted trees ({trees.library}): raw features in, one score a document out.",
     }
-    inside = [f"- its trees see {trees.projection} principal components"] if trees.projection else []
+    inside = ["- its trees see numeric features standardised within each query group"] if trees.per_query else []
+    if trees.projection:
+        inside.append(f"- its trees see {trees.projection} principal components")
     if trees.members:
         inside.append(
             f"- its trees see the scores of the bundles in `members/`: {', '.join(map(escape, trees.members))}"

@@ -66,6 +66,7 @@ class Distillation(Findings):
     baseline: str
     primary: str
     relevant_from: float
+    leave_out_constant: bool = False
     resamples: int
     test: EvaluatedData
     agreement_groups: int
@@ -106,6 +107,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
         baseline=evaluation.baseline,
         primary=primary,
         relevant_from=evaluation.relevant_from,
+        leave_out_constant=evaluation.leave_out_constant,
         resamples=evaluation.resamples,
         test=evaluation.test,
         agreement_groups=agreement.groups,
@@ -201,7 +203,9 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     test = found.test
     primary = metric_label(found.primary)
     lines = [
-        *definitions(found.methods[0].everywhere.summaries, found.relevant_from),
+        *definitions(
+            found.methods[0].everywhere.summaries, found.relevant_from, leave_out_constant=found.leave_out_constant
+        ),
         f"Differences, intervals and p (adjusted by Holm) are paired, over {found.resamples:,} bootstrap resamples and "
         "sign flips of query groups. They speak of these models, not of others that the same training might give.",
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "

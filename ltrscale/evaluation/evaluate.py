@@ -55,6 +55,9 @@ class EvaluateSettings(Config):
     policy: Literal["expected", "letor4"] = "expected"
     """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
     comparison with published figures."""
+    leave_out_constant: bool = False
+    """Leave groups whose labels are all equal out of the means, also where these are relevant and any order is ideal;
+    a group of one document is one of them. BUYL23 does, in its text and its public code."""
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found."""
     resamples: int = Field(default=10_000, ge=100)
@@ -68,6 +71,12 @@ class EvaluateSettings(Config):
     def _has_the_primary_cutoff(self) -> Self:
         if self.primary_cutoff not in self.ndcg_at:
             raise ValueError(f"primary_cutoff {self.primary_cutoff} is not in ndcg_at {list(self.ndcg_at)}; add it")
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_out_by_one_policy(self) -> Self:
+        if self.leave_out_constant and self.policy == "letor4":
+            raise ValueError("leave_out_constant: LETOR's script counts every group; leave out one of both settings")
         return self
 
 
@@ -223,13 +232,14 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
         for period, groups in _by_period(test, config.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
-            values_TMQ = []
+            values_TMQ, left_out_Q = [], _constant(groups) & config.leave_out_constant
             for trial in trials:
                 scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
                     raise InputError(f"{trial.url}: gives scores that are not finite (period {period}); train it again")
                 of_trial = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
-                values_TMQ.append(torch.stack(of_trial).double())
+                values_MQ = torch.stack(of_trial).double()
+                values_TMQ.append(values_MQ.masked_fill(left_out_Q, torch.nan))
             values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
             gids.append(groups.ids_Q.numpy())
             documents.append(groups.lengths_Q.numpy())
@@ -245,6 +255,15 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
         np.concatenate(outlier),
         detector,
     )
+
+
+def _constant(groups: QueryGroups) -> Tensor:
+    """True for groups whose labels are all equal, shape [Q]."""
+    assert groups.labels_N is not None
+    highest_Q, lowest_Q = (
+        torch.segment_reduce(groups.labels_N, extreme, offsets=groups.offsets_Q1) for extreme in ("max", "min")
+    )
+    return highest_Q == lowest_Q
 
 
 def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, config: EvaluateConfig) -> Evaluation:
@@ -277,6 +296,7 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
         baseline=config.baseline,
         primary=f"ndcg@{config.primary_cutoff}",
         relevant_from=config.relevant_from,
+        leave_out_constant=config.leave_out_constant,
         resamples=config.resamples,
         test=data,
         detector=measured.detector,

@@ -83,6 +83,7 @@ class Crossval(Findings):
     primary: str
     """The metric of the comparison column and the picture."""
     relevant_from: float
+    leave_out_constant: bool = False
     resamples: int
 
 
@@ -131,7 +132,8 @@ def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
 
 def _settings(evaluation: Evaluation) -> tuple[object, ...]:
     methods = [(method.name, len(method.bundles), *method.everywhere.summaries) for method in evaluation.methods]
-    return methods, evaluation.baseline, evaluation.primary, evaluation.relevant_from, evaluation.resamples
+    policy = evaluation.relevant_from, evaluation.leave_out_constant
+    return methods, evaluation.baseline, evaluation.primary, policy, evaluation.resamples
 
 
 def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
@@ -173,6 +175,7 @@ def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[
         baseline=first.baseline,
         primary=first.primary,
         relevant_from=first.relevant_from,
+        leave_out_constant=first.leave_out_constant,
         resamples=first.resamples,
     )
 
@@ -249,7 +252,7 @@ def _how_to_read(found: Crossval) -> str:
     lines = [
         "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
         f"{f' and {found.trials} trials' if found.trials > 1 else ''}.",
-        *definitions(found.methods[0].folds, found.relevant_from),
+        *definitions(found.methods[0].folds, found.relevant_from, leave_out_constant=found.leave_out_constant),
         "Differences, their intervals and p are over the test groups of all folds together, each group with its mean "
         f"over trials: percentiles of {found.resamples:,} bootstrap resamples, and the paired sign-flip test, adjusted "
         "for the number of methods by Holm. Models of different folds share training queries, which neither accounts "

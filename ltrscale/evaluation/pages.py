@@ -28,7 +28,7 @@ def has_letor(metrics: Iterable[str]) -> bool:
     return any(metric.startswith(LETOR) for metric in metrics)
 
 
-def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
+def definitions(metrics: Collection[str], relevant_from: float, *, leave_out_constant: bool) -> list[str]:
     """Definitions and policies of the metrics, in one or two sentences each."""
     kinds = {metric.partition("@")[0] for metric in metrics}
     ours = {kind: cls for kind, cls in by_kind(MetricConfig).items() if kind in kinds}
@@ -39,6 +39,8 @@ def definitions(metrics: Collection[str], relevant_from: float) -> list[str]:
         "Documents with equal scores get the expectation over their orders.",
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
+    if leave_out_constant:
+        lines[-1] += " So is a group whose labels are all equal, where any order is as good."
     if has_letor(metrics):
         lines.append(
             "The above is our policy, `expected`; LETOR figures follow LETOR 4.0's evaluation script (`letor4`), for "

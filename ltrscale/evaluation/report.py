@@ -67,6 +67,8 @@ class Evaluation(Findings):
     primary: str
     """The metric of the comparison column and the picture."""
     relevant_from: float
+    leave_out_constant: bool = False
+    """Whether groups of equal labels are left out of the means."""
     resamples: int
     test: EvaluatedData
     detector: OutlierDetector
@@ -164,7 +166,9 @@ def _metrics(evaluation: Evaluation) -> list[str]:
 
 
 def _how_to_read(evaluation: Evaluation) -> str:
-    lines = definitions(_metrics(evaluation), evaluation.relevant_from)
+    lines = definitions(
+        _metrics(evaluation), evaluation.relevant_from, leave_out_constant=evaluation.leave_out_constant
+    )
     lines.append("The means with 0 and with 1 in place of undefined values stand under All metrics.")
     if any(len(method.bundles) > 1 for method in evaluation.methods):
         lines.append("± is the standard error of the mean over trials; tests use each group's mean over trials.")

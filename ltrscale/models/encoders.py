@@ -209,7 +209,11 @@ class ResNetConfig(EncoderSettings):
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout after both linear layers of a block; a multiple of 1/256 on a CPU."""
     activation: Activation = "relu"
-    """The non-linearity; the public code of HOU24 has gelu."""
+    """The non-linearity; the public code of HOU24 has gelu in the blocks."""
+    last_activation: Activation | None = None
+    """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
+    input_bias: bool = True
+    """Whether the first linear layer has a bias; the public code of HOU24 has none."""
     embedding: int = Field(8, ge=1)
     """Dimensions of the embedding of each categorical feature."""
 
@@ -257,10 +261,10 @@ class ResNet(Encoder):
         self.config = config
         self.width = config.width
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.linear = nn.Linear(self.features.width, config.width)
+        self.linear = nn.Linear(self.features.width, config.width, bias=config.input_bias)
         self.blocks = nn.Sequential(*(ResNetBlock(config) for _ in range(config.blocks)))
         self.norm = MicroBatchNorm(config.width)
-        self.activate = activation(config.activation)
+        self.activate = activation(config.last_activation or config.activation)
 
     def forward(self, x_NF: Tensor) -> Tensor:
         """Transformed features [N, F] to embeddings [N, D]."""

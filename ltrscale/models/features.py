@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ltrscale.batch import group_index
+from ltrscale.batch import standardise_groups
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.models.fitting import Statistics, Wanted, quantiles
@@ -51,35 +51,6 @@ def signed_log1p(x: Tensor) -> Tensor:
         [-1.0, 0.0]
     """
     return x.abs().log1p().copysign(x)
-
-
-def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
-    """Scale each feature to mean 0 and deviation 1 over the documents of a group: `(x - mean_group) / deviation_group`.
-
-    The deviation is that of the group as a population (divided by its length). A feature that is constant in a group,
-    as all are in a group of one document, becomes 0. Constant means that float32 can barely distinguish the values (a
-    deviation of at most a millionth of the mean). The result of a group does not depend on other groups.
-
-    Args:
-        x_NF: finite values [N, F].
-        offsets_Q1: offsets of the groups.
-
-    Example:
-        >>> x_NF = torch.tensor([[1.0, 7.0], [3.0, 7.0], [50.0, 7.0]])
-        >>> standardise_groups(x_NF, torch.tensor([0, 2, 3])).tolist()
-        [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
-    """
-    lengths_Q = offsets_Q1.diff().clamp(min=1)
-    group_N = group_index(offsets_Q1)
-    # float64 holds the squares of the largest float32 values, and its rounding errors stay far below the threshold for
-    # constants. Operations are in place, because allocating memory would cost as much as the arithmetic.
-    y_NF = x_NF.to(torch.float64, copy=True)
-    zeros_QF = y_NF.new_zeros(len(lengths_Q), y_NF.shape[1])
-    mean_QF = zeros_QF.index_add(0, group_N, y_NF) / lengths_Q[:, None]
-    y_NF.sub_(mean_QF.index_select(0, group_N))
-    std_QF = (zeros_QF.index_add(0, group_N, y_NF.square()) / lengths_Q[:, None]).sqrt()
-    std_QF = torch.where(std_QF > 1e-6 * mean_QF.abs(), std_QF, torch.inf)
-    return y_NF.div_(std_QF.index_select(0, group_N)).to(x_NF.dtype)
 
 
 class FeatureTransform(nn.Module):

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.config import Config
-from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.layers import Dropout, MicroBatchNorm
 
 
 class HeadConfig(Config):
@@ -20,6 +20,8 @@ class HeadConfig(Config):
     """Linear layers, with ReLU between them: 3 in HOU24, 1 for its binary feedback and for linear probing."""
     width: int | None = Field(None, ge=1)
     """Size of the hidden layers; the encoder's width by default."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout after each hidden layer; BUYL23 has .25, HOU24 none. A multiple of 1/256 on a CPU."""
     init: Literal["random", "identity"] = "random"
     """`identity` starts every matrix as the identity and every bias at 0, so that runs differ less (HOU23)."""
 
@@ -39,7 +41,9 @@ def mlp_head(config: HeadConfig, width: int, *, outputs: int = 1, hidden: int | 
         torch.Size([3, 1])
     """
     sizes = [width, *[config.width or hidden or width] * (config.layers - 1)]
-    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU(), *([Dropout(config.dropout)] if config.dropout else [])]
     head = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
     if config.init == "identity":
         for layer in head:
@@ -60,10 +64,12 @@ class ProjectorConfig(Config):
     """Size of the projection; the encoder's width by default."""
     batch_norm: bool = False
     """Normalise hidden layers, and the output without scale and shift: SimSiam uses it, SimCLR-Rank does not."""
+    bias: bool = False
+    """Whether the linear layers have a bias: HOU24's text has none, its public code has one for SimCLR."""
 
 
 class Projector(nn.Module):
-    """Linear layers without bias, ReLU after the hidden ones, optional BatchNorm (HOU24, A.2.5).
+    """Linear layers, by default without bias, ReLU after the hidden ones, optional BatchNorm (HOU24, A.2.5).
 
     Args:
         width: size of the embedding.
@@ -83,8 +89,8 @@ class Projector(nn.Module):
         sizes = [width, *[config.width or width] * config.layers]
         for a, b in pairwise(sizes):
             norm = [MicroBatchNorm(b)] if config.batch_norm else []
-            layers += [nn.Linear(a, b, bias=False), *norm, nn.ReLU()]
-        layers.append(nn.Linear(sizes[-1], self.width, bias=False))
+            layers += [nn.Linear(a, b, bias=config.bias), *norm, nn.ReLU()]
+        layers.append(nn.Linear(sizes[-1], self.width, bias=config.bias))
         if config.batch_norm:
             layers.append(MicroBatchNorm(self.width, affine=False))
         self.layers = nn.Sequential(*layers)

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from ltrscale.batch import at_least_float32, length_chunks
 from ltrscale.models.heads import Projector, ProjectorConfig
-from ltrscale.pretext.augment import Augmentation, Draw, MarginalConfig, MixupConfig
+from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 
 SIMILARITIES_PER_BLOCK = 1 << 18
@@ -44,8 +44,12 @@ class Contrastive(Objective):
         return Parts(projector=Projector(width, self.projector))
 
 
-class _WithinGroups(Contrastive):
-    """The base of SimCLR-Rank and SimCLR-Sample, which differ in their groups."""
+class _TwoViews(Contrastive):
+    """The base of SimCLR, SimCLR-Rank and SimCLR-Sample, which differ in the groups that they contrast within."""
+
+    with_positive: bool = True
+    """Whether the sum over other views includes the document's own second view: HOU24's formula 3 and both public
+    codes include it, HOU23's section D.1 leaves it out."""
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
         """Whether the augmentation needs them."""
@@ -53,10 +57,12 @@ class _WithinGroups(Contrastive):
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `simclr_rank`."""
-        return simclr_rank(*net.two_views(x_NF, draw), draw.offsets_Q1, temperature=self.temperature)
+        z0_NP, z1_NP = net.two_views(x_NF, draw)
+        offsets_Q1 = draw.offsets_Q1[[0, -1]] if self.contrasts_batch else draw.offsets_Q1
+        return simclr_rank(z0_NP, z1_NP, offsets_Q1, temperature=self.temperature, with_positive=self.with_positive)
 
 
-class SimCLRRankConfig(_WithinGroups):
+class SimCLRRankConfig(_TwoViews):
     """SimCLR-Rank: distinguish a document's two views from the other documents of its query group (HOU24).
 
     Source: HOU24, formula 3.
@@ -66,7 +72,7 @@ class SimCLRRankConfig(_WithinGroups):
     kind: Literal["simclr_rank"] = "simclr_rank"
 
 
-class SimCLRSampleConfig(_WithinGroups):
+class SimCLRSampleConfig(_TwoViews):
     """SimCLR-Sample: SimCLR-Rank on documents regrouped at random inside each shuffle window (HOU24).
 
     Source: HOU24.
@@ -77,12 +83,15 @@ class SimCLRSampleConfig(_WithinGroups):
     regroups: ClassVar[bool] = True
 
 
-def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float) -> Tensor:
+def simclr_rank(
+    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float, with_positive: bool = True
+) -> Tensor:
     """SimCLR-Rank: distinguish a document's two views from all other views of its query group, shape [N].
 
     `sum over a = 0, 1 of -cos(z_a, z_a') / tau + log sum over v of exp(cos(z_a, v) / tau)` where a' = 1 - a and v
     runs over the other 2L - 1 views of the same group, including the positive z_a' but not z_a itself (Hou et al.
-    2024, formula 3, both views summed).
+    2024, formula 3, both views summed). Without the positive, v runs over the 2L - 2 views of other documents (the
+    workshop version, section D.1), and the loss may be negative.
 
     Time is O(sum of L^2). Forward and backward each compute the similarities in tiles of a fixed size and keep none,
     so memory is O(N D). Similarities are float32 (or float64) even for half precision input and under autocast: at
@@ -93,6 +102,7 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
         z1_ND: projections of the second view.
         offsets_Q1: offsets of the groups. A document alone in its group has loss 0 and gradient 0.
         temperature: tau > 0.
+        with_positive: whether v takes the value z_a'.
 
     Raises:
         ValueError: the temperature is not positive.
@@ -101,6 +111,8 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         >>> simclr_rank(z, z, torch.tensor([0, 2, 3]), temperature=1.0)  # 2 log(1 + 2 / e) twice; a document alone
         tensor([1.1029, 1.1029, 0.0000])
+        >>> simclr_rank(z, z, torch.tensor([0, 2, 3]), temperature=1.0, with_positive=False)  # 2 log(2 / e)
+        tensor([-0.6137, -0.6137,  0.0000])
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
@@ -108,11 +120,13 @@ def simclr_rank(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature
     with torch.autocast(z0_ND.device.type, enabled=False):  # autocast would compute matmuls in bfloat16
         views_VD = torch.cat([directions(z0_ND), directions(z1_ND)])
         positive_N = (views_VD[:n] * views_VD[n:]).sum(-1) / temperature
-        total_V: Tensor = _GroupLogSumExp.apply(views_VD, offsets_Q1, temperature)  # type: ignore[no-untyped-call]
-        return total_V[:n] + total_V[n:] - 2 * positive_N
+        total_V: Tensor = _GroupLogSumExp.apply(views_VD, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
+        loss_N = total_V[:n] + total_V[n:] - 2 * positive_N
+        # without the positive, a document alone has nothing to sum over
+        return loss_N if with_positive else loss_N.masked_fill(total_V[:n] == -torch.inf, 0.0)
 
 
-class SimCLRConfig(Contrastive):
+class SimCLRConfig(_TwoViews):
     """SimCLR: distinguish a document's two views from all other documents of the micro-batch.
 
     Source: Chen et al. 2020.
@@ -121,14 +135,6 @@ class SimCLRConfig(Contrastive):
 
     kind: Literal["simclr"] = "simclr"
     contrasts_batch: ClassVar[bool] = True
-
-    def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Whether the augmentation needs them."""
-        return augmentation.needs_marginals
-
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `simclr`."""
-        return simclr(*net.two_views(x_NF, draw), temperature=self.temperature)
 
 
 def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
@@ -225,10 +231,12 @@ class DaclConfig(Contrastive):
     contrasts_batch: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
+    forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
+    """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `simclr` and `mixup`."""
-        mixture = MixupConfig(amount=self.amount)
+        mixture = MixupConfig(amount=self.amount, forms=self.forms)
         z0_NP = net.project(mixture.view(x_NF, draw))
         return simclr(z0_NP, net.project(mixture.view(x_NF, draw)), temperature=self.temperature)
 
@@ -252,25 +260,28 @@ def directions(z_ND: Tensor) -> Tensor:
 class _GroupLogSumExp(torch.autograd.Function):
     """`log sum over v of exp(<u, v> / tau)` of each view u over the other views v of its group, shape [V].
 
+    Without the positive, the other view of the same document is left out too, and a document alone has -inf.
     Similarities are symmetric, so a tile above the diagonal also serves as the tile below it. Backward computes them
     again: with P_ij the softmax of row i and g the incoming gradient, the gradient of u_i is
     `sum over j of (g_i P_ij + g_j P_ji) u_j / tau`.
     """
 
     @staticmethod
-    def forward(ctx: Any, views_VD: Tensor, offsets_Q1: Tensor, temperature: float) -> Tensor:
+    def forward(ctx: Any, views_VD: Tensor, offsets_Q1: Tensor, temperature: float, with_positive: bool) -> Tensor:
         total_V = views_VD.new_empty(len(views_VD))
         for rows_MU, mask_MU in _view_chunks(offsets_Q1):
             views_MUD = views_VD[rows_MU]
-            total_V[rows_MU[mask_MU]] = _chunk_totals(views_MUD, mask_MU, temperature=temperature)[mask_MU]
+            total_MU = _chunk_totals(views_MUD, mask_MU, temperature=temperature, with_positive=with_positive)
+            total_V[rows_MU[mask_MU]] = total_MU[mask_MU]
         ctx.save_for_backward(views_VD, offsets_Q1, total_V)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.with_positive = temperature, with_positive
         return total_V
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_V: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_V: Tensor) -> tuple[Tensor, None, None, None]:
         views_VD, offsets_Q1, total_V = ctx.saved_tensors
+        total_V = total_V.masked_fill(total_V == -torch.inf, torch.inf)  # a sum of nothing: its softmax row is 0
         grad_VD = torch.empty_like(views_VD)
         with torch.autocast(views_VD.device.type, enabled=False):
             for rows_MU, mask_MU in _view_chunks(offsets_Q1):
@@ -280,26 +291,33 @@ class _GroupLogSumExp(torch.autograd.Function):
                     torch.where(mask_MU, grad_V[rows_MU], 0.0) / ctx.temperature,
                     mask_MU,
                     temperature=ctx.temperature,
+                    with_positive=ctx.with_positive,
                 )[mask_MU]
-        return grad_VD, None, None
+        return grad_VD, None, None, None
 
 
-def _chunk_totals(views_MUD: Tensor, mask_MU: Tensor, *, temperature: float) -> Tensor:
+def _chunk_totals(views_MUD: Tensor, mask_MU: Tensor, *, temperature: float, with_positive: bool) -> Tensor:
     """Log-sum-exp of each view of a chunk over the other views of its group, tile by tile, shape [M, U]."""
     total_MU = views_MUD.new_full(mask_MU.shape, -torch.inf)
     barred_M1U = torch.where(mask_MU, 0.0, -torch.inf).to(views_MUD.dtype)[:, None]
     for r, c in _tiles(mask_MU):
         logits_MRC = torch.baddbmm(barred_M1U[..., c], views_MUD[:, r], views_MUD[:, c].mT, alpha=1 / temperature)
-        if r == c:
-            logits_MRC.diagonal(0, 1, 2).fill_(-torch.inf)
-        else:
+        for diagonal in _left_out(logits_MRC, r, c, mask_MU.shape[1], with_positive=with_positive):
+            diagonal.fill_(-torch.inf)
+        if r != c:
             total_MU[:, c] = torch.logaddexp(total_MU[:, c], logits_MRC.logsumexp(1))
         total_MU[:, r] = torch.logaddexp(total_MU[:, r], logits_MRC.logsumexp(2))
     return total_MU
 
 
 def _chunk_gradient(
-    views_MUD: Tensor, total_MU: Tensor, grad_MU: Tensor, mask_MU: Tensor, *, temperature: float
+    views_MUD: Tensor,
+    total_MU: Tensor,
+    grad_MU: Tensor,
+    mask_MU: Tensor,
+    *,
+    temperature: float,
+    with_positive: bool,
 ) -> Tensor:
     """Gradient of the views of a chunk; `total_MU` is infinite in padding, which makes its softmax rows 0."""
     grad_MUD = torch.zeros_like(views_MUD)
@@ -308,14 +326,28 @@ def _chunk_gradient(
         views_MRD, views_MCD = views_MUD[:, r], views_MUD[:, c]
         logits_MRC = torch.baddbmm(barred_M1U[..., c], views_MRD, views_MCD.mT, alpha=1 / temperature)
         weight_MRC = (logits_MRC - total_MU[:, r, None]).exp_().mul_(grad_MU[:, r, None])
+        if r != c:
+            weight_MRC += logits_MRC.sub_(total_MU[:, None, c]).exp_().mul_(grad_MU[:, None, c])
+        for diagonal in _left_out(weight_MRC, r, c, mask_MU.shape[1], with_positive=with_positive):
+            diagonal.zero_()
         if r == c:
-            weight_MRC.diagonal(0, 1, 2).zero_()
             weight_MRC = weight_MRC + weight_MRC.mT
         else:
-            weight_MRC += logits_MRC.sub_(total_MU[:, None, c]).exp_().mul_(grad_MU[:, None, c])
             grad_MUD[:, c].baddbmm_(weight_MRC.mT, views_MRD)
         grad_MUD[:, r].baddbmm_(weight_MRC, views_MCD)
     return grad_MUD
+
+
+def _left_out(tile_MRC: Tensor, r: slice, c: slice, width: int, *, with_positive: bool) -> Iterator[Tensor]:
+    """The entries of a tile whose column is not contrasted with its row: the view itself and, if so set, its positive.
+
+    Of the U views of a group, those that are U / 2 apart belong to the same document.
+    """
+    apart = r.start - c.start
+    if r == c:
+        yield tile_MRC.diagonal(0, 1, 2)
+    if not with_positive:
+        yield from (tile_MRC.diagonal(apart + other, 1, 2) for other in (width // 2, -(width // 2)))
 
 
 class _CrossLogSumExp(torch.autograd.Function):

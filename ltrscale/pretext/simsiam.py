@@ -36,16 +36,17 @@ def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tenso
 
 
 class Predictor(nn.Sequential):
-    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU, no bias, output of the input's size.
+    """SimSiam's predictor: one hidden layer with BatchNorm and ReLU and without bias, output of the input's size.
 
     Args:
         width: size P of the projection.
         bottleneck: size of the hidden layer; a quarter of the width by default (the public code of HOU24: 136 to 34).
+        bias: whether the output layer has a bias.
     """
 
-    def __init__(self, width: int, bottleneck: int | None = None) -> None:
+    def __init__(self, width: int, bottleneck: int | None = None, *, bias: bool = False) -> None:
         hidden = bottleneck or max(1, width // 4)
-        first, second = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        first, second = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=bias)
         super().__init__(first, MicroBatchNorm(hidden), nn.ReLU(), second)
 
 
@@ -60,6 +61,8 @@ class SimSiamConfig(Objective):
     projector: ProjectorConfig = ProjectorConfig(batch_norm=True)
     bottleneck: int | None = Field(None, ge=1)
     """Size of the predictor's hidden layer; a quarter of the projection by default."""
+    predictor_bias: bool = False
+    """Whether the predictor's output layer has a bias: HOU24's text has none, its public code has one."""
 
     @property
     def projector_layers(self) -> int:
@@ -73,7 +76,9 @@ class SimSiamConfig(Objective):
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
         """A projector, and a predictor on top of it."""
         projector = Projector(width, self.projector)
-        return Parts(projector=projector, predictor=Predictor(projector.width, self.bottleneck))
+        return Parts(
+            projector=projector, predictor=Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
+        )
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
         """See `simsiam`."""

@@ -48,6 +48,14 @@ class RelevantOnly(StepConfig):
     kind: Literal["relevant_only"] = "relevant_only"
 
 
+class MinDocs(StepConfig):
+    """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
+
+    kind: Literal["min_docs"] = "min_docs"
+    documents: int = Field(default=10, ge=2)
+    """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
+
+
 class BinaryFeedback(StepConfig):
     """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
@@ -62,7 +70,7 @@ class BinaryFeedback(StepConfig):
 
 
 class ImplicitFeedback(StepConfig):
-    """Label documents of sampled short lists as seen, click or conversion (0, 1, 2), by user intent (BUYL23, 6.1)."""
+    """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
     documents: int = Field(default=16, ge=1)
@@ -73,6 +81,8 @@ class ImplicitFeedback(StepConfig):
     """Among users willing to click, the share willing to buy (kappa)."""
     noise: float = Field(default=0.1, ge=0, le=1)
     """Probability of a click on an irrelevant document (epsilon)."""
+    conversion_label: int = Field(default=2, ge=2)
+    """Label of a conversion; a click has 1. BUYL23's text has 2, its public code 4, for a conversion matters more."""
     max_relevance: float | None = Field(default=None, gt=0)
     """The highest grade; by default the highest label in the data set."""
 
@@ -113,11 +123,25 @@ def relevant_only() -> Transform:
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
         # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
-        after = block.keep(~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
-        dropped = len(block) - len(after)
-        yield after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
+        yield _kept(block, ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
     return transform
+
+
+def min_docs(documents: int) -> Transform:
+    """Drop groups of fewer documents."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        yield _kept(block, block.lengths_Q >= documents)
+
+    return transform
+
+
+def _kept(block: GroupBlock, keep_Q: NDArray[np.bool_]) -> tuple[GroupBlock, Changes]:
+    """Some of the groups, and the counts of the others."""
+    after = block.keep(keep_Q)
+    dropped = len(block) - len(after)
+    return after, Changes(groups_dropped=dropped, documents_dropped=block.n_documents - after.n_documents)
 
 
 def gumbel(uniform_N: Doubles) -> Doubles:
@@ -247,13 +271,14 @@ def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: 
     rho_Q = maximum(rho_N, block.offsets_Q1)
     intent_Q = intents(open_uniforms((seed, "intent"), block.keys_Q), rho_Q, conversion=step.conversion)
     places = (block.on_documents(block.keys_Q), block.index_N)
-    return interactions(
+    actions_N = interactions(
         block.on_documents(intent_Q),
         rho_N,
         noise=step.noise,
         buy_N=open_uniforms((seed, "buy"), *places),
         click_N=open_uniforms((seed, "click"), *places),
-    ).astype(np.float64)
+    )
+    return np.where(actions_N == 2, step.conversion_label, actions_N).astype(np.float64)
 
 
 def highest_grade(given: float | None, label_counts: Mapping[str, int]) -> float:

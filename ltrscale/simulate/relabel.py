@@ -39,12 +39,14 @@ from ltrscale.simulate.feedback import (
     BinaryFeedback,
     ImplicitFeedback,
     LabelledFraction,
+    MinDocs,
     RelevantOnly,
     binary_feedback,
     highest_grade,
     implicit_feedback,
     labelled_fraction,
     last_kept_rank,
+    min_docs,
     relevant_only,
     sample_rank,
 )
@@ -55,6 +57,7 @@ from ltrscale.storage import Commit
 Step = Annotated[
     LabelledFraction
     | RelevantOnly
+    | MinDocs
     | BinaryFeedback
     | ImplicitFeedback
     | Clicks
@@ -125,7 +128,7 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
         writer = GroupWriter(
             commit,
             dataset.manifest,
-            renumber=any(isinstance(step, RelevantOnly | ImplicitFeedback) for step in config.steps),
+            renumber=any(isinstance(step, RelevantOnly | MinDocs | ImplicitFeedback) for step in config.steps),
             compression=config.compression,
             row_group_bytes=round(config.row_group_mb * 2**20),
             file_bytes=round(config.file_mb * 2**20),
@@ -256,6 +259,8 @@ def _transform(step: Step, seed: int, dataset: Dataset, blocks: Blocks, span: in
             return labelled_fraction(step, seed, last_kept_rank(ranks_Q, step.fraction))
         case RelevantOnly():
             return relevant_only()
+        case MinDocs():
+            return min_docs(step.documents)
         case BinaryFeedback():
             return binary_feedback(step, seed)
         case ImplicitFeedback():

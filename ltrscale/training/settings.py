@@ -36,11 +36,14 @@ class StepConfig(Config):
 
 
 class InverseSqrtConfig(Config):
-    """Constant at first, then falling with the inverse square root of the epochs done (BUYL23)."""
+    """Constant at first, then falling as `(1 + (done - after) / scale)^-.5` with the epochs done (BUYL23)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     after: float = Field(20, gt=0)
-    """Epochs at the full rate; after four times as many the rate is half."""
+    """Epochs at the full rate."""
+    scale: float | None = Field(None, gt=0)
+    """After three times as many further epochs the rate is half. Empty takes `after`, which makes the rate fall with
+    the epochs done, as BUYL23's text says; 1 with `after: 20` is `(done - 19)^-.5`, as its public code has it."""
 
 
 class CosineConfig(Config):
@@ -59,8 +62,9 @@ ScheduleConfig = Annotated[ConstantConfig | StepConfig | InverseSqrtConfig | Cos
 class OptimizerConfig(Config):
     """The optimizer, the schedule of its learning rate, and gradient clipping."""
 
-    kind: Literal["adam", "adamw", "sgd"] = "adam"
-    """`adam` and `sgd` add weight decay to the gradient, `adamw` decouples it."""
+    kind: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    """`adam`, `adagrad` and `sgd` add weight decay to the gradient, `adamw` decouples it. QIN21 tries Adam with rates
+    1e-4, 1e-3 and 1e-2, and Adagrad with .01, .1 and .5; BUYL23's public code has AdamW."""
     learning_rate: float = Field(5e-4, gt=0)
     """The full rate, before the schedule lowers it (HOU24: 5e-4 for pretraining, 5e-5 for finetuning)."""
     weight_decay: float = Field(0.0, ge=0)
@@ -81,6 +85,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
         case "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+        case "adagrad":
+            return torch.optim.Adagrad(parameters, lr=rate, weight_decay=decay)
         case "sgd":
             return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=config.momentum)
 
@@ -105,7 +111,9 @@ def _share(schedule: ScheduleConfig, done: float, epochs: int) -> float:
             return 1.0
         case StepConfig(every=every, factor=factor):
             return factor ** (int(done) // every)
-        case InverseSqrtConfig(after=after):
+        case InverseSqrtConfig(after=after, scale=scale):
+            if scale is not None:
+                return 1 / math.sqrt(1 + max(0.0, done - after) / scale)
             return min(1.0, math.sqrt(after / done)) if done else 1.0
         case CosineConfig(warmup=warmup, final=final):
             share = min(1.0, done / epochs)

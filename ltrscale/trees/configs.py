@@ -25,6 +25,9 @@ class TreesConfig(Config):
     """Weight of each tree."""
     label_gain: Literal["exponential", "linear"] | tuple[Gain, ...] = "exponential"
     """Gain of a document of label 0, 1, 2, ... in a ranking objective: 2^y - 1, y, or a list of gains."""
+    per_query: bool = False
+    """Standardise each numeric feature within its query group before trees see it, as `transform.per_query` does for
+    networks; missing values stay missing. HOU24's public code does it, so that trees and networks have equal inputs."""
     targets: TargetsConfig | None = None
     """How to transform training labels before trees see them; empty uses them unchanged."""
     early_stopping_rounds: int | None = Field(50, ge=1)

@@ -86,7 +86,7 @@ def choose(
     save_trees(
         out,
         models,
-        TreesArchitecture(library=config.kind, models=tuple(models)),
+        TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query),
         config={**config.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
         features=bundles[0].features,
         dataset_hash=bundles[0].dataset_hash,

@@ -84,10 +84,11 @@ def columns_of(bundle: Bundle) -> ExportedFeatures:
             f"{bundle.url}: a bundle of kind {what}; only LightGBM's trees are exported as its text, such as those of "
             "a student that jobs.distill trains from it"
         )
-    if len(trees.models) > 1 or trees.projection or trees.members:
+    if len(trees.models) > 1 or trees.per_query or trees.projection or trees.members:
         raise InputError(
-            f"{bundle.url}: several models, or trees on components or on other models' scores, which LightGBM alone "
-            "cannot score; export a bundle of one model on raw features, such as a student of this one"
+            f"{bundle.url}: several models, or trees on features standardised per query, on components or on other "
+            "models' scores, which LightGBM alone cannot score; export a bundle of one model on raw features, such as "
+            "a student of this one"
         )
     bundle.scorer()  # raises if the model is damaged
     codes = iter(lightgbm.Booster(model_str=bundle.content.decode()).pandas_categorical or [])

@@ -3,14 +3,16 @@
 Shapes: N documents, Q groups.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ltrscale import views
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
@@ -21,6 +23,7 @@ from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
 from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch, watching
+from ltrscale.views import View
 
 HIGHEST_EXPONENTIAL = 31
 """Highest label; gains 2^y - 1 of higher labels would swamp all others."""
@@ -93,9 +96,10 @@ class TreeGrowing:
         """Take part; rank 0 writes the bundle."""
         config: GBDTConfig = self.config
         rank, world = rank_and_world()
-        train, codes = read(deal(self.train, rank=rank, world=world), "train")
+        view = seen_by(config, self.train.features)
+        train, codes = read(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation, _ = read(self.validation, "validation")
+        validation, _ = read(self.validation, "validation", view)
         check_validation(validation)
         if world > 1 and config.num_threads == 0:  # 0 would take all cores of a machine that workers may share
             config = config.replace(num_threads=max(1, int(self.cpus)))
@@ -105,7 +109,7 @@ class TreeGrowing:
         save_trees(
             self.out,
             {"model": grown.model},
-            TreesArchitecture(library=config.kind),
+            TreesArchitecture(library=config.kind, per_query=config.per_query),
             config=self.config.model_dump(mode="json"),
             features=self.train.features,
             dataset_hash=self.train.hash,
@@ -113,6 +117,18 @@ class TreeGrowing:
             made_by=self.made_by,
         )
         log.info("committed %s", self.out)
+
+
+def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str] | None = None) -> View:
+    """The features as trees see them.
+
+    Args:
+        config: settings of the trees.
+        features: all raw features.
+        names: those that the trees see; None for all.
+    """
+    view = views.raw(features) if names is None else views.chosen(features, names)
+    return views.per_query(view) if config.per_query else view
 
 
 class Grown(NamedTuple):

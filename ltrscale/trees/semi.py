@@ -26,9 +26,9 @@ from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, with_features_of
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, seen_by, with_features_of
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
-from ltrscale.views import Projection
+from ltrscale.views import Projection, View
 
 _DOCS_PER_BATCH = 8192
 
@@ -41,6 +41,9 @@ class SemiConfig(Config):
     pca: int | None = Field(None, ge=1)
     """Number of principal components, fitted on all training documents; trees see them after the raw features. HOU24:
     5, 10, 15."""
+    pca_scaled: bool = True
+    """Scale each feature to deviation 1 before. HOU24's text does not say; its public code does not, and takes the
+    features standardised within each query group, which `gbdt.per_query` gives."""
     pseudo_labels: QuantisedConfig | None = None
     """Grades for the unlabelled groups, from trees grown on the labelled groups; all groups train the final trees."""
     first: GBDTConfig | None = None
@@ -54,6 +57,8 @@ class SemiConfig(Config):
             raise ValueError("neither pca nor pseudo_labels is set; set one, or train plain trees with jobs.train_gbdt")
         if self.first is not None and self.pseudo_labels is None:
             raise ValueError("first gives pseudo-labels, which are not asked for; set pseudo_labels or leave first out")
+        if self.first is not None and self.first.per_query != self.gbdt.per_query:
+            raise ValueError("first and gbdt see the same features; set per_query in both, or in neither")
         grades = self.pseudo_labels.grades if self.pseudo_labels and self.gbdt.targets is None else 0
         highest = highest_label(self.gbdt)
         if highest is not None and grades - 1 > highest:
@@ -109,9 +114,10 @@ def _grow(
     context: Context,
 ) -> None:
     """The work of `train_semi`, launched so that SIGTERM can stop it between trees."""
-    projection = None if config.pca is None else fit_projection(everything, config.pca)
-    view = views.raw(labelled.features)
-    view = view if projection is None else views.projected(view, projection)
+    view, projection = seen_by(config.gbdt, labelled.features), None
+    if config.pca is not None:
+        projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
+        view = views.projected(view, projection)
     train, codes = read(labelled, "train", view)
     validation, _ = read(validation_split, "validation", view)
     check_validation(validation)
@@ -123,7 +129,7 @@ def _grow(
     save_trees(
         out,
         {"model": grown.model},
-        TreesArchitecture(library=config.gbdt.kind, projection=config.pca or 0),
+        TreesArchitecture(library=config.gbdt.kind, per_query=config.gbdt.per_query, projection=config.pca or 0),
         projection=projection,
         config=config.model_dump(mode="json"),
         features=labelled.features,
@@ -176,15 +182,20 @@ def with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labe
     return labels_N
 
 
-def fit_projection(selection: Selection, components: int, *, run: Run = run_here) -> Projection:
-    """Principal components of the numeric features, each standardised, with the mean in place of missing values.
+def fit_projection(
+    selection: Selection, components: int, view: View | None = None, *, scaled: bool = True, run: Run = run_here
+) -> Projection:
+    """Principal components of the numeric features, with the mean in place of missing values.
 
-    They are the eigenvectors of the features' correlation matrix with the largest eigenvalues. Two passes over the data
+    They are the eigenvectors of the features' correlation matrix with the largest eigenvalues, or of the covariance
+    matrix if features are not scaled. Two passes over the data
     gather the matrix in float64: means, then products of deviations. The largest entry of each component is positive.
 
     Args:
         selection: all groups of the training split.
         components: number of components.
+        view: all features as trees see them; by default the raw ones.
+        scaled: whether each feature is first scaled to deviation 1.
         run: reads the data, here or in tasks of a Ray cluster; the result does not depend on the choice.
 
     Raises:
@@ -193,23 +204,23 @@ def fit_projection(selection: Selection, components: int, *, run: Run = run_here
     numeric_C = np.array([i for i, feature in enumerate(selection.features) if feature.kind == "numeric"], np.int64)
     if len(numeric_C) < components:
         raise InputError(f"pca: {components} components of {len(numeric_C)} numeric features; lower pca")
-    moments = Moments.none(len(numeric_C))
-    for of_part in _over(selection, partial(_moments, numeric_C), "feature means", run):
+    view, moments = view or views.raw(selection.features), Moments.none(len(numeric_C))
+    for of_part in _over(selection, partial(_moments, view, numeric_C), "feature means", run):
         moments = moments.merge(of_part)
-    products_CC = np.zeros((len(numeric_C), len(numeric_C)))
-    for products_of_part_CC in _over(selection, partial(_products, numeric_C, moments.mean_F), "feature products", run):
+    products_CC, of_a_part = np.zeros((len(numeric_C), len(numeric_C))), partial(_products, view, numeric_C)
+    for products_of_part_CC in _over(selection, partial(of_a_part, moments.mean_F), "feature products", run):
         products_CC += products_of_part_CC
     imputed = Moments(np.full(len(numeric_C), selection.n_documents), moments.mean_F, products_CC.diagonal())
-    scale_C = imputed.scale_F()
+    scale_C = imputed.scale_F() if scaled else np.ones(len(numeric_C))
     components_KC = principal(products_CC / selection.n_documents / np.outer(scale_C, scale_C), components)
     return Projection(numeric_C, moments.mean_F, scale_C, components_KC)
 
 
 def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[np.float64]:
-    """Unit eigenvectors [K, C] of a correlation matrix, largest eigenvalue first; their largest entries are positive.
+    """Unit eigenvectors [K, C] of a matrix, largest eigenvalue first; their largest entries are positive.
 
     Args:
-        correlation_CC: symmetric; a feature with one value has zeros.
+        correlation_CC: correlations or covariances; a feature with one value has zeros.
         components: K.
 
     Example:
@@ -233,18 +244,18 @@ def _over(selection: Selection, function: Callable[[Part], T], what: str, run: R
             advance(part.documents)
 
 
-def _moments(numeric_C: NDArray[np.int64], part: Part) -> Moments:
+def _moments(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
     moments = Moments.none(len(numeric_C))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
-        moments = moments.merge(Moments.of(groups.features_NF.numpy()[:, numeric_C]))
+        moments = moments.merge(Moments.of(view.columns(groups)[:, numeric_C]))
     return moments
 
 
-def _products(numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part) -> NDArray[np.float64]:
+def _products(view: View, numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part) -> NDArray[np.float64]:
     """Sums of products of deviations, shape [C, C]; a missing value deviates by 0."""
     products_CC = np.zeros((len(numeric_C), len(numeric_C)))
     for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
-        deviation_NC = groups.features_NF.numpy()[:, numeric_C] - mean_C
+        deviation_NC = view.columns(groups)[:, numeric_C] - mean_C
         deviation_NC[np.isnan(deviation_NC)] = 0.0
         products_CC += deviation_NC.T @ deviation_NC
     return products_CC

@@ -22,7 +22,7 @@ from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, with_features_of
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, seen_by, with_features_of
 from ltrscale.views import View
 
 _ALL = ("all",)
@@ -109,8 +109,7 @@ def _grow(
 ) -> None:
     """The work of `train_stack`, launched so that SIGTERM can stop it between trees."""
     chosen = _chosen(selection.features, config.features)
-    view = views.raw(selection.features) if chosen is None else views.chosen(selection.features, chosen)
-
+    view = seen_by(config.gbdt, selection.features, chosen)
     held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
     train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
     validation, on_validation = _validation(config, validation_split, members, view)
@@ -121,7 +120,11 @@ def _grow(
         out,
         {"model": grown.model},
         TreesArchitecture(
-            library=config.gbdt.kind, sees=chosen, members=tuple(members), standardise=config.standardise
+            library=config.gbdt.kind,
+            sees=chosen,
+            per_query=config.gbdt.per_query,
+            members=tuple(members),
+            standardise=config.standardise,
         ),
         config=config.model_dump(mode="json"),
         features=selection.features,

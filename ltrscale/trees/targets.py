@@ -27,7 +27,7 @@ class QuantisedConfig(Config):
 
     kind: Literal["quantised"] = "quantised"
     grades: int = Field(31, ge=2, le=10_000)
-    """Number of grades; HOU24 cuts pseudo-labels into 31."""
+    """Number of grades; HOU24 cuts pseudo-labels into 31, its public code into 5."""
     bins: Literal["even", "equal_frequency"] = "even"
     """Bins of equal width between the lowest and the highest score, or of equally many documents."""
     standardise: bool = False
@@ -63,8 +63,8 @@ def standardised(scores_N: Floats, offsets_Q1: NDArray[np.int64]) -> Floats:
 def quantised(scores_N: Floats, *, grades: int, bins: Literal["even", "equal_frequency"]) -> Floats:
     """Grades 0 to `grades - 1` that rise with the scores, shape [N]; equal scores have equal grades.
 
-    `even`: bins of equal width from the lowest to the highest score (HOU24, section 4). `equal_frequency`: bins of
-    equally many documents, as in the public code of HOU24; many equal scores lead to fewer grades.
+    `even`: bins of equal width from the lowest to the highest score (HOU24, A.2.3). `equal_frequency`: bins of equally
+    many documents; many equal scores lead to fewer grades.
 
     Example:
         >>> scores_N = np.array([0.0, 1.0, 2.0, 10.0])

@@ -1,7 +1,8 @@
 """The kinds of methods that a pipeline trains and compares."""
 
+import typing
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,14 +11,32 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.presets import Preset
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws
 from ltrscale.trees.semi import SemiConfig
 from ltrscale.trees.stacking import StackConfig
+from ltrscale.workflows.presets import over_preset
 
 
-class GBDTMethod(Config):
+class _Published(Config):
+    """The base of the methods that have published settings."""
+
+    preset: Preset | None = None
+    """Start from published settings of the whole method, which its own settings override: `paper` as HOU24's text has
+    them, `hou24` as its public code does."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_the_preset(cls, values: Any) -> Any:
+        """The method's settings override those of its preset."""
+        if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
+            return values  # no preset, or an unknown one, which the validation of the field refuses
+        return over_preset(values["preset"], {"kind": cls.model_fields["kind"].default, **values})
+
+
+class GBDTMethod(_Published):
     """Gradient boosted trees on the labelled groups."""
 
     kind: Literal["gbdt"] = "gbdt"
@@ -33,14 +52,14 @@ class GBDTMethod(Config):
         return self
 
 
-class SemiMethod(Config):
+class SemiMethod(_Published):
     """Gradient boosted trees on the labelled groups, helped by the unlabelled ones."""
 
     kind: Literal["semi_gbdt"] = "semi_gbdt"
     semi: SemiConfig
 
 
-class NeuralMethod(Config):
+class NeuralMethod(_Published):
     """A network finetuned on the labelled groups, after pretraining or from random weights."""
 
     kind: Literal["neural"] = "neural"

@@ -5,7 +5,9 @@ data order. All methods of a seed see the same labelled groups. Stages that are 
 that was stopped, or whose config changed in one place, runs only the remaining stages.
 """
 
-from typing import Self
+import typing
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -22,7 +24,9 @@ from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
+from ltrscale.training.presets import Preset
 from ltrscale.workflows.methods import Method, MethodName, check_methods
+from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
@@ -45,6 +49,8 @@ class PipelineConfig(Config):
     """Periods for training, validation and test; splits that name no data set read this one."""
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each seed; they replace the seeds of the stages."""
+    preset: Preset | None = None
+    """The preset of every method that names none: the same features for trees and networks, pretrained or not."""
     methods: dict[MethodName, Method] = Field(min_length=1)
     """Methods to compare, by their name in the table."""
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -53,6 +59,15 @@ class PipelineConfig(Config):
     """Labels of the test split, one evaluation for each; `relevance` are the labels before relabelling."""
     workers: Workers = ONE
     """Data-parallel workers of the neural stages."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_preset_for_all(cls, values: Any) -> Any:
+        """Methods without a preset have that of the comparison."""
+        if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
+            return values  # no preset, or an unknown one, which the validation of the field refuses
+        methods = values.get("methods")
+        return {**values, "methods": for_all(values["preset"], methods)} if isinstance(methods, Mapping) else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

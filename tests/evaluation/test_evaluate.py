@@ -234,6 +234,34 @@ def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluatio
     assert f" {net.comparisons['ndcg@5'].difference:+.4f} [" in lines[3]
 
 
+def test_groups_of_equal_labels_may_be_left_out(
+    config: EvaluateConfig, write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    groups = [group for group in make_groups(np.random.default_rng(1), 60) if group[1] is not None]
+    for labels in ([2, 2, 2], [1], [0, 0]):  # the last one has no NDCG anyway
+        groups.append((np.random.default_rng(2).normal(size=(len(labels), 3)).astype(np.float32), np.float32(labels)))
+    test = {"data": write_dataset({"2026-W05": groups}, FEATURES)}
+    wholly = config.replace(splits={**config.splits.model_dump(), "test": test})
+    of_all, of_fewer = (
+        evaluate(c, str(tmp_path / str(i)), made_by={}, report=lambda _: None)
+        for i, c in enumerate((wholly, wholly.replace(leave_out_constant=True)))
+    )
+    relevant = sum(labels_L is not None and labels_L.any() for _, labels_L in groups)
+    constant = sum(labels_L is not None and labels_L.any() and len(set(labels_L)) == 1 for _, labels_L in groups)
+    assert constant >= 2
+    for before, after in zip(of_all.methods, of_fewer.methods, strict=True):
+        whole, fewer = (method.everywhere.summaries["ndcg@5"] for method in (before, after))
+        assert (whole.groups, fewer.groups) == (relevant, relevant - constant)
+        assert fewer.undefined == len(groups) - fewer.groups
+        # any order of equal labels is ideal
+        assert whole.mean * whole.groups == pytest.approx(fewer.mean * fewer.groups + constant)  # type: ignore[operator]
+    sentence = "So is a group whose labels are all equal"
+    assert [sentence in (tmp_path / name / "report.md").read_text() for name in "01"] == [False, True]
+    assert Evaluation.read(str(tmp_path / "1")).leave_out_constant
+    with pytest.raises(ValueError, match="LETOR's script counts every group"):
+        wholly.replace(leave_out_constant=True, policy="letor4")
+
+
 def test_letor_s_policy_stands_beside_ours(
     config: EvaluateConfig,
     evaluated: tuple[Evaluation, Path],

@@ -44,25 +44,33 @@ class PlainResNet(nn.Module):
     def __init__(self, features: int, config: ResNetConfig, hidden: int) -> None:
         super().__init__()
         d = config.width
-        self.linear = nn.Linear(features, d)
+        self.linear = nn.Linear(features, d, bias=config.input_bias)
         self.norms = nn.ModuleList(nn.BatchNorm1d(d) for _ in range(config.blocks + 1))
         self.firsts = nn.ModuleList(nn.Linear(d, hidden) for _ in range(config.blocks))
         self.seconds = nn.ModuleList(nn.Linear(hidden, d) for _ in range(config.blocks))
-        self.act = {"relu": F.relu, "gelu": F.gelu}[config.activation]
+        functions = {"relu": F.relu, "gelu": F.gelu}
+        self.act = functions[config.activation]
+        self.last = functions[config.last_activation or config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear(x)
         for norm, first, second in zip(self.norms, self.firsts, self.seconds, strict=False):
             x = x + second(self.act(first(norm(x))))
-        return self.act(self.norms[-1](x))
+        return self.last(self.norms[-1](x))
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_resnet_is_the_papers(activation: str) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activation": "relu"},
+        {"activation": "gelu"},
+        {"activation": "gelu", "last_activation": "relu", "input_bias": False},
+    ],
+    ids=str,
+)
+def test_resnet_is_the_papers(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    config = ResNetConfig.model_validate(
-        {"width": 12, "blocks": 2, "hidden_factor": 1.5, "dropout": 0, "activation": activation}
-    )
+    config = ResNetConfig.model_validate({"width": 12, "blocks": 2, "hidden_factor": 1.5, "dropout": 0, **settings})
     ours, plain = ResNet(config, NO_CATEGORIES, []), PlainResNet(7, config, hidden=18)
     plain.linear.load_state_dict(ours.linear.state_dict())
     for i, block in enumerate(ours.blocks):

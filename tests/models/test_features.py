@@ -11,9 +11,9 @@ from reference import encoders as reference
 from sklearn.preprocessing import QuantileTransformer, StandardScaler
 from torch import Tensor
 
-from ltrscale.batch import to_offsets
+from ltrscale.batch import standardise_groups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, signed_log1p, standardise_groups
+from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, signed_log1p
 
 METHODS = ["none", "log1p", "standard", "log1p_standard", "quantile_normal"]
 FAR = 1e30

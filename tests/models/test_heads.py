@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig, mlp_head
-from ltrscale.models.layers import MicroBatchNorm
+from ltrscale.models.layers import Dropout, MicroBatchNorm
 from ltrscale.pretext.simsiam import Predictor
 
 
@@ -36,6 +36,18 @@ def test_head_layers(config: HeadConfig, expected: list[tuple[int, int, bool]]) 
     assert mlp_head(config, 8, outputs=3)(torch.randn(4, 8)).shape == (4, 3)
 
 
+def test_dropout_follows_each_hidden_layer_of_a_head_in_training_only() -> None:
+    head = mlp_head(HeadConfig(layers=3, dropout=0.25), 8)
+    assert kinds(head) == [*["Linear", "ReLU", "Dropout"] * 2, "Linear"]
+    assert [m.probability for m in head if isinstance(m, Dropout)] == [0.25, 0.25]
+    h_ND = torch.randn(50, 8)
+    plain = mlp_head(HeadConfig(layers=3), 8)
+    for ours, theirs in zip(head[::3], plain[::2], strict=True):
+        ours.load_state_dict(theirs.state_dict())
+    assert not torch.equal(head(h_ND), plain(h_ND))
+    assert torch.equal(head.eval()(h_ND), plain(h_ND))
+
+
 def test_an_identity_head_adds_nothing_to_a_non_negative_embedding() -> None:
     h_ND = torch.rand(5, 8)
     head = mlp_head(HeadConfig(layers=5, init="identity"), 8, outputs=2)
@@ -61,6 +73,12 @@ def test_simclr_projector_has_no_bias_and_no_norm() -> None:
     assert projector.width == 3
     assert Projector(8, ProjectorConfig(width=5)).width == 8
     assert shapes(Projector(8, ProjectorConfig(layers=0))) == [(8, 8, False)]
+
+
+def test_the_layers_of_the_authors_code_have_biases() -> None:
+    projector = Projector(8, ProjectorConfig(layers=1, output=3, bias=True))
+    assert shapes(projector) == [(8, 8, True), (8, 3, True)]
+    assert shapes(Predictor(8, 3, bias=True)) == [(8, 3, False), (3, 8, True)]
 
 
 def test_simsiam_projector_ends_in_a_norm_without_affine() -> None:

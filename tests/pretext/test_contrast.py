@@ -1,5 +1,6 @@
 """SimCLR-Rank, SimCLR, SCARF, SimSiam: value and gradient against the plain loop, and the laws they keep."""
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -28,12 +29,18 @@ def random_views(seed: int, lengths: list[int], width: int = 5) -> tuple[Tensor,
 
 
 def value_and_gradient(
-    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, temperature: float, autocast: bool = False
+    z0_ND: Tensor,
+    z1_ND: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    temperature: float,
+    autocast: bool = False,
+    with_positive: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of each document, and the gradients of a sum that weighs every document differently."""
     z0_ND, z1_ND = z0_ND.detach().requires_grad_(), z1_ND.detach().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):  # backward too, which callers should not do
-        loss_N = simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=temperature)
+        loss_N = simclr_rank(z0_ND, z1_ND, offsets_Q1, temperature=temperature, with_positive=with_positive)
         grads = torch.autograd.grad((document_weights(len(loss_N)).to(loss_N) * loss_N).sum(), [z0_ND, z1_ND])
     return loss_N.detach(), *grads
 
@@ -43,40 +50,57 @@ def document_weights(n: int) -> Tensor:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.sampled_from([0.01, 0.1, 1.0]), st.integers(0, 99))
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.sampled_from([0.01, 0.1, 1.0]),
+    st.integers(0, 99),
+    st.booleans(),
+)
 def test_value_and_gradient_are_those_of_the_loop_over_groups(
-    lengths: list[int], temperature: float, seed: int
+    lengths: list[int], temperature: float, seed: int, with_positive: bool
 ) -> None:
     z0_ND, z1_ND, offsets_Q1 = random_views(seed, lengths)
-    ours = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature)
+    ours = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature, with_positive=with_positive)
 
     z0_ND.requires_grad_()
     z1_ND = z1_ND.detach().requires_grad_()
     groups = pairwise(offsets_Q1.tolist())
-    loss_N = torch.cat([reference.simclr_rank(z0_ND[a:b], z1_ND[a:b], temperature) for a, b in groups])
+    of_groups = [
+        reference.simclr_rank(z0_ND[a:b], z1_ND[a:b], temperature, with_positive=with_positive) for a, b in groups
+    ]
+    loss_N = torch.cat(of_groups)
     total = (document_weights(len(loss_N)) * loss_N).sum() + 0 * (z0_ND.sum() + z1_ND.sum())
     for actual, expected in zip(ours, (loss_N.detach(), *torch.autograd.grad(total, [z0_ND, z1_ND])), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_gradcheck() -> None:
+with_and_without_the_positive = pytest.mark.parametrize("with_positive", [True, False])
+
+
+@with_and_without_the_positive
+def test_gradcheck(with_positive: bool) -> None:
     z0_ND, z1_ND, offsets_Q1 = random_views(1, [4, 0, 1, 3], width=3)
     inputs = (z0_ND.requires_grad_(), z1_ND.detach().requires_grad_())
-    assert torch.autograd.gradcheck(lambda a, b: simclr_rank(a, b, offsets_Q1, temperature=0.3), inputs)
+    assert torch.autograd.gradcheck(
+        lambda a, b: simclr_rank(a, b, offsets_Q1, temperature=0.3, with_positive=with_positive), inputs
+    )
 
 
 @pytest.mark.parametrize("similarities", [1, 300, 5000])
-def test_neither_the_batch_nor_the_size_of_blocks_matters(similarities: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_and_without_the_positive
+def test_neither_the_batch_nor_the_size_of_blocks_matters(
+    similarities: int, with_positive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     z0_ND, z1_ND, offsets_Q1 = random_views(2, [5, 0, 1, 40, 13, 40, 2])
     alone_N = torch.cat(
         [
-            simclr_rank(z0_ND[a:b], z1_ND[a:b], torch.tensor([0, b - a]), temperature=0.1)
+            simclr_rank(z0_ND[a:b], z1_ND[a:b], torch.tensor([0, b - a]), temperature=0.1, with_positive=with_positive)
             for a, b in pairwise(offsets_Q1.tolist())
         ]
     )
-    _, *expected = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.1)
+    _, *expected = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.1, with_positive=with_positive)
     monkeypatch.setattr(contrast, "SIMILARITIES_PER_BLOCK", similarities)
-    loss_N, *grads = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.1)
+    loss_N, *grads = value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=0.1, with_positive=with_positive)
     torch.testing.assert_close(loss_N, alone_N)
     torch.testing.assert_close(grads, expected)
 
@@ -100,9 +124,10 @@ def test_lengths_of_vectors_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.5])
-def test_a_document_alone_in_its_group_has_loss_and_gradient_zero(temperature: float) -> None:
+@with_and_without_the_positive
+def test_a_document_alone_in_its_group_has_loss_and_gradient_zero(temperature: float, with_positive: bool) -> None:
     z0_ND, z1_ND, offsets_Q1 = random_views(5, [1, 1, 1])
-    for values in value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature):
+    for values in value_and_gradient(z0_ND, z1_ND, offsets_Q1, temperature=temperature, with_positive=with_positive):
         torch.testing.assert_close(values, torch.zeros_like(values), rtol=0, atol=1e-12)
 
 
@@ -116,6 +141,15 @@ def test_opposite_views_at_a_small_temperature_are_finite(dtype: torch.dtype, au
     assert loss_N.isfinite().all()
     assert (loss_N[:50] > 200).all()  # a cosine of -1 costs 1 / tau in each view, and the others cost more
     assert all(grad_ND.dtype == dtype and grad_ND.isfinite().all() and grad_ND.any() for grad_ND in grads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_equal_views_among_opposite_ones_are_finite_without_the_positive(dtype: torch.dtype) -> None:
+    """The positive, which is left out, is e^200 times as large as all that is summed."""
+    z_ND = torch.tensor([[1.0, 2.0], [-1.0, -2.0], [1.0, 2.0]], dtype=dtype)
+    loss_N, *grads = value_and_gradient(z_ND, z_ND, torch.tensor([0, 2, 3]), temperature=0.01, with_positive=False)
+    torch.testing.assert_close(loss_N, torch.tensor([-400 + 2 * math.log(2)] * 2 + [0.0]), rtol=1e-3, atol=0)
+    assert all(grad_ND.isfinite().all() for grad_ND in grads)
 
 
 def test_a_document_far_from_everything_leaves_shorter_groups_finite() -> None:

@@ -22,10 +22,12 @@ from ltrscale.simulate.feedback import (
     interactions,
     labelled_fraction,
     last_kept_rank,
+    min_docs,
     relevant_only,
     sample_rank,
 )
 from ltrscale.simulate.rewrite import GroupBlock
+from ltrscale.simulate.step import Changes
 
 Make = Callable[..., GroupBlock]
 
@@ -71,6 +73,17 @@ def test_only_labelled_groups_without_a_positive_label_are_dropped(make_block: M
     assert after.rows_Q.column("query_id").to_pylist() == ["q1", "q2", "q4"]
     assert (counted.groups_dropped, counted.documents_dropped) == (2, 3)
     np.testing.assert_array_equal(after.features_NF[:, 0], [2, 3, 4, 5, 6, 8])
+
+
+def test_short_groups_are_dropped_with_labels_or_without(make_block: Make) -> None:
+    block = make_block([[0, 0, 1], None, [0, 1], [3, 0, 0, 0], None], lengths=[3, 2, 2, 4, 3])
+    ((after, counted),) = min_docs(3)(block)
+    assert after.rows_Q.column("query_id").to_pylist() == ["q0", "q3", "q4"]
+    assert after.lengths_Q.tolist() == [3, 4, 3]
+    assert counted == Changes(groups_dropped=2, documents_dropped=4)
+    np.testing.assert_array_equal(after.features_NF[:, 0], [0, 1, 2, *range(7, 14)])
+    ((same, counted),) = min_docs(2)(block)
+    assert (len(same), counted) == (5, Changes())
 
 
 def test_gumbel_numbers_follow_their_distribution() -> None:
@@ -132,6 +145,17 @@ def test_implicit_labels_have_the_probabilities_of_equations_11_and_12(make_bloc
             assert fits((labels[:, document] == label).sum(), len(labels), probability)
     all_zero = (labels == 0).all(1).mean()
     assert all_zero > 1 - reference.rho(3, 4)  # lists without any interaction are there: intent 0 gives nothing else
+
+
+def test_a_conversion_may_have_a_higher_label(make_block: Make) -> None:
+    block = make_block([[0, 1, 3, 2]] * 200)
+    step = ImplicitFeedback(copies=2, conversion=0.8)
+    usual, high = (
+        np.concatenate([b.columns_N["labels"] for b, _ in implicit_feedback(s, 5, top=4, span=200)(block) if len(b)])
+        for s in (step, step.replace(conversion_label=4))
+    )
+    assert set(usual) == {0, 1, 2}
+    np.testing.assert_array_equal(high, np.where(usual == 2, 4, usual))
 
 
 def test_selection_is_uniform_without_replacement_and_keeps_order(make_block: Make) -> None:

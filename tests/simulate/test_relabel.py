@@ -47,6 +47,7 @@ def by_query(rows: list[dict[str, Any]], *leave_out: str) -> dict[str, str]:
 
 ALL_STEPS = [
     {"kind": "relevant_only"},
+    {"kind": "min_docs", "documents": 2},
     IMPLICIT,
     {"kind": "labelled_fraction", "fraction": 0.7},
     {"kind": "binary_feedback", "tau": 1, "unlabel_empty": False},
@@ -208,6 +209,25 @@ def test_the_labelled_fraction_is_of_all_periods_together(write: Write, apply: A
     assert sorted(labelled) == [q for q in range(100) if q % 5 != 4][:20]
 
 
+def test_short_lists_are_dropped_counted_and_leave_gids_without_gaps(write: Write, apply: Apply, rows_of: Rows) -> None:
+    rows = graded(100, periods=("a", "b"))
+    long = {q for q, row in enumerate(rows) if len(row["features"]) >= 5 or row["period"] == "b"}
+    some_relevant = {q for q, row in enumerate(rows) if row["labels"] is None or any(row["labels"])}
+    short, relevant = {"kind": "min_docs", "documents": 5, "periods": "a"}, {"kind": "relevant_only"}
+    source = write(rows)
+    one, other = (apply(source, *steps) for steps in ((relevant, short), (short, relevant)))
+    for url in (one, other):
+        found = rows_of(url)
+        assert {row["query_id"] for row in found} == {f"q{q}" for q in long & some_relevant}
+        assert sorted(row["gid"] for row in found) == list(range(len(found)))
+        accounting = open_dataset(url).manifest.accounting
+        assert accounting is not None
+        assert (accounting.groups_in, accounting.groups_kept) == (100, len(found))
+        assert accounting.rows_kept == sum(len(row["features"]) for row in found)
+    rules = open_dataset(other).manifest.accounting.rules
+    assert rules["steps.0 (min_docs): groups dropped"] == 100 - len(long)
+
+
 def test_groups_stay_different_when_lists_are_sampled_twice(write: Write, apply: Apply) -> None:
     """Draws depend on the key, so the size of a sample shows whether two groups share a key."""
     source = write(graded(20, periods=("a", "b")))
@@ -255,6 +275,7 @@ ERRORS = [
     ([{"kind": "binary_feedback", "tau": 50}], "steps.0 (binary_feedback): none of 16 labelled groups has labels"),
     ([{**IMPLICIT, "max_relevance": 2}], "is above max_relevance 2; raise it"),
     ([CLICKS, {"kind": "relevant_only", "periods": "x"}], "there is no period 'x'; the nearest is"),
+    ([{"kind": "min_docs", "documents": 9}], "steps.0 (min_docs): none of 16 labelled groups has labels afterwards"),
     ([{"kind": "binary_feedback", "periods": "b"}], "steps.0 (binary_feedback): no group of its periods has labels"),
     ([{"kind": "labelled_fraction", "fraction": 1, "periods": "b"}], "steps.0 (labelled_fraction): no group of its"),
 ]  # fmt: skip

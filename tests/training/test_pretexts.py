@@ -120,6 +120,16 @@ CASES: dict[str, tuple[MethodConfig, Callable[[Parts], Tensor]]] = {
         method("simclr", temperature=0.3),
         lambda parts: simclr(parts.augmented(), parts.augmented(), temperature=0.3),
     ),
+    "simclr_rank without the positive": (
+        method("simclr_rank", temperature=0.3, with_positive=False),
+        lambda parts: simclr_rank(parts.augmented(), parts.augmented(), OFFSETS, temperature=0.3, with_positive=False),
+    ),
+    "simclr without the positive": (
+        method("simclr", temperature=0.3, with_positive=False),
+        lambda parts: simclr_rank(
+            parts.augmented(), parts.augmented(), OFFSETS[[0, -1]], temperature=0.3, with_positive=False
+        ),
+    ),
     "simsiam": (method("simsiam", bottleneck=3), simsiam_of),
     "scarf": (
         method("scarf", temperature=0.3, rate=0.9, fixed_count=False),
@@ -188,6 +198,6 @@ def test_the_bottleneck_is_that_of_the_predictor() -> None:
 
 def test_which_methods_draw_from_the_marginals() -> None:
     drawing, still = ComposeConfig(steps=(GaussianConfig(), MarginalConfig())), ZeroingConfig()
-    assert {kind for kind, (config, _) in CASES.items() if config.needs_marginals(still)} == {"scarf"}
-    needed = {kind for kind, (config, _) in CASES.items() if config.needs_marginals(drawing)}
+    assert {config.kind for config, _ in CASES.values() if config.needs_marginals(still)} == {"scarf"}
+    needed = {config.kind for config, _ in CASES.values() if config.needs_marginals(drawing)}
     assert needed == {"simclr_rank", "simclr_sample", "simclr", "simsiam", "scarf"}

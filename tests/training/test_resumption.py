@@ -35,8 +35,8 @@ def splits(data: str) -> tuple[Split, Split]:
     return Split(data=(data,), periods=("2026-W01",)), Split(data=(data,), periods=("2026-W02",))
 
 
-def pretraining(data: str) -> Run:
-    values = {"network": NETWORK, "epochs": 2, "stream": {"docs_per_batch": 600, "streams": 2}}
+def pretraining(data: str, **changes: Any) -> Run:
+    values = {"network": NETWORK, "epochs": 2, "stream": {"docs_per_batch": 600, "streams": 2}, **changes}
     config = PretrainConfig.model_validate(values)
     return lambda out, report: pretrain(config, splits(data)[0], out, origin={"a": 1}, report=report)
 
@@ -109,6 +109,14 @@ def test_pretraining_stopped_after_every_other_step(synthetic_dataset: str, tmp_
     again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=first)
     assert stops == [*range(first, n + 1, 2)]
     assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adagrad", "sgd"])
+def test_the_state_of_every_optimizer_is_resumed(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
+    run = pretraining(synthetic_dataset, optimizer={"kind": kind, "learning_rate": 0.01, "weight_decay": 0.1})
+    records = whole(run, tmp_path / "whole")
+    assert stopped_again_and_again(run, tmp_path / "stopped", first=3)[0] == records
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 

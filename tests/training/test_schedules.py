@@ -23,6 +23,7 @@ SCHEDULES: list[ScheduleConfig] = [
     StepConfig(every=3, factor=0.5),
     InverseSqrtConfig(after=5),
     CosineConfig(warmup=0.2, final=0.1),
+    InverseSqrtConfig(after=5, scale=1),
 ]
 
 
@@ -55,6 +56,15 @@ def test_inverse_square_root() -> None:
     assert rate(SCHEDULES[2], 7.5) == pytest.approx(0.3 / math.sqrt(1.5))
 
 
+def test_inverse_square_root_with_a_scale_is_that_of_the_authors_of_rankformer() -> None:
+    for epoch in range(5, 20):  # their rate of epoch t, counted from 0, is (t - 19)^-.5 from the 20th on; here the 5th
+        assert rate(SCHEDULES[4], epoch) == pytest.approx(0.3 * (epoch - 4) ** -0.5)
+    assert rate(SCHEDULES[4], 0) == rate(SCHEDULES[4], 4.9) == 0.3
+    for done in (0, 3, 5, 6.5, 18):
+        same = InverseSqrtConfig(after=5, scale=5)
+        assert rate(same, done) == pytest.approx(rate(SCHEDULES[2], done))
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)
 def test_no_rate_exceeds_the_full_one_or_is_negative(schedule: ScheduleConfig) -> None:
     rates = [rate(schedule, step / 7) for step in range(141)]
@@ -64,7 +74,9 @@ def test_no_rate_exceeds_the_full_one_or_is_negative(schedule: ScheduleConfig) -
 
 def test_optimizers_have_their_settings() -> None:
     parameters = [nn.Parameter(torch.ones(2))]
-    for kind, expected in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)):
+    optim = torch.optim
+    kinds = {"adam": optim.Adam, "adamw": optim.AdamW, "adagrad": optim.Adagrad, "sgd": optim.SGD}
+    for kind, expected in kinds.items():
         config = OptimizerConfig(kind=kind, learning_rate=0.2, weight_decay=0.01, momentum=0.7)
         optimizer = build_optimizer(parameters, config)
         assert type(optimizer) is expected
