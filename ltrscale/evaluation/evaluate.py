@@ -60,7 +60,7 @@ class EvaluateSettings(Config):
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found."""
     resamples: int = Field(default=10_000, ge=100)
-    """Number of bootstrap resamples, and of random sign patterns of the test."""
+    """Number of bootstrap resamples, and of random sign patterns of the test, where there is one draw of labels."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(default=65_536, ge=1)
@@ -77,7 +77,8 @@ class EvaluateConfig(EvaluateSettings):
     """The bundles to evaluate, the groups, and the settings of the evaluation."""
 
     models: dict[str, Texts] = Field(min_length=1)
-    """Bundles of each method by its name; several bundles of one method are its trials (seeds)."""
+    """Bundles of each method by its name; several bundles of one method are its trials, over other labels or seeds.
+    Five different draws of labels, the same ones for all methods, are the fewest that judge."""
     scores: dict[str, str] = Field(default_factory=dict)
     """Methods without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
     splits: Splits

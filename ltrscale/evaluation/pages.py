@@ -152,7 +152,7 @@ def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
             "With several draws of labels, every draw is tested on every group, and both count as samples: intervals "
             "and p are those of Student's t with the crossed variance of draws and groups and Satterthwaite's degrees "
             f"of freedom. They speak of other labels and other queries. Fewer than {FEWEST_DRAWS} draws know their "
-            "spread too badly to judge a difference."
+            "spread too badly to judge a difference. A method of one draw is compared, as it is, with every draw."
         )
     if compared:
         lines.append("p is adjusted for the number of methods by Holm.")

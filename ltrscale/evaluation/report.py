@@ -182,9 +182,14 @@ def _how_to_read(evaluation: Evaluation) -> str:
     lines = definitions(_metrics(evaluation), evaluation.relevant_from)
     lines.append("The means with 0 and with 1 in place of undefined values stand under All metrics.")
     if any(len(method.bundles) > 1 for method in evaluation.methods):
-        lines.append("± is the standard error of the mean over trials, of which there is one for each bundle.")
+        lines.append(
+            "± is the standard error of the mean over trials, one for each bundle. It leaves out that the test groups "
+            "are a sample, so intervals are wider."
+        )
     scopes = [scope for method in evaluation.methods for scope in (method.everywhere, method.outliers)]
     lines += intervals(scopes, evaluation.resamples)
+    if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
+        lines.append("Bundles that do not state their labels count as trained on the same ones.")
     lines += _validation(evaluation)
     return bullets(lines)
 
@@ -196,9 +201,13 @@ def _validation(evaluation: Evaluation) -> list[str]:
     if everything is None or not counts:
         return []
     if counts == [everything]:
-        return [f"Models were selected on all {everything:,} labelled groups of the validation split."]
+        return [f"Models were selected on all {everything:,} labelled groups of the validation split: fully labelled."]
     used = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    return [f"Models were selected on {used} of the {everything:,} labelled groups of the validation split."]
+    share = f"{counts[0] / everything:.1%}" if len(counts) == 1 else f"{counts[0] / everything:.1%} and more"
+    return [
+        f"Models were selected on {used} of the {everything:,} labelled groups of the validation split ({share}): a "
+        "sample, as the training labels are."
+    ]
 
 
 def _scopes(evaluation: Evaluation) -> Scopes:
@@ -230,15 +239,22 @@ def _outliers(detector: OutlierDetector) -> str:
 
 def _methods(methods: Sequence[MethodResult]) -> str:
     rows = [
-        [method.name, kind, "-" if groups is None else f"{groups:,}", code(url)]
+        [method.name, kind, *("-" if n is None else f"{n:,}" for n in counts), code(url)]
         for method in methods
-        for kind, groups, url in zip(method.kinds, method.labelled_groups, method.bundles, strict=True)
+        for kind, *counts, url in zip(
+            method.kinds,
+            method.labelled_groups,
+            method.validation_groups or [None] * len(method.bundles),
+            method.bundles,
+            strict=True,
+        )
     ]
     text = (
         "A job leaves its whole configuration in `run/config.yaml` beside this page; "
         "`python -m jobs.evaluate --config run/config.yaml --set out=DIRECTORY` repeats the evaluation."
     )
-    return f"{markdown(['method', 'kind', 'labelled groups trained on', 'bundle'], rows)}\n\n{text}"
+    header = ["method", "kind", "labelled groups trained on", "selected on", "bundle"]
+    return f"{markdown(header, rows)}\n\n{text}"
 
 
 def _mean(summary: Summary) -> str:
