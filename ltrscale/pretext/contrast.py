@@ -14,20 +14,19 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import at_least_float32, length_chunks
+from ltrscale.batch import length_chunks
 from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Augmentation, Draw, MarginalConfig, MixupConfig
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import Parts, Pretrainer
+from ltrscale.pretext.siamese import Siamese
+from ltrscale.pretext.watch import directions
 
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities handled at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory does not
 grow with the list length."""
 
-MIN_NORM = 1e-8
-"""Vectors shorter than this count as zero vectors."""
 
-
-class Contrastive(Objective):
+class Contrastive(Siamese):
     """The base of the objectives with an InfoNCE loss."""
 
     temperature: float = Field(0.1, gt=0)
@@ -43,20 +42,16 @@ class Contrastive(Objective):
         """A projector."""
         return Parts(projector=Projector(width, self.projector))
 
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """See `simclr_rank`; `simclr` is the same with all documents in one group."""
+        return simclr_rank(z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature)
 
-class _WithinGroups(Contrastive):
-    """The base of SimCLR-Rank and SimCLR-Sample, which differ in their groups."""
-
-    def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Whether the augmentation needs them."""
-        return augmentation.needs_marginals
-
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `simclr_rank`."""
-        return simclr_rank(*net.two_views(x_NF, draw), draw.offsets_Q1, temperature=self.temperature)
+    def uninformed(self, rivals_N: Tensor) -> Tensor:
+        """`2 log(2L - 1)` for L documents: both views choose among 2L - 1 others."""
+        return 2 * torch.log1p(2 * rivals_N)
 
 
-class SimCLRRankConfig(_WithinGroups):
+class SimCLRRankConfig(Contrastive):
     """SimCLR-Rank: distinguish a document's two views from the other documents of its query group (HOU24).
 
     Source: HOU24, formula 3.
@@ -66,7 +61,7 @@ class SimCLRRankConfig(_WithinGroups):
     kind: Literal["simclr_rank"] = "simclr_rank"
 
 
-class SimCLRSampleConfig(_WithinGroups):
+class SimCLRSampleConfig(Contrastive):
     """SimCLR-Sample: SimCLR-Rank on documents regrouped at random inside each shuffle window (HOU24).
 
     Source: HOU24.
@@ -122,14 +117,6 @@ class SimCLRConfig(Contrastive):
     kind: Literal["simclr"] = "simclr"
     contrasts_batch: ClassVar[bool] = True
 
-    def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Whether the augmentation needs them."""
-        return augmentation.needs_marginals
-
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `simclr`."""
-        return simclr(*net.two_views(x_NF, draw), temperature=self.temperature)
-
 
 def simclr(z0_ND: Tensor, z1_ND: Tensor, *, temperature: float) -> Tensor:
     """SimCLR: distinguish a document's two views from all other views of the micro-batch, shape [N].
@@ -175,11 +162,18 @@ class ScarfConfig(Contrastive):
         """Always True: the corruption draws from them, whatever the augmentation."""
         return True
 
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `scarf`."""
+    def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """The documents as they are, and their corrupted copies."""
         corruption = MarginalConfig(probability=self.rate, fixed_count=self.fixed_count)
-        z_NP = net.project(x_NF)
-        return scarf(z_NP, net.project(corruption.view(x_NF, draw)), temperature=self.temperature)
+        return x_NF, draw.masked(corruption.view(x_NF, draw))
+
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """See `scarf`."""
+        return scarf(z0_NP, z1_NP, temperature=self.temperature)
+
+    def uninformed(self, rivals_N: Tensor) -> Tensor:
+        """`log N`: one of N corrupted views is the document's own."""
+        return torch.log1p(rivals_N)
 
 
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
@@ -223,30 +217,15 @@ class DaclConfig(Contrastive):
 
     kind: Literal["dacl"] = "dacl"
     contrasts_batch: ClassVar[bool] = True
+    draws_views: ClassVar[bool] = False
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
 
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `simclr` and `mixup`."""
+    def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Two mixtures of each document, see `mixup`."""
         mixture = MixupConfig(amount=self.amount)
-        z0_NP = net.project(mixture.view(x_NF, draw))
-        return simclr(z0_NP, net.project(mixture.view(x_NF, draw)), temperature=self.temperature)
-
-
-def directions(z_ND: Tensor) -> Tensor:
-    """Vectors scaled to length 1, in float32 at least; a zero vector stays zero and has gradient 0.
-
-    The norm of a zero vector is replaced by infinity, because dividing by a small constant would give a gradient of
-    about 1e8 when all units of a network are dead.
-
-    Example:
-        >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        tensor([[0.6000, 0.8000],
-                [0.0000, 0.0000]])
-    """
-    z_ND = at_least_float32(z_ND)
-    norm_N1: Tensor = torch.linalg.vector_norm(z_ND, dim=-1, keepdim=True)
-    return z_ND / norm_N1.masked_fill(norm_N1 < MIN_NORM, torch.inf)
+        first_NF = draw.masked(mixture.view(x_NF, draw))
+        return first_NF, draw.masked(mixture.view(x_NF, draw))
 
 
 class _GroupLogSumExp(torch.autograd.Function):
