@@ -2,7 +2,8 @@ r"""Report which features solve the contrast of a pretrained bundle: its loss wi
 
 After `make demo`:
 
-  python -m jobs.contrast --set out=runs/contrast --set data=runs/demo/data --set periods=2026-W01..2026-W05 \
+  python -m jobs.contrast --set out=runs/contrast \
+      --set data=runs/demo/data --set periods=2026-W01..2026-W05 \
       --set bundle=runs/demo/seed-0/simclr_rank/pretrained
 """
 

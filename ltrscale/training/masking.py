@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.stream.parts import Part, Run, cut, run_here, spread
 from ltrscale.models.features import Kind
 from ltrscale.pretext.mask import MaskConfig
 from ltrscale.progress import log
@@ -13,7 +13,9 @@ from ltrscale.progress import log
 _DOCUMENTS = 200_000
 
 
-def masked_features(config: MaskConfig, selection: Selection, kinds: Sequence[Kind]) -> MaskConfig:
+def masked_features(
+    config: MaskConfig, selection: Selection, kinds: Sequence[Kind], *, run: Run = run_here
+) -> MaskConfig:
     """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
 
     The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
@@ -23,12 +25,13 @@ def masked_features(config: MaskConfig, selection: Selection, kinds: Sequence[Ki
         config: the settings.
         selection: all groups of the training split.
         kinds: kind of each feature for the network.
+        run: as for `unique_in_group`.
 
     Raises:
         InputError: as `MaskConfig.rates`, or a file is missing or damaged.
     """
     names = [feature.name for feature in selection.features]
-    found, suspects = identifying(selection.features, unique_in_group(selection))
+    found, suspects = identifying(selection.features, unique_in_group(selection, run=run))
     rates = dict(zip(names, config.rates(kinds, names, found), strict=True))
     for name, share in found.items():
         log.info(
@@ -46,13 +49,24 @@ def masked_features(config: MaskConfig, selection: Selection, kinds: Sequence[Ki
     return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
 
 
-def unique_in_group(selection: Selection) -> list[float | None]:
+def unique_in_group(selection: Selection, *, run: Run = run_here) -> list[float | None]:
     """The shares of `UniqueInGroup` for each feature, in a sample of row groups that is spread over a selection.
+
+    Args:
+        selection: all groups of the training split.
+        run: reads the data, here or in tasks of a Ray cluster; the shares do not depend on the choice.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
     unique = UniqueInGroup(len(selection.features))
-    for groups in iterate(spread(selection, documents=_DOCUMENTS)):
-        unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
+    for of_part in run(_unique, cut(spread(selection, documents=_DOCUMENTS))):
+        unique.merge(of_part)
     return unique.shares()
+
+
+def _unique(part: Part) -> UniqueInGroup:
+    unique = UniqueInGroup(len(part.selection.features))
+    for groups in iterate(part.selection):
+        unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
+    return unique

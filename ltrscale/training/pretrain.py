@@ -110,7 +110,7 @@ def pretrain(
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
-        config = config.replace(mask=masked_features(config.mask, selection, transform.kinds))
+        config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
         if config.method.needs_marginals(config.augment):
             marginals_SF = sample_inputs(selection, transform, run=run)
         work = Pretraining(config, selection, transform.state_dict(), marginals_SF, out, origin)
