@@ -16,7 +16,7 @@ COMMAND = Command(
     __doc__,
     keys="""
     out train.data train.periods
-    pretrain.method pretrain.augment pretrain.preset
+    pretrain.method pretrain.augment pretrain.mask pretrain.preset
     pretrain.network.encoder pretrain.network.transform.numeric
     pretrain.epochs pretrain.stream.docs_per_batch pretrain.stream.streams
     pretrain.optimizer.learning_rate pretrain.optimizer.weight_decay pretrain.optimizer.schedule

@@ -28,6 +28,24 @@ class Draw(NamedTuple):
     """Source of randomness, on the device of the documents."""
     marginals_SF: Tensor | None = None
     """A uniform sample of the training split's documents, normalised; see `Augmentation.needs_marginals`."""
+    rates_F: Tensor | None = None
+    """Rate at which each feature of a view is masked; None masks nothing, and draws nothing."""
+
+    def masked(self, view: Tensor) -> Tensor:
+        """A view, or several, [..., F], in which entries are 0 independently at the rates of their features.
+
+        0 is the centre of a normalised numeric feature and the index of the unknown category.
+
+        Example:
+            >>> rates_F, generator = torch.tensor([0.0, 0.5, 1.0]), torch.Generator().manual_seed(0)
+            >>> draw = Draw(torch.ones(3, dtype=torch.bool), torch.tensor([0, 2]), generator, rates_F=rates_F)
+            >>> draw.masked(torch.ones(2, 3))
+            tensor([[1., 1., 0.],
+                    [1., 0., 0.]])
+        """
+        if self.rates_F is None:
+            return view
+        return view.masked_fill(torch.rand(view.shape, generator=self.generator, device=view.device) < self.rates_F, 0)
 
 
 class Augmentation(Config):

@@ -14,20 +14,19 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ltrscale.batch import at_least_float32, length_chunks
+from ltrscale.batch import length_chunks
 from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import Parts, Pretrainer
+from ltrscale.pretext.siamese import Siamese
+from ltrscale.pretext.watch import directions
 
 SIMILARITIES_PER_BLOCK = 1 << 18
 """Similarities handled at once, in a chunk of groups or a tile: few enough to stay in the cache, so memory does not
 grow with the list length."""
 
-MIN_NORM = 1e-8
-"""Vectors shorter than this count as zero vectors."""
 
-
-class Contrastive(Objective):
+class Contrastive(Siamese):
     """The base of the objectives with an InfoNCE loss."""
 
     temperature: float = Field(0.1, gt=0)
@@ -43,6 +42,14 @@ class Contrastive(Objective):
         """A projector."""
         return Parts(projector=Projector(width, self.projector))
 
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """See `simclr_rank`; `simclr` is the same with all documents in one group."""
+        return simclr_rank(z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature)
+
+    def uninformed(self, rivals_N: Tensor) -> Tensor:
+        """`2 log(2L - 1)` for L documents: both views choose among 2L - 1 others."""
+        return 2 * torch.log1p(2 * rivals_N)
+
 
 class _TwoViews(Contrastive):
     """The base of SimCLR, SimCLR-Rank and SimCLR-Sample, which differ in the groups that they contrast within."""
@@ -51,15 +58,15 @@ class _TwoViews(Contrastive):
     """Whether the sum over other views includes the document's own second view: HOU24's formula 3 and both public
     codes include it, HOU23's section D.1 leaves it out."""
 
-    def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Whether the augmentation needs them."""
-        return augmentation.needs_marginals
-
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """See `simclr_rank`."""
-        z0_NP, z1_NP = net.two_views(x_NF, draw)
-        offsets_Q1 = draw.offsets_Q1[[0, -1]] if self.contrasts_batch else draw.offsets_Q1
-        return simclr_rank(z0_NP, z1_NP, offsets_Q1, temperature=self.temperature, with_positive=self.with_positive)
+        return simclr_rank(
+            z0_NP, z1_NP, self.among(offsets_Q1), temperature=self.temperature, with_positive=self.with_positive
+        )
+
+    def uninformed(self, rivals_N: Tensor) -> Tensor:
+        """`2 log(2L - 1)` for L documents, `2 log(2L - 2)` without the positive; 0 for a document alone."""
+        return 2 * torch.log((2 * rivals_N + self.with_positive).clamp(min=1))
 
 
 class SimCLRRankConfig(_TwoViews):
@@ -181,11 +188,18 @@ class ScarfConfig(Contrastive):
         """Always True: the corruption draws from them, whatever the augmentation."""
         return True
 
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `scarf`."""
+    def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """The documents as they are, and their corrupted copies."""
         corruption = MarginalConfig(probability=self.rate, fixed_count=self.fixed_count)
-        z_NP = net.project(x_NF)
-        return scarf(z_NP, net.project(corruption.view(x_NF, draw)), temperature=self.temperature)
+        return x_NF, draw.masked(corruption.view(x_NF, draw))
+
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
+        """See `scarf`."""
+        return scarf(z0_NP, z1_NP, temperature=self.temperature)
+
+    def uninformed(self, rivals_N: Tensor) -> Tensor:
+        """`log N`: one of N corrupted views is the document's own."""
+        return torch.log1p(rivals_N)
 
 
 def scarf(z_ND: Tensor, corrupted_ND: Tensor, *, temperature: float) -> Tensor:
@@ -229,32 +243,17 @@ class DaclConfig(Contrastive):
 
     kind: Literal["dacl"] = "dacl"
     contrasts_batch: ClassVar[bool] = True
+    draws_views: ClassVar[bool] = False
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share of the other document; HOU24 tries .3, .6 and .9."""
     forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1)
     """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """See `simclr` and `mixup`."""
+    def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Two mixtures of each document, see `mixup`."""
         mixture = MixupConfig(amount=self.amount, forms=self.forms)
-        z0_NP = net.project(mixture.view(x_NF, draw))
-        return simclr(z0_NP, net.project(mixture.view(x_NF, draw)), temperature=self.temperature)
-
-
-def directions(z_ND: Tensor) -> Tensor:
-    """Vectors scaled to length 1, in float32 at least; a zero vector stays zero and has gradient 0.
-
-    The norm of a zero vector is replaced by infinity, because dividing by a small constant would give a gradient of
-    about 1e8 when all units of a network are dead.
-
-    Example:
-        >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        tensor([[0.6000, 0.8000],
-                [0.0000, 0.0000]])
-    """
-    z_ND = at_least_float32(z_ND)
-    norm_N1: Tensor = torch.linalg.vector_norm(z_ND, dim=-1, keepdim=True)
-    return z_ND / norm_N1.masked_fill(norm_N1 < MIN_NORM, torch.inf)
+        first_NF = draw.masked(mixture.view(x_NF, draw))
+        return first_NF, draw.masked(mixture.view(x_NF, draw))
 
 
 class _GroupLogSumExp(torch.autograd.Function):

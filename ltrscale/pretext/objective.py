@@ -19,6 +19,7 @@ from ltrscale.models.heads import Projector
 from ltrscale.models.layers import refuse_batch_norm
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.augment import Augmentation, Draw
+from ltrscale.pretext.watch import Watch
 
 
 class Parts(NamedTuple):
@@ -78,12 +79,14 @@ class Pretrainer(nn.Module):
         augmentation: makes the views of SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam; the other methods make their
             own.
         marginals_SF: a uniform sample of transformed training documents; see `Objective.needs_marginals`.
+        rates_F: rate at which each feature is masked in the views; None masks nothing.
 
     Raises:
         ValueError: a part contains torch's own BatchNorm.
     """
 
     marginals_SF: Tensor | None
+    rates_F: Tensor | None
 
     def __init__(
         self,
@@ -92,12 +95,16 @@ class Pretrainer(nn.Module):
         method: Objective,
         augmentation: Augmentation,
         marginals_SF: Tensor | None = None,
+        rates_F: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
-        # Not part of the weights: a resumed run draws the sample from its data again.
+        self.watch = Watch()
+        # Not part of the weights: a resumed run finds them in its data again.
         self.register_buffer("marginals_SF", marginals_SF, persistent=False)
+        # None where no feature is masked: the views then draw no random numbers for it.
+        self.register_buffer("rates_F", rates_F if rates_F is not None and rates_F.any() else None, persistent=False)
         features = (transform.numeric_F, transform.cardinalities)
         self.encoder = network.encoder.build(*features)
         parts = method.parts(self.encoder.width, *features)
@@ -115,7 +122,7 @@ class Pretrainer(nn.Module):
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
         """The loss summed over documents, and the number of documents."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
-        draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF)
+        draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F)
         return self.method.losses(self, x_NF, draw).sum(), float(groups.n_documents)
 
     def project(self, x_NF: Tensor) -> Tensor:
@@ -123,8 +130,3 @@ class Pretrainer(nn.Module):
         assert self.projector is not None
         z_NP: Tensor = self.projector(self.encoder(x_NF))
         return z_NP
-
-    def two_views(self, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-        """Projections [N, P] of two views of each document."""
-        first_NP = self.project(self.augmentation.view(x_NF, draw))
-        return first_NP, self.project(self.augmentation.view(x_NF, draw))

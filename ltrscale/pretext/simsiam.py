@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
-from ltrscale.pretext.augment import Augmentation, Draw
-from ltrscale.pretext.contrast import directions
-from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+from ltrscale.pretext.objective import Parts, Pretrainer
+from ltrscale.pretext.siamese import Siamese
+from ltrscale.pretext.watch import directions
 
 
 def simsiam(p0_ND: Tensor, p1_ND: Tensor, z0_ND: Tensor, z1_ND: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Predictor(nn.Sequential):
         super().__init__(first, MicroBatchNorm(hidden), nn.ReLU(), second)
 
 
-class SimSiamConfig(Objective):
+class SimSiamConfig(Siamese):
     """SimSiam: predict one view from the other, without negatives.
 
     Source: Chen and He 2021; HOU24, A.2.5.
@@ -69,10 +69,6 @@ class SimSiamConfig(Objective):
         """Hidden layers of the projector."""
         return self.projector.layers
 
-    def needs_marginals(self, augmentation: Augmentation) -> bool:
-        """Whether the augmentation needs them."""
-        return augmentation.needs_marginals
-
     def parts(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
         """A projector, and a predictor on top of it."""
         projector = Projector(width, self.projector)
@@ -80,7 +76,6 @@ class SimSiamConfig(Objective):
             projector=projector, predictor=Predictor(projector.width, self.bottleneck, bias=self.predictor_bias)
         )
 
-    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
+    def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
         """See `simsiam`."""
-        z0_NP, z1_NP = net.two_views(x_NF, draw)
         return simsiam(net.predictor(z0_NP), net.predictor(z1_NP), z0_NP, z1_NP)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
-from ltrscale.pretext.contrast import directions, simclr_rank
+from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_errors
+from ltrscale.pretext.watch import directions
 
 Noise = Literal["swap", "gaussian", "zero"]
 
@@ -205,7 +206,7 @@ class SubTabConfig(Objective):
             scale=self.scale,
             generator=draw.generator,
         )
-        h_KND = [net.encoder(view_NF) for view_NF in views_KNF]
+        h_KND = [net.encoder(view_NF) for view_NF in draw.masked(views_KNF)]
         return subtab(
             torch.stack([net.decoder(h_ND) for h_ND in h_KND]),
             torch.stack([net.projector(h_ND) for h_ND in h_KND]),

@@ -247,7 +247,7 @@ class GroupWriter:
 
     def add(self, block: GroupBlock) -> None:
         """Add a block of groups."""
-        self._stats.add(block.features_NF)
+        self._stats.add(block.features_NF, block.offsets_Q1)
         self._labels.add(block.columns_N["labels"])
         self._longest = max(self._longest, int(block.lengths_Q.max()))
         gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
@@ -262,6 +262,7 @@ class GroupWriter:
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),
             longest=self._longest,
+            grouped=self._stats.grouped,
             accounting=accounting,
             made_by=dict(origin),
         )

@@ -66,6 +66,8 @@ class Training:
     """Validates after each epoch; without it the training has one phase, which runs all its epochs."""
     keep: Callable[[int, float], None] = lambda _epoch, _loss: None
     """Called after each epoch with its number and its mean loss."""
+    watch: Callable[[], Record] = dict
+    """Called after each epoch on all workers; returns further figures of the epoch."""
 
     def run(self, *phases: Phase) -> float:
         """Train in each phase until its epochs or its patience run out; returns the mean loss of the last epoch.
@@ -160,7 +162,7 @@ class Training:
                         )
                         checkpoints.after(result, trainer, kept)
                 epoch = trainer.state.epoch
-                record = {**labels, **clock.record(trainer.past)}
+                record = {**labels, **clock.record(trainer.past), **self.watch()}
                 ended = epoch == phase.epochs
                 if best is not None:
                     record[best.metric] = best.update(phase.name, epoch)

@@ -21,12 +21,16 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.watch import Geometry, Sums, warning_of
 from ltrscale.progress import Report, log
 from ltrscale.storage import join
+from ltrscale.training.masking import masked_features
 from ltrscale.training.network import fitted, sample_inputs
-from ltrscale.training.phases import Phase, Training
+from ltrscale.training.phases import Phase, Record, Training
 from ltrscale.training.presets import Preset, preset
+from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
 
@@ -40,6 +44,8 @@ class PretrainConfig(TrainingConfig):
     """What the encoder learns without labels."""
     augment: AugmentConfig = ZeroingConfig()
     """How a view differs from the document, for SimCLR, SimCLR-Rank, SimCLR-Sample and SimSiam."""
+    mask: MaskConfig = MaskConfig()
+    """Values that the views of every method hide, on top of its augmentation; VIME, which has no views, hides none."""
     network: NetworkConfig = NetworkConfig()
     epochs: int = Field(20, ge=1)
     """Passes over all groups of the training split (HOU24: 300)."""
@@ -104,10 +110,29 @@ def pretrain(
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
+        config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
         if config.method.needs_marginals(config.augment):
             marginals_SF = sample_inputs(selection, transform, run=run)
         work = Pretraining(config, selection, transform.state_dict(), marginals_SF, out, origin)
         launch(work, workers=workers, report=report)
+
+
+class _Watcher:
+    """Reads the geometry of the projections after each epoch, and warns once if it shows that nothing is learnt."""
+
+    def __init__(self, model: Pretrainer) -> None:
+        self.model, self.warned = model, False
+
+    def __call__(self) -> Record:
+        """The figures for the record of the epoch; empty if the method does not compare two views."""
+        sums = Sums(*sum_over_workers(self.model.watch.take()).tolist())
+        if not sums.anchors:
+            return {}
+        found = Geometry.of(sums)
+        if (warning := warning_of(found)) and not self.warned and rank_and_world()[0] == 0:
+            log.warning("pretraining: %s", warning)
+            self.warned = True
+        return found._asdict()
 
 
 @dataclass(frozen=True)
@@ -128,10 +153,12 @@ class Pretraining:
         config, selection = self.config, self.selection
         torch.manual_seed(config.seed)
         transform = FeatureTransform.from_state(self.transform, config.network.transform)
-        model = Pretrainer(transform, config.network, config.method, config.augment, self.marginals_SF)
+        names = [feature.name for feature in selection.features]
+        rates_F = torch.tensor(config.mask.rates(transform.kinds, names))
+        model = Pretrainer(transform, config.network, config.method, config.augment, self.marginals_SF, rates_F)
         model.to(set_up(config))
         keep = functools.partial(self._keep, model, context.report)
-        training = Training(model, config, selection, self.out, self.origin, context, keep=keep)
+        training = Training(model, config, selection, self.out, self.origin, context, keep=keep, watch=_Watcher(model))
         loss = training.run(Phase("pretrain", "pretraining", config.epochs))
         if rank_and_world()[0] == 0:
             self._save(model, self.out, loss, self.origin)

@@ -11,6 +11,7 @@ from ltrscale.data.dataset.split import Split, check_disjoint
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
 from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.errors import InputError
+from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
@@ -296,3 +297,36 @@ class EvaluateJob(Stage):
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate, and commit the report."""
         evaluate(self.evaluate, self.out, made_by=origin, report=report)
+
+
+class ContrastJob(contrasts.ContrastConfig, Stage):
+    """Report which features solve the contrast of a pretrained bundle."""
+
+    stage: ClassVar = "contrast"
+    out: str
+    """Directory of the report."""
+
+    def run(self) -> bool:
+        """Make the report, and print its first rows."""
+        ran = super().run()
+        contrasts.print_table(self.out)
+        return ran
+
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self._settings(), self._documents)
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set and the bundle."""
+        return dataset_hashes([self._documents]) | bundle_hashes([self.bundle])
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Measure, and commit the report."""
+        contrasts.contrast(self._settings(), self.out, made_by=origin, report=report)
+
+    def _settings(self) -> contrasts.ContrastConfig:
+        return contrasts.ContrastConfig.model_validate(self.model_dump(exclude={"out"}))
+
+    @property
+    def _documents(self) -> Split:
+        return Split(data=(self.data,), periods=self.periods)

@@ -18,6 +18,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.errors import InputError, Stopped
+from ltrscale.pretext.watch import Geometry
 from ltrscale.progress import Report
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune
@@ -28,7 +29,8 @@ from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 Records = list[dict[str, Any]]
 Run = Callable[[str, Report], None]
-MEASURED = {"documents_per_s", "wait_percent", "workers", "wait_s"}
+MEASURED = {"documents_per_s", "wait_percent", "workers", "wait_s", *Geometry._fields}
+"""Figures of the time since the start or the resume."""
 
 
 def splits(data: str) -> tuple[Split, Split]:
@@ -177,6 +179,9 @@ def test_an_epoch_is_reported_in_numbers_and_in_a_line(
         (worker,) = epoch["workers"]
         assert 0 <= worker["wait_percent"] == epoch["wait_percent"] <= 100
         assert 0.05 < worker["memory_gb"] < 64
+        assert 0 < epoch["alignment"] < 4
+        assert epoch["uniformity"] < 0 < epoch["accuracy"] < 1
+        assert epoch["loss_left"] > 0
     (line,) = [message for message in caplog.messages if message.startswith("pretraining, epoch 2 of 2: ")]
     counts = rf"{selection.n_groups:,} groups \(0 missed, 0 repeated\), {selection.n_documents:,} documents, "
     assert re.search(counts + r"[\d,]+ documents/s, waiting for data [\d.]+%, loss [\d.]+$", line)

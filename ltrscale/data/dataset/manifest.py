@@ -113,6 +113,9 @@ class FeatureSummary(Config):
     maximum: float | None = None
     mean: float | None = None
     std: float | None = None
+    unique_in_group: float | None = None
+    """Share of the documents whose value no other document of their group has, of those in groups of at least two; None
+    for a feature with fractions, and where it was not counted."""
 
 
 class Accounting(Config):
@@ -146,6 +149,8 @@ class Manifest(Config):
     """Documents by label value, at most 64 different ones; empty when there are more."""
     longest: int = 0
     """Documents of the longest group."""
+    grouped: int = 0
+    """Documents in groups of at least two; 0 where they were not counted."""
     accounting: Accounting = Accounting()
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""

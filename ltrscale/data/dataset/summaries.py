@@ -1,32 +1,37 @@
 """Summaries of features and labels for the manifest, computed while rows stream past.
 
-Shapes: N rows, F features.
+Shapes: N rows, Q groups, Q1 = Q + 1 offsets, F features, K of them; in a chunk of M groups, L slots a group.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ltrscale.data.dataset.manifest import FeatureSummary
+from ltrscale.batch import length_chunks
+from ltrscale.data.dataset.manifest import Feature, FeatureSummary
 from ltrscale.moments import Moments
 
 _LABELS = 64
 _VALUES = 1 << 16
+_FIRST = 256
+_IDENTIFYING, _SUSPECT = 0.5, 0.95
+"""Numbers may be counts, which differ within short lists without naming a document: they need a higher share."""
 
 
 class FeatureStats:
-    """Missing count, range, mean and deviation of each feature, in one pass and float64.
+    """Missing count, range, mean and deviation of each feature, in one pass and float64; values unique in their group.
 
     The deviation is the population's.
 
     Example:
         >>> stats = FeatureStats(1)
-        >>> stats.add(np.array([[1], [np.nan]], np.float32))
-        >>> stats.add(np.array([[3]], np.float32))
+        >>> stats.add(np.array([[1], [np.nan]], np.float32), np.array([0, 2]))
+        >>> stats.add(np.array([[3]], np.float32), np.array([0, 1]))
         >>> stats.summaries()
-        (FeatureSummary(missing=1, minimum=1.0, maximum=3.0, mean=2.0, std=1.0),)
+        (FeatureSummary(missing=1, minimum=1.0, maximum=3.0, mean=2.0, std=1.0, unique_in_group=0.5),)
     """
 
     def __init__(self, n_features: int) -> None:
@@ -34,9 +39,15 @@ class FeatureStats:
         self._minimum_F = np.full(n_features, np.inf)
         self._maximum_F = np.full(n_features, -np.inf)
         self._moments = Moments.none(n_features)
+        self._unique = UniqueInGroup(n_features)
 
-    def add(self, features_NF: NDArray[np.float32]) -> None:
-        """Add rows, in parts that fit the processor's cache."""
+    @property
+    def grouped(self) -> int:
+        """Documents in groups of at least two."""
+        return self._unique.grouped
+
+    def add(self, features_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64]) -> None:
+        """Add the rows of whole groups, in parts that fit the processor's cache."""
         step = max(_VALUES // features_NF.shape[1], 1)
         for start in range(0, len(features_NF), step):
             part_NF = features_NF[start : start + step]
@@ -45,10 +56,11 @@ class FeatureStats:
             self._missing_F += len(part_NF) - moments.count_F
             self._minimum_F = np.fmin(self._minimum_F, np.fmin.reduce(part_NF, axis=0))  # fmin and fmax ignore NaN
             self._maximum_F = np.fmax(self._maximum_F, np.fmax.reduce(part_NF, axis=0))
+        self._unique.add(features_NF, offsets_Q1)
 
     @classmethod
-    def of(cls, summaries: Sequence[FeatureSummary], documents: int) -> "FeatureStats":
-        """The statistics that have these summaries, for this number of documents."""
+    def of(cls, summaries: Sequence[FeatureSummary], documents: int, grouped: int) -> "FeatureStats":
+        """The statistics that have these summaries, for this number of documents, and of those in groups of two."""
         stats = cls(len(summaries))
         for f, summary in enumerate(summaries):
             stats._missing_F[f] = summary.missing
@@ -57,6 +69,7 @@ class FeatureStats:
                 count_F[f], mean_F[f] = documents - summary.missing, summary.mean
                 squares_F[f] = summary.std**2 * count_F[f]
                 stats._minimum_F[f], stats._maximum_F[f] = summary.minimum, summary.maximum
+        stats._unique = UniqueInGroup.of([summary.unique_in_group for summary in summaries], grouped)
         return stats
 
     def merge(self, other: "FeatureStats") -> None:
@@ -65,12 +78,14 @@ class FeatureStats:
         self._maximum_F = np.fmax(self._maximum_F, other._maximum_F)
         self._missing_F += other._missing_F
         self._moments = self._moments.merge(other._moments)
+        self._unique.merge(other._unique)
 
     def summaries(self) -> tuple[FeatureSummary, ...]:
         """One for each feature, in order."""
         count_F, mean_F, std_F = self._moments.count_F, self._moments.mean_F, self._moments.std_F()
+        shares = self._unique.shares()
         return tuple(
-            FeatureSummary(missing=int(self._missing_F[f]))
+            FeatureSummary(missing=int(self._missing_F[f]), unique_in_group=shares[f])
             if not count_F[f]
             else FeatureSummary(
                 missing=int(self._missing_F[f]),
@@ -78,9 +93,105 @@ class FeatureStats:
                 maximum=float(self._maximum_F[f]),
                 mean=float(mean_F[f]),
                 std=float(std_F[f]),
+                unique_in_group=shares[f],
             )
             for f in range(len(std_F))
         )
+
+
+class UniqueInGroup:
+    """Counts the documents whose value of a feature no other document of their group has.
+
+    Only features of whole numbers are counted, as all categories are, because measurements differ anyway. Groups of one
+    document are left out; a missing value is not unique.
+
+    Example:
+        >>> unique = UniqueInGroup(3)
+        >>> x_NF = np.array([[7, 1, 0.5], [8, 1, 0], [9, 2, 0], [7, 2, 0]], np.float32)
+        >>> unique.add(x_NF, np.array([0, 3, 4]))
+        >>> unique.shares()
+        [1.0, 0.333..., None]
+    """
+
+    def __init__(self, n_features: int) -> None:
+        self.grouped = 0
+        """Documents in groups of at least two."""
+        self._unique_F = np.zeros(n_features, dtype=np.int64)
+        self._whole_F = np.ones(n_features, dtype=np.bool_)
+
+    def add(self, features_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64]) -> None:
+        """Add the rows of whole groups; a chunk of them fits the processor's cache."""
+        lengths_Q = np.diff(offsets_Q1)
+        self.grouped += int(lengths_Q[lengths_Q > 1].sum())
+        self._whole_F &= _whole(features_NF[:_FIRST])  # most features with fractions are left out here
+        columns_K = np.flatnonzero(self._whole_F)
+        x_KN = np.ascontiguousarray(features_NF[:, columns_K].T)
+        self._whole_F[columns_K] = _whole(x_KN.T)
+        budget = max(_VALUES // max(len(columns_K), 1), 1)
+        for chunk in length_chunks(torch.from_numpy(offsets_Q1), budget=budget, quadratic=False):
+            if (mask_ML := chunk.mask_ML.numpy()).shape[1] > 1:
+                x_KML = x_KN.take(chunk.rows_ML.numpy(), axis=1)
+                x_KML[:, ~(mask_ML & mask_ML[:, 1:2])] = np.nan  # padding, and groups of one document
+                self._unique_F[columns_K] += _unique(x_KML)
+
+    @classmethod
+    def of(cls, shares: Sequence[float | None], grouped: int) -> "UniqueInGroup":
+        """The counts that have these shares."""
+        unique = cls(len(shares))
+        unique.grouped = grouped
+        unique._whole_F[:] = [share is not None for share in shares]
+        unique._unique_F[:] = [round((share or 0.0) * grouped) for share in shares]
+        return unique
+
+    def merge(self, other: "UniqueInGroup") -> None:
+        """Add the groups of another."""
+        self.grouped += other.grouped
+        self._unique_F += other._unique_F
+        self._whole_F &= other._whole_F
+
+    def shares(self) -> list[float | None]:
+        """Unique documents of each feature as a share of all in groups of at least two; None if not counted."""
+        pairs = zip(self._unique_F.tolist(), self._whole_F.tolist(), strict=True)
+        return [unique / self.grouped if whole and self.grouped else None for unique, whole in pairs]
+
+
+def identifying(
+    features: Sequence[Feature], shares: Sequence[float | None]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The features that identify a document within its group, and numbers that may do so, with their shares.
+
+    Args:
+        features: in order.
+        shares: `unique_in_group` of each.
+
+    Returns:
+        The categorical features with a share of at least .5; the numeric ones of whole numbers with at least .95.
+
+    Example:
+        >>> features = Feature(name="id", kind="categorical"), Feature(name="rank"), Feature(name="age")
+        >>> identifying(features, [0.5, 0.99, None])
+        ({'id': 0.5}, {'rank': 0.99})
+    """
+    found = {feature: share for feature, share in zip(features, shares, strict=True) if share is not None}
+    return (
+        {f.name: share for f, share in found.items() if f.kind == "categorical" and share >= _IDENTIFYING},
+        {f.name: share for f, share in found.items() if f.kind == "numeric" and share >= _SUSPECT},
+    )
+
+
+def _whole(x_NF: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether all values of each feature are whole numbers or missing, shape [F]."""
+    return np.asarray(((np.floor(x_NF) == x_NF) | np.isnan(x_NF)).all(0))
+
+
+def _unique(x_KML: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The number of values of each feature that occur once in their group, shape [K]; NaN does not count."""
+    x_KML.sort(axis=2)  # NaN comes last, and is not equal to itself
+    same_KML = x_KML[..., 1:] == x_KML[..., :-1]
+    once_KML = ~np.isnan(x_KML)
+    once_KML[..., 1:] &= ~same_KML
+    once_KML[..., :-1] &= ~same_KML
+    return np.asarray(once_KML.sum((1, 2)))
 
 
 class LabelCounts:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.data.dataset.manifest import Dataset, Feature, FeatureSummary, Manifest
+from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.inputs import Work
@@ -109,22 +109,19 @@ def known_ids(before: Dataset) -> Iterator[NDArray[np.uint64]]:
 def joined(before: Manifest, new: Manifest) -> Manifest:
     """The manifest of a data set with an addition; `new` is the manifest of the addition alone."""
     files = sorted([*before.files, *new.files], key=lambda file: (file.period, file.path))
+    stats, added = (FeatureStats.of(part.summaries, part.counts().documents, part.grouped) for part in (before, new))
+    stats.merge(added)
     return Manifest(
         features=before.features,
         files=tuple(files),
-        summaries=_summaries(before, new),
+        summaries=stats.summaries(),
         label_counts=_label_counts(before, new),
         longest=max(before.longest, new.longest),
+        grouped=stats.grouped,
         accounting=total([before.accounting, new.accounting]),
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )
-
-
-def _summaries(before: Manifest, new: Manifest) -> tuple[FeatureSummary, ...]:
-    stats = FeatureStats.of(before.summaries, before.counts().documents)
-    stats.merge(FeatureStats.of(new.summaries, new.counts().documents))
-    return stats.summaries()
 
 
 def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:

@@ -96,7 +96,7 @@ def write_unit(
 
     def take(groups: Groups) -> None:
         nonlocal longest, schema
-        stats.add(groups.rows.features_NF)
+        stats.add(groups.rows.features_NF, groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
         longest = max(longest, int(np.diff(groups.offsets_Q1).max()))
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.config import made_by
 from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts, identifying
 from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, write_unit
 from ltrscale.data.ingest.categories import CategoryEncoder
@@ -187,6 +187,7 @@ class _Totals:
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),
             longest=self._longest,
+            grouped=self._stats.grouped,
             accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
@@ -238,4 +239,11 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
     )
+    names = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    for what, found in zip(("identify", "may identify"), names, strict=True):
+        if found:
+            shares = ", ".join(
+                f"{name} (unique in its group for {share:.0%} of documents)" for name, share in found.items()
+            )
+            log.info("prepare: features that %s a document within its group: %s", what, shares)
     report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})

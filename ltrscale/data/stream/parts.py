@@ -50,6 +50,13 @@ def cut(selection: Selection, *, values: int = _VALUES) -> list[Part]:
     return parts
 
 
+def spread(selection: Selection, *, documents: int) -> Selection:
+    """A sample of about this many documents: whole row groups, at equal distances over a selection of all groups."""
+    row_groups = selection.row_groups
+    number = min(len(row_groups), -(-len(row_groups) * documents // max(1, selection.n_documents)))
+    return replace(selection, row_groups=tuple(row_groups[i * len(row_groups) // number] for i in range(number)))
+
+
 def run_here(function: Callable[[Part], T], parts: Sequence[Part]) -> Iterator[T]:
     """Run a function on each part in the calling thread, lazily: each when the caller asks for its result."""
     return map(function, parts)

@@ -1,0 +1,16 @@
+r"""Report which features solve the contrast of a pretrained bundle: its loss with each feature permuted in one view.
+
+After `make demo`:
+
+  python -m jobs.contrast --set out=runs/contrast \
+      --set data=runs/demo/data --set periods=2026-W01..2026-W05 \
+      --set bundle=runs/demo/seed-0/simclr_rank/pretrained
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.stages import ContrastJob
+
+COMMAND = Command("contrast", ContrastJob, ContrastJob.run, __doc__)
+
+if __name__ == "__main__":
+    main(COMMAND)

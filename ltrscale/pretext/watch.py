@@ -1,0 +1,172 @@
+"""Watching pretraining: how well the projections of two views tell documents apart, and whether that is too easy.
+
+An encoder that recognises a document by a value of its own, or maps all documents to one point, has a fine loss and has
+learnt nothing. Both show in the geometry of the projections.
+
+Shapes: N documents, D projection, Q1 = Q + 1 offsets; A anchors, which are compared with C documents.
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ltrscale.batch import at_least_float32
+
+ANCHORS = 64
+"""Documents of a micro-batch that are looked at: few, for all would cost as much as the loss."""
+RIVALS = 256
+"""Documents of a micro-batch with which anchors are compared, if they are contrasted within their groups."""
+
+_SOLVED, _COLLAPSED = 0.9, -0.05
+"""Bounds of a warning. Accuracy speaks alike at every temperature, which the share of the loss does not: at 1 the loss
+cannot fall to a quarter, at .01 it may rise while the encoder learns."""
+
+MIN_NORM = 1e-8
+"""Vectors shorter than this count as zero vectors."""
+
+
+def directions(z_ND: Tensor) -> Tensor:
+    """Vectors scaled to length 1, in float32 at least; a zero vector stays zero and has gradient 0.
+
+    The norm of a zero vector is replaced by infinity, because dividing by a small constant would give a gradient of
+    about 1e8 when all units of a network are dead.
+
+    Example:
+        >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    z_ND = at_least_float32(z_ND)
+    norm_N1: Tensor = torch.linalg.vector_norm(z_ND, dim=-1, keepdim=True)
+    return z_ND / norm_N1.masked_fill(norm_N1 < MIN_NORM, torch.inf)
+
+
+class Sums(NamedTuple):
+    """Sums over anchors, over pairs of an anchor with another document's view, and over documents."""
+
+    anchors: float
+    distance: float
+    """Squared distances of the unit vectors of an anchor's two views."""
+    pairs: float
+    nearness: float
+    """`exp(-2 d^2)` of the pairs, d the distance of the unit vectors."""
+    rivalled: float
+    """Anchors with another document in their group."""
+    found: float
+    """Anchors whose first view is closer to its second view than to any view of another document."""
+    loss: float
+    uninformed: float
+    """Losses that documents would have if all similarities were equal."""
+
+
+class Geometry(NamedTuple):
+    """Figures of an epoch; None where undefined."""
+
+    alignment: float | None
+    """Mean squared distance of the unit vectors of a document's two views, from 0 to 4 (Wang and Isola 2020)."""
+    uniformity: float | None
+    """`log mean exp(-2 d^2)` over pairs of different documents of a group: 0 if all vectors are equal, below -2 if they
+    are spread over the sphere (Wang and Isola 2020, t = 2, within groups)."""
+    accuracy: float | None
+    """Share of the documents whose other view is the closest of all views of the group."""
+    loss_left: float | None
+    """The loss as a share of that of an encoder that knows nothing; None for objectives without contrast."""
+
+    @classmethod
+    def of(cls, sums: Sums) -> Self:
+        """The figures that follow from sums.
+
+        Example:
+            >>> Geometry.of(Sums(2, 1, 8, 4, 2, 1, 6, 12))
+            Geometry(alignment=0.5, uniformity=-0.693..., accuracy=0.5, loss_left=0.5)
+        """
+        ratio = torch.tensor([sums.distance, sums.nearness, sums.found, sums.loss], dtype=torch.float64)
+        ratio /= torch.tensor([sums.anchors, sums.pairs, sums.rivalled, sums.uninformed], dtype=torch.float64)
+        ratio[1].log_()
+        return cls(*(value if abs(value) < torch.inf else None for value in ratio.tolist()))
+
+
+def warning_of(found: Geometry) -> str | None:
+    """What is wrong with an epoch, with the remedy; None if nothing is.
+
+    Example:
+        >>> warning_of(Geometry(alignment=0.5, uniformity=-2.5, accuracy=0.6, loss_left=0.3)) is None
+        True
+    """
+    if found.uniformity is not None and found.uniformity > _COLLAPSED:
+        return (
+            f"the embeddings have collapsed (uniformity {found.uniformity:.3f}, alignment {found.alignment:.3f}): all "
+            "documents look alike; lower optimizer.learning_rate, or set projector.batch_norm for simsiam"
+        )
+    if found.accuracy is not None and found.accuracy > _SOLVED:
+        left = "" if found.loss_left is None else f", {found.loss_left:.0%} of the loss is left"
+        return (
+            f"the contrast is solved (the other view is found for {found.accuracy:.0%} of documents{left}), so little "
+            "more will be learnt: the views may show what names a document; jobs.contrast reports which features do, "
+            "pretrain.mask hides them, and a stronger pretrain.augment makes views differ more"
+        )
+    return None
+
+
+@torch.no_grad()
+def measure(
+    z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor, *, anchors: int = ANCHORS, rivals: int = RIVALS
+) -> Tensor:
+    """The first six of `Sums` for the first documents of a micro-batch, float64, shape [6].
+
+    The first `anchors` documents are compared with the other documents of their groups among the first `rivals`.
+    Nothing is copied from the device.
+
+    Args:
+        z0_ND: projections of the first view.
+        z1_ND: projections of the second view.
+        offsets_Q1: offsets of the groups within which documents are told apart.
+        anchors: documents to look at.
+        rivals: documents to compare with.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> [round(value, 4) for value in measure(z, z, torch.tensor([0, 2, 3])).tolist()]  # exp(-4) for each pair
+        [3.0, 0.0, 4.0, 0.0733, 2.0, 2.0]
+    """
+    n = min(rivals, len(z0_ND))
+    place_C = torch.arange(n, device=z0_ND.device)
+    group_C = torch.searchsorted(offsets_Q1[1:].contiguous(), place_C, right=True)
+    first_CD, second_CD = directions(z0_ND[:n]), directions(z1_ND[:n])
+    anchors_AD = first_CD[:anchors]
+    positive_A = (anchors_AD * second_CD[:anchors]).sum(1)
+    rival_AC = (group_C[:anchors, None] == group_C) & (place_C[:anchors, None] != place_C)
+    rival_AU = torch.cat([rival_AC, rival_AC], 1)
+    with torch.autocast(z0_ND.device.type, enabled=False):
+        cosine_AU = anchors_AD @ torch.cat([first_CD, second_CD]).T
+    rivalled_A = rival_AC.any(1)
+    found_A = rivalled_A & (positive_A[:, None] > cosine_AU).logical_or_(~rival_AU).all(1)
+    nearness_AU = torch.exp(4 * cosine_AU - 4).masked_fill_(~rival_AU, 0.0)  # d^2 = 2 - 2 cos
+    parts = (
+        torch.ones_like(positive_A).sum(),
+        (2 - 2 * positive_A).sum(),
+        rival_AU.sum(),
+        nearness_AU.sum(),
+        rivalled_A.sum(),
+        found_A.sum(),
+    )
+    return torch.stack([part.double() for part in parts])
+
+
+class Watch:
+    """Sums over the micro-batches of an epoch, or of the part since a resume; they stay on the device until taken."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+
+    def add(self, of_views: Tensor, losses_N: Tensor, uninformed_N: Tensor) -> None:
+        """Add a micro-batch: what `measure` has found, and the losses of its documents."""
+        losses = torch.stack([losses_N.detach().double().sum(), uninformed_N.double().sum()])
+        sums = torch.cat([of_views, losses])
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def take(self) -> Tensor:
+        """The sums so far on the CPU, shape [8], zeros before the first micro-batch; starts again at zero."""
+        sums, self._sums = self._sums, None
+        return torch.zeros(len(Sums._fields), dtype=torch.float64) if sums is None else sums.cpu()

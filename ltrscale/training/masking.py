@@ -1,0 +1,72 @@
+"""The features that pretraining masks in the views: those that the config names, and those that identify a document."""
+
+from collections.abc import Sequence
+
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import Part, Run, cut, run_here, spread
+from ltrscale.models.features import Kind
+from ltrscale.pretext.mask import MaskConfig
+from ltrscale.progress import log
+
+_DOCUMENTS = 200_000
+
+
+def masked_features(
+    config: MaskConfig, selection: Selection, kinds: Sequence[Kind], *, run: Run = run_here
+) -> MaskConfig:
+    """The same mask with the rate of every masked feature under its name, so that nothing is left to find out.
+
+    The features that identify a document are found in a sample of the groups that are read, not in the manifests, which
+    may be older than the count, and speak of other periods too. They are logged, with their shares and rates.
+
+    Args:
+        config: the settings.
+        selection: all groups of the training split.
+        kinds: kind of each feature for the network.
+        run: as for `unique_in_group`.
+
+    Raises:
+        InputError: as `MaskConfig.rates`, or a file is missing or damaged.
+    """
+    names = [feature.name for feature in selection.features]
+    found, suspects = identifying(selection.features, unique_in_group(selection, run=run))
+    rates = dict(zip(names, config.rates(kinds, names, found), strict=True))
+    for name, share in found.items():
+        log.info(
+            "pretraining: %s identifies a document within its group (unique for %.0f%% of documents); "
+            "the views mask it at a rate of %g",
+            *(name, 100 * share, rates[name]),
+        )
+    for name, share in suspects.items():
+        if not rates[name]:
+            log.warning(
+                "pretraining: %s may identify a document within its group (a whole number, unique for %.0f%% of "
+                "documents); if it is an id, leave it out, prepare it as categorical, or set pretrain.mask.columns",
+                *(name, 100 * share),
+            )
+    return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
+
+
+def unique_in_group(selection: Selection, *, run: Run = run_here) -> list[float | None]:
+    """The shares of `UniqueInGroup` for each feature, in a sample of row groups that is spread over a selection.
+
+    Args:
+        selection: all groups of the training split.
+        run: reads the data, here or in tasks of a Ray cluster; the shares do not depend on the choice.
+
+    Raises:
+        InputError: a file is missing, damaged, or does not hold what the manifest lists.
+    """
+    unique = UniqueInGroup(len(selection.features))
+    for of_part in run(_unique, cut(spread(selection, documents=_DOCUMENTS))):
+        unique.merge(of_part)
+    return unique.shares()
+
+
+def _unique(part: Part) -> UniqueInGroup:
+    unique = UniqueInGroup(len(part.selection.features))
+    for groups in iterate(part.selection):
+        unique.add(groups.features_NF.numpy(), groups.offsets_Q1.numpy())
+    return unique
