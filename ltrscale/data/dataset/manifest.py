@@ -64,7 +64,7 @@ def places(
             lacking.append(f"{feature.name!r} ({feature.kind}, there {kind})")
     if lacking:
         n = f"{len(lacking)} of its {len(wanted)} features are not in {where}"
-        raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns")
+        raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns, and leave none out")
     names = {feature.name for feature in wanted}
     _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
     return [found[feature.name][0] for feature in wanted]
