@@ -14,7 +14,9 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.tuning.space import Dimension
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.workflows.searched import GBDTSearch, check_space, given_params, with_params
 from ltrscale.workflows.stage import Stage
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
@@ -96,6 +98,15 @@ def test_an_encoder_that_reads_what_is_left_out_is_refused(synthetic_dataset: st
         InputError, match=r"pretrained: \d+ of its \d+ features are not in the data: .* leave none out$"
     ):
         run(FinetuneJob, tmp_path / "model", **where)
+
+
+def test_a_search_may_decide_what_to_leave_out(synthetic_dataset: str) -> None:
+    job = validate(GBDTSearch, {"splits": splits(synthetic_dataset)}, "test")
+    space = {"splits.train.leave_out": Dimension(choices=([], LEFT_OUT))}
+    check_space(job, space)
+    assert given_params(job, space) == {"splits.train.leave_out": []}
+    made, _ = with_params(job, space, {"splits.train.leave_out": LEFT_OUT})
+    assert made.splits == job.splits.leaving_out(LEFT_OUT)
 
 
 def pipeline(data: str, out: Path, methods: dict[str, Any]) -> PipelineConfig:
