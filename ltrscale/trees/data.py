@@ -7,12 +7,13 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documen
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ltrscale.batch import QueryGroups, group_index, to_offsets
 from ltrscale.boosters import renumber
@@ -57,7 +58,8 @@ class Codes(NamedTuple):
 class Labelled:
     """The labelled groups of a split without their features, which `rows` streams as trees see them.
 
-    `weights_N` is 1 for a document without a weight, and None if the whole split has no weights.
+    `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `positions_N` is NaN
+    for a document without a position, and None if the whole split has none.
     """
 
     split: str
@@ -66,6 +68,7 @@ class Labelled:
     offsets_Q1: NDArray[np.int64]
     ids_Q: NDArray[np.int64]
     weights_N: NDArray[np.float64] | None
+    positions_N: NDArray[np.float32] | None
     view: View
 
     @property
@@ -117,22 +120,31 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
 
 def _without_features(groups: QueryGroups) -> QueryGroups:
     nothing_N0 = groups.features_NF.new_empty(groups.n_documents, 0)  # not a slice, which would keep the features alive
-    return QueryGroups(nothing_N0, groups.offsets_Q1, groups.labels_N, groups.ids_Q, groups.weights_N)
+    return replace(groups, features_NF=nothing_N0)
 
 
 def _joined(split: str, selection: Selection, parts: list[QueryGroups], view: View) -> Labelled:
-    labels = [torch.full((part.n_documents,), torch.nan) if part.labels_N is None else part.labels_N for part in parts]
-    weights = [torch.ones(part.n_documents) if part.weights_N is None else part.weights_N for part in parts]
-    weighted = any(part.weights_N is not None for part in parts)
+    n_documents = sum(part.n_documents for part in parts)
+    labels_N, weights_N, positions_N = (_column(parts, name) for name in ("labels_N", "weights_N", "positions_N"))
     return Labelled(
         split,
         selection,
-        torch.cat(labels).double().numpy(),
+        np.full(n_documents, np.nan) if labels_N is None else labels_N.double().numpy(),
         to_offsets(torch.cat([part.lengths_Q for part in parts])).numpy(),
         torch.cat([part.ids_Q for part in parts if part.ids_Q is not None]).numpy(),
-        torch.cat(weights).nan_to_num(1.0).double().numpy() if weighted else None,
+        None if weights_N is None else weights_N.nan_to_num(1.0).double().numpy(),
+        None if positions_N is None else positions_N.numpy(),
         view,
     )
+
+
+def _column(parts: list[QueryGroups], name: str) -> Tensor | None:
+    """A field of all parts, NaN for the documents of parts without it; None if no part has it."""
+    found = [getattr(part, name) for part in parts]
+    if all(values_N is None for values_N in found):
+        return None
+    absent = (torch.full((part.n_documents,), torch.nan) for part in parts)
+    return torch.cat([nan_N if values_N is None else values_N for values_N, nan_N in zip(found, absent, strict=True)])
 
 
 def _numbers(groups: QueryGroups) -> NDArray[np.int64]:

@@ -59,7 +59,7 @@ def train_gbdt(
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
             documents; no validation group has a relevant document; the library is not installed or takes only one
-            worker; there are fewer row groups than workers.
+            worker; there are fewer row groups than workers; `monotone` names no feature; `unbiased` lacks positions.
     """
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
@@ -149,12 +149,14 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
         context: receives a record for each tree.
 
     Raises:
-        InputError: a label has no gain.
+        InputError: a label has no gain; `monotone` or `unbiased` does not fit the data.
         Stopped: this process was asked to stop.
     """
     targets_N = shared_targets(config.targets, train)
     check_labels(config, train, targets_N)
     check_labels(config, validation, validation.labels_N)
+    if not isinstance(config, CatBoostConfig) and config.unbiased:
+        check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
         model = _boost(config, train, targets_N, validation, merged(codes), watch)
     metrics = {**watch.metrics(), "validation_groups": len(validation.ids_Q)}
@@ -185,9 +187,11 @@ def check_library(config: GBDTConfig, world: int) -> None:
     """Check that the library is installed and supports this number of workers.
 
     Raises:
-        InputError: CatBoost is not installed, or there are several workers for it.
+        InputError: CatBoost is not installed, or there are several workers for it or for unbiased trees.
     """
     if not isinstance(config, CatBoostConfig):
+        if config.unbiased and world > 1:  # each worker would learn biases from its share alone
+            raise InputError(f"unbiased trees train in one process, not on {world} workers; set workers to 1")
         return
     if world > 1:
         raise InputError(
@@ -243,6 +247,30 @@ def highest_label(config: GBDTConfig) -> int | None:
             return HIGHEST_LINEAR
         case table:
             return len(table) - 1
+
+
+def check_positions(groups: Labelled) -> None:
+    """Check that every document has a position, a whole number, and no two of a group have the same.
+
+    Raises:
+        InputError: one has none, or two have the same; the message names the group and the remedy.
+    """
+    if groups.positions_N is None:
+        raise InputError(f"{groups.split}: unbiased trees need positions; map the column in prepare, or unset unbiased")
+    positions_N = groups.positions_N
+    for row in np.flatnonzero(~(positions_N == positions_N.round()))[:1]:  # NaN equals nothing
+        raise InputError(
+            f"{groups.split}: group {groups.group_of(row)} has position {positions_N[row]:g}, and unbiased trees need "
+            "a whole number for every document; prepare the documents that were shown only, or unset unbiased"
+        )
+    group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
+    order_N = np.lexsort((positions_N, group_N))
+    same_N = (np.diff(group_N) == 0) & (np.diff(positions_N[order_N]) == 0)
+    for row in order_N[np.flatnonzero(same_N)][:1]:
+        raise InputError(
+            f"{groups.split}: group {groups.group_of(row)} has position {positions_N[row]:g} twice; give each document "
+            "its own position, or unset unbiased"
+        )
 
 
 def check_validation(validation: Labelled) -> None:

@@ -12,11 +12,11 @@ from pydantic import Field
 from ltrscale import views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.data.stream.scored import Scores, score
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
@@ -32,7 +32,8 @@ class StackConfig(Config):
     """The inputs of a stack's trees, and how they are grown."""
 
     features: Texts = ()
-    """Raw features that the trees see before the members' scores: names, or `all`; empty for none."""
+    """Raw features that the trees see before the members' scores: names, prefixes with *, `numeric`, `categorical`, or
+    `all`; empty for none."""
     standardise: bool = True
     """Standardise members' scores within each query group: ranking losses do not fix the scale of scores, so it changes
     with the folds that a member was trained on, and trees would take the change for information."""
@@ -193,14 +194,11 @@ def _chosen(features: Sequence[Feature], names: Sequence[str]) -> tuple[str, ...
     """The names of the chosen features, None for all.
 
     Raises:
-        InputError: a feature does not exist; the message names the nearest.
+        InputError: a feature does not exist or is chosen twice.
     """
     if tuple(names) == _ALL:
         return None
-    known = [feature.name for feature in features]
-    for name in names:
-        if name not in known:
-            raise InputError(f"features: the data has no {name!r}; the nearest is {nearest(name, known)!r}")
-    if len(set(names)) < len(names):
-        raise InputError("features: a name is listed twice; leave one out")
-    return tuple(names)
+    found = tuple(feature.name for name in names for feature in matching(name, features, key="features"))
+    if twice := {name for name in found if found.count(name) > 1}:
+        raise InputError(f"features: {min(twice)!r} is listed twice; leave one out")
+    return found

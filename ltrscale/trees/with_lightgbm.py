@@ -3,16 +3,17 @@
 Shapes: N documents, Q1 = groups + 1 offsets, F features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightgbm as lgb
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.progress import log
-from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.configs import LightGBMConfig, directions
 from ltrscale.trees.data import SAMPLE, Codes, Labelled
 from ltrscale.trees.shares import meeting_points
 from ltrscale.trees.targets import Floats
@@ -41,7 +42,7 @@ def boost(
         watch: receives the validation scores after each tree.
     """
     gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max(), 0)))
-    parameters = parameters_of(config, gains)
+    parameters = parameters_of(config, gains, train.view.features)
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
         parameters["metric"] = "none"  # LightGBM's NDCG checks that labels are grades, on the training groups too
     vocabularies = codes.known()
@@ -50,6 +51,9 @@ def boost(
         codes.sample_rows(vocabularies), categorical_feature=list(vocabularies), params=parameters
     ).construct()
     train_set = _dataset(train, targets_N, vocabularies, borders)
+    if config.unbiased:
+        assert train.positions_N is not None
+        train_set.set_position(train.positions_N.astype(np.int32))
     validation_set = _dataset(validation, validation.labels_N, vocabularies, borders)
     objective = softmax_objective(targets_N, train.offsets_Q1, config.temperature) if config.is_custom else None
     booster = lgb.Booster({**parameters, **_network()}, train_set).add_valid(validation_set, "validation")
@@ -174,8 +178,8 @@ def gain_table(config: LightGBMConfig, *, highest: int) -> list[float]:
             return list(table)
 
 
-def parameters_of(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
-    """The settings under LightGBM's names.
+def parameters_of(config: LightGBMConfig, gains: list[float], features: Sequence[Feature] = ()) -> dict[str, Any]:
+    """The settings under LightGBM's names, for columns with these features.
 
     With `deterministic`, histograms are row-wise: by default LightGBM chooses by timing, which does not repeat.
     """
@@ -191,7 +195,16 @@ def parameters_of(config: LightGBMConfig, gains: list[float]) -> dict[str, Any]:
         "feature_fraction": config.feature_fraction,
         "bagging_fraction": config.bagging_fraction,
         "bagging_freq": int(config.bagging_fraction < 1),  # LightGBM ignores the fraction at its default of 0
+        "bagging_by_query": config.bagging_by_query,
+        "extra_trees": config.extra_trees,
+        "lambda_l1": config.lambda_l1,
         "lambda_l2": config.lambda_l2,
+        "cat_smooth": config.cat_smooth,
+        "cat_l2": config.cat_l2,
+        "min_data_per_group": config.min_data_per_group,
+        "max_cat_to_onehot": config.max_cat_to_onehot,
+        "lambdarank_position_bias_regularization": config.bias_regularization,
+        "monotone_constraints": directions(config.monotone, features) if config.monotone else [],
         "max_bin": config.max_bin,
         "cegb_tradeoff": config.cegb_tradeoff,
         "cegb_penalty_split": config.cegb_penalty_split,

@@ -4,7 +4,7 @@ Shapes: N documents, Q groups, F features.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from xgboost.collective import CommunicatorContext
 from xgboost.tracker import RabitTracker
 
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.launch.workers import rank_and_world
-from ltrscale.trees.configs import XGBoostConfig
+from ltrscale.trees.configs import XGBoostConfig, directions
 from ltrscale.trees.data import Codes, Labelled
 from ltrscale.trees.shares import gather, own_address
 from ltrscale.trees.targets import Floats
@@ -43,10 +44,11 @@ def boost(
     options = {"max_bin": config.max_bin, "enable_categorical": True, "nthread": config.num_threads}
     by_group = config.objective != _SQUARED_ERROR
     with _collective():
-        train_set = xgb.QuantileDMatrix(_Rows(train, targets_N, vocabularies, by_group=by_group), **options)
+        rows = _Rows(train, targets_N, vocabularies, by_group=by_group, by_position=config.unbiased)
+        train_set = xgb.QuantileDMatrix(rows, **options)
         validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
         validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
-        booster = xgb.Booster(parameters_of(config), [train_set, validation_set])
+        booster = xgb.Booster(parameters_of(config, train.view.features), [train_set, validation_set])
         enough = False
         while not enough:
             booster.update(train_set, watch.trees)
@@ -67,6 +69,7 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         labels_N: labels of its documents.
         vocabularies: codes of categorical columns.
         by_group: pass each document's group and weight groups; otherwise weight documents.
+        by_position: sort each group by position, for XGBoost takes the place in its group for a document's position.
     """
 
     def __init__(
@@ -76,9 +79,15 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         vocabularies: Mapping[int, NDArray[np.float32]],
         *,
         by_group: bool,
+        by_position: bool = False,
     ) -> None:
         self._groups, self._labels_N, self._vocabularies, self._by_group = groups, labels_N, vocabularies, by_group
         self._group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
+        self._order_N = np.arange(len(labels_N))
+        if by_position:
+            assert groups.positions_N is not None
+            # groups stay one after the other and batches hold whole ones, so the rows of a batch stay in it
+            self._order_N = np.lexsort((groups.positions_N, self._group_N))
         self._types = ["c" if i in vocabularies else "q" for i in range(len(groups.view.features))]
         self.reset()
         super().__init__()
@@ -93,8 +102,9 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         features_NF = next(self._rows, None)
         if features_NF is None:
             return False
-        rows = slice(self._first, self._first + len(features_NF))
-        self._first = rows.stop
+        rows = self._order_N[self._first : self._first + len(features_NF)]
+        features_NF = features_NF[rows - self._first]
+        self._first += len(rows)
         about: dict[str, Any] = {"label": self._labels_N[rows]}
         if self._by_group:
             about["qid"] = self._group_N[rows]
@@ -130,11 +140,12 @@ def _collective() -> Iterator[None]:
         tracker.wait_for()
 
 
-def parameters_of(config: XGBoostConfig) -> dict[str, Any]:
-    """The settings under XGBoost's names, without those that the objective does not have."""
+def parameters_of(config: XGBoostConfig, features: Sequence[Feature] = ()) -> dict[str, Any]:
+    """The settings under XGBoost's names, for columns with these features, without what the objective does not have."""
     ranking = {
-        "lambdarank_pair_method": "topk",
-        "lambdarank_num_pair_per_sample": config.truncation,
+        "lambdarank_pair_method": config.pair_method,
+        "lambdarank_num_pair_per_sample": config.truncation if config.pair_method == "topk" else config.pairs,
+        "lambdarank_unbiased": config.unbiased,
         "ndcg_exp_gain": config.label_gain == "exponential",
     }
     return {
@@ -150,7 +161,9 @@ def parameters_of(config: XGBoostConfig) -> dict[str, Any]:
         "min_child_weight": config.min_child_weight,
         "colsample_bytree": config.colsample_bytree,
         "subsample": config.subsample,
+        "reg_alpha": config.reg_alpha,
         "reg_lambda": config.reg_lambda,
+        **({"monotone_constraints": tuple(directions(config.monotone, features))} if config.monotone else {}),
         "max_bin": config.max_bin,
         "seed": config.seed,
         "nthread": config.num_threads,

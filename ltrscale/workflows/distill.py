@@ -209,7 +209,7 @@ class _Steps:
 
     def scored(self, split: Split) -> Split:
         """All groups of a split's periods, with the teacher's scores as labels."""
-        return Split(data=split.data, periods=split.periods, scores=self.scores)
+        return Split(data=split.data, periods=split.periods, scores=self.scores, leave_out=split.leave_out)
 
     def score(self) -> None:
         """Let the teacher score the training and test periods."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
+from ltrscale.data.dataset.split import Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.training.combine import CombineConfig
@@ -20,12 +21,15 @@ from ltrscale.trees.stacking import StackConfig
 from ltrscale.workflows.presets import over_preset
 
 
-class _Published(Config):
-    """The base of the methods that have published settings."""
+class ReadingMethod(Config):
+    """A method that reads features, not only the scores of other methods."""
 
     preset: Preset | None = None
     """Start from published settings of the whole method, which its own settings override: `paper` as HOU24's text has
     them, `hou24` as its public code does."""
+    leave_out: Texts = ()
+    """Features that this method does not read: names, prefixes with * such as c_*, or `categorical` for all of that
+    kind. So one report can compare a method with and without them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -36,7 +40,7 @@ class _Published(Config):
         return over_preset(values["preset"], {"kind": cls.model_fields["kind"].default, **values})
 
 
-class GBDTMethod(_Published):
+class GBDTMethod(ReadingMethod):
     """Gradient boosted trees on the labelled groups."""
 
     kind: Literal["gbdt"] = "gbdt"
@@ -52,14 +56,14 @@ class GBDTMethod(_Published):
         return self
 
 
-class SemiMethod(_Published):
+class SemiMethod(ReadingMethod):
     """Gradient boosted trees on the labelled groups, helped by the unlabelled ones."""
 
     kind: Literal["semi_gbdt"] = "semi_gbdt"
     semi: SemiConfig
 
 
-class NeuralMethod(_Published):
+class NeuralMethod(ReadingMethod):
     """A network finetuned on the labelled groups, after pretraining or from random weights."""
 
     kind: Literal["neural"] = "neural"
@@ -73,6 +77,8 @@ class NeuralMethod(_Published):
     def _one_origin(self) -> Self:
         if self.pretrain is not None and self.pretrained_as is not None:
             raise ValueError("pretrain and pretrained_as exclude each other; leave one of them out")
+        if self.pretrained_as is not None and self.leave_out:
+            raise ValueError("pretrained_as brings the features of its encoder; set leave_out at that method alone")
         return self
 
     def projector_layers(self) -> int | None:
@@ -138,6 +144,9 @@ def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, wher
                     f"{where}.{name} has {stream.streams} streams for {workers.most} workers; "
                     f"set stream.streams of its stages to a multiple of {workers.most}"
                 )
+    for name, method in methods.items():
+        if isinstance(method, CombinedMethod) and len({_left_out(methods, part) for part in method.parts}) > 1:
+            raise ValueError(f"{where}.{name}.parts leave out different features; combine rankers of the same ones")
 
 
 def _check_names(name: str, method: Method, methods: Mapping[str, Method], where: str) -> None:
@@ -160,6 +169,13 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
         case StackMethod(members=members):
             if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | None)]:
                 raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is unknown or a stack; name another method")
+
+
+def _left_out(methods: Mapping[str, Method], name: str) -> frozenset[str]:
+    """What a neural method leaves out, itself or through the encoder of another method."""
+    method = methods[name]
+    assert isinstance(method, NeuralMethod)
+    return frozenset(method.leave_out) if method.pretrained_as is None else _left_out(methods, method.pretrained_as)
 
 
 def _streams(method: Method) -> list[StreamConfig]:

@@ -25,7 +25,7 @@ from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
-from ltrscale.workflows.methods import Method, MethodName, check_methods
+from ltrscale.workflows.methods import Method, MethodName, ReadingMethod, check_methods
 from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
@@ -115,6 +115,7 @@ def _run(config: PipelineConfig) -> None:
 def _compare(config: PipelineConfig, data: str) -> None:
     """Train every method with every seed on a data set, and evaluate."""
     _check_splits(_splits(config.splits, data, 0), config.evaluate_on)
+    _check_left_out(_splits(config.splits, data, 0), config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     for seed in config.seeds:
         folder = join(config.out, f"seed-{seed}")
@@ -144,6 +145,16 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
             raise InputError(
                 f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
             )
+
+
+def _check_left_out(splits: Splits, methods: Mapping[str, Method]) -> None:
+    """Check that the features that methods leave out exist."""
+    for name, method in methods.items():
+        if isinstance(method, ReadingMethod) and method.leave_out:
+            try:
+                select(splits.leaving_out(method.leave_out).train, labelled=True)
+            except InputError as error:
+                raise InputError(f"methods.{name}.{error}") from error
 
 
 def _splits(splits: Splits, data: str, seed: int) -> Splits:

@@ -175,7 +175,7 @@ class PretrainJob(TrainingStage):
     @property
     def _documents(self) -> Split:
         """The split without its settings for labels, which do not concern pretraining."""
-        return Split(data=self.train.data, periods=self.train.periods)
+        return Split(data=self.train.data, periods=self.train.periods, leave_out=self.train.leave_out)
 
 
 class FinetuneJob(LabelledStage, TrainingStage):

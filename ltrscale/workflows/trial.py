@@ -16,6 +16,7 @@ from ltrscale.workflows.methods import (
     GBDTMethod,
     Method,
     NeuralMethod,
+    ReadingMethod,
     SemiMethod,
     StackMethod,
 )
@@ -51,9 +52,9 @@ class Trial:
             case GBDTMethod():
                 candidates = method.ensemble.candidates if method.ensemble else 1
                 trees = method.gbdt.replace(seed=self.seed * candidates)  # trials share no candidate
-                GBDTJob(out=out, splits=self.splits, gbdt=trees, ensemble=method.ensemble).run()
+                GBDTJob(out=out, splits=self._read_by(method), gbdt=trees, ensemble=method.ensemble).run()
             case SemiMethod():
-                SemiJob(out=out, splits=self.splits, semi=method.semi.with_seed(self.seed)).run()
+                SemiJob(out=out, splits=self._read_by(method), semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
                 self._finetune(method, self._pretrained(name), out, self.seed)
             case CombinedMethod():
@@ -90,6 +91,10 @@ class Trial:
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
         return replace(self, splits=self.splits.replace(train=train), out=out, whole=self)
 
+    def _read_by(self, method: ReadingMethod) -> Splits:
+        """The splits without the features that a method leaves out."""
+        return self.splits.leaving_out(method.leave_out)
+
     def _folder(self, *names: str) -> str:
         return join(self.out, *names)
 
@@ -104,12 +109,12 @@ class Trial:
         if method.pretrain is None:
             return None
         out, settings = self._folder(name, "pretrained"), method.pretrain.replace(seed=self.seed)
-        PretrainJob(out=out, train=self.splits.train, pretrain=settings, workers=self.workers).run()
+        PretrainJob(out=out, train=self._read_by(method).train, pretrain=settings, workers=self.workers).run()
         return out
 
     def _finetune(self, method: NeuralMethod, pretrained: str | None, out: str, seed: int) -> None:
-        settings = method.finetune.replace(seed=seed)
-        FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers).run()
+        settings, splits = method.finetune.replace(seed=seed), self._read_by(method)
+        FinetuneJob(out=out, pretrained=pretrained, splits=splits, finetune=settings, workers=self.workers).run()
 
     def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
         """The runs of an ensemble: the method's own, and more from the same pretrained encoder."""

@@ -34,8 +34,12 @@ TWO = WorkersConfig(number=2, max_failures=1)
 PERIODS = 5
 GRADES = QuantisedConfig(grades=5, bins="equal_frequency")
 # no limit on the documents of a leaf or a category, which LightGBM estimates where documents are spread
-LIGHTGBM = LightGBMConfig(num_trees=8, num_leaves=8, min_data_in_leaf=1, targets=GRADES, num_threads=1)
-XGBOOST = XGBoostConfig(num_trees=8, max_leaves=8, targets=GRADES, num_threads=1)
+LIGHTGBM = LightGBMConfig(
+    num_trees=8, num_leaves=8, min_data_in_leaf=1, targets=GRADES, num_threads=1, lambda_l1=0.1, monotone={"x": 1}
+)
+XGBOOST = XGBoostConfig(
+    num_trees=8, max_leaves=8, targets=GRADES, num_threads=1, reg_alpha=0.1, monotone={"x": 1, "z": -1}
+)
 
 
 def selection_of(documents: Sequence[int]) -> Selection:
@@ -116,6 +120,12 @@ def test_more_workers_than_row_groups_are_refused_before_any_starts(splits: Spli
 def test_catboost_takes_one_worker(splits: Splits, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CatBoost trains in one process, not on 2 workers; set workers to 1"):
         train(CatBoostConfig(), splits, tmp_path, TWO)
+
+
+@pytest.mark.parametrize("config", [LIGHTGBM, XGBOOST], ids=lambda config: config.kind)
+def test_unbiased_trees_take_one_worker(splits: Splits, tmp_path: Path, config: GBDTConfig) -> None:
+    with pytest.raises(InputError, match=r"^unbiased trees train in one process, not on 2 workers; set workers to 1$"):
+        train(config.replace(unbiased=True), splits, tmp_path, TWO)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from dataset_columns import add_column
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
@@ -216,6 +218,56 @@ def test_the_validation_split_may_have_its_features_in_another_order(
         models.append(train_gbdt(SMALL, splits, str(tmp_path / "out"), made_by={}, report=lambda _: None))
     assert models[0].metrics == models[1].metrics
     assert models[0].contents == models[1].contents
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SMALL.replace(num_leaves=4), XGBOOST.replace(max_leaves=4, min_child_weight=1.0)],
+    ids=lambda config: config.kind,
+)
+def test_unbiased_trees_rank_by_relevance_where_clicks_follow_positions(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
+) -> None:
+    """Documents are shown almost in the order of the second feature, but the first one decides about relevance."""
+    rng = np.random.default_rng(0)
+    shown: list[NDArray[np.float64]] = []
+
+    def group(*, clicked: bool) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        x_LF = rng.normal(size=(10, 3))
+        positions_L = 1 + np.argsort(np.argsort(x_LF[:, 1] + 0.3 * rng.normal(size=10)))
+        shown.append(positions_L)
+        relevant_L = x_LF[:, 0] + rng.normal(size=10) > 0.5
+        seen_L = rng.random(10) < 1 / positions_L
+        labels_L = relevant_L & seen_L if clicked else relevant_L
+        return x_LF.astype(np.float32), labels_L.astype(np.float32)
+
+    data = {name: [group(clicked=name == "train") for _ in range(400)] for name in ("train", "validation", "test")}
+    url = write_dataset(data, NUMERIC)
+    add_column(url, "positions", pa.list_(pa.float32()), lambda gid: shown[gid])
+    config = config.replace(early_stopping_rounds=None)
+    biased, unbiased = (train(url, tmp_path / str(u), config.replace(unbiased=u))[0] for u in (False, True))
+    assert score(unbiased, url, "test") > score(biased, url, "test") + 0.02
+
+
+@pytest.mark.parametrize("config", [SMALL, XGBOOST], ids=lambda config: config.kind)
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (None, "unbiased trees need positions; map the column in prepare"),
+        ([1, 2, np.nan], "train: group 0 has position nan, and unbiased trees need a whole number for every document"),
+        ([1, 2.5, 3], "train: group 0 has position 2.5, and"),
+        ([1, 2, 2], "train: group 0 has position 2 twice; give each document its own position"),
+    ],
+)
+def test_positions_that_unbiased_trees_cannot_use_are_named(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig, positions: list[float] | None, message: str
+) -> None:
+    three_documents = (np.eye(3, dtype=np.float32), np.float32([1, 0, 0]))
+    url = write_dataset({name: [three_documents] for name in ("train", "validation", "test")}, NUMERIC)
+    if positions is not None:
+        add_column(url, "positions", pa.list_(pa.float32()), lambda _: positions)
+    with pytest.raises(InputError, match=message):
+        train(url, tmp_path / "out", config.replace(unbiased=True))
 
 
 def test_labelled_fraction_is_used(

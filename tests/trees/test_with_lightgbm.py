@@ -1,14 +1,17 @@
 """LightGBM grows the same trees from streamed data as from the whole matrix; the objectives added to it."""
 
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import lightgbm as lgb
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from dataset_columns import add_column
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 from ltrscale.batch import QueryGroups
 from ltrscale.boosters import renumber
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.opened import Scorer
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits, select
 from ltrscale.data.stream.batches import iterate
@@ -80,6 +84,103 @@ def test_streamed_bins_give_the_trees_of_the_whole_matrix(splits: Splits, tmp_pa
     expected_N = direct.predict(renumber(test.features_NF.numpy(), codes))
     np.testing.assert_array_equal(bundle.scorer()(test).numpy(), expected_N)
     assert len(np.unique(expected_N)) > 50
+
+
+def direct(splits: Splits, changes: Mapping[str, object], **fields: object) -> NDArray[np.float64]:
+    """Scores of the test documents by LightGBM on the whole matrix, with settings under its own names over CONFIG's."""
+    groups, test = all_groups(splits, "train"), all_groups(splits, "test")
+    assert groups.labels_N is not None
+    codes = {0: np.unique(groups.features_NF[:, 0].numpy())}
+    parameters = parameters_of(CONFIG, gain_table(CONFIG, highest=4)) | changes
+    data = lgb.Dataset(
+        renumber(groups.features_NF.numpy(), codes),
+        groups.labels_N.numpy(),
+        group=groups.lengths_Q.numpy(),
+        categorical_feature=[0],
+        params=parameters,
+        **fields,
+    )
+    booster = lgb.train(parameters, data, CONFIG.num_trees)
+    return np.asarray(booster.predict(renumber(test.features_NF.numpy(), codes)))
+
+
+BY_SETS = {"max_cat_to_onehot": 1, "min_data_per_group": 20}
+"""Splits the three codes of the category as LightGBM splits many codes."""
+
+
+@pytest.mark.parametrize(
+    ("without", "option"),
+    [
+        ({"bagging_fraction": 0.5, "bagging_freq": 1}, {"bagging_by_query": True}),
+        ({}, {"extra_trees": True}),
+        ({}, {"lambda_l1": 2.0}),
+        ({}, {"max_cat_to_onehot": 1}),
+        (BY_SETS, {"cat_smooth": 200.0}),
+        (BY_SETS, {"cat_l2": 100.0}),
+        (BY_SETS, {"min_data_per_group": 150}),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_an_option_is_that_of_lightgbm(
+    splits: Splits, tmp_path: Path, without: Mapping[str, object], option: Mapping[str, object]
+) -> None:
+    given = {key: value for key, value in {**without, **option}.items() if key != "bagging_freq"}
+    found_N = train(splits, tmp_path / "out", CONFIG.replace(**given)).scorer()(all_groups(splits, "test")).numpy()
+    np.testing.assert_array_equal(found_N, direct(splits, {**without, **option}))
+    assert not np.array_equal(found_N, direct(splits, without))
+
+
+def test_monotone_features_are_named_and_bind_scores(splits: Splits, tmp_path: Path) -> None:
+    """Relevance rises with `a`, so that falling scores take the constraint; the library counts features by place."""
+    config = CONFIG.replace(monotone={"a*": -1, "b": 1})
+    scorer = train(splits, tmp_path / "out", config).scorer()
+    test = all_groups(splits, "test")
+    expected_N = direct(splits, {"monotone_constraints": [0, -1, 1]})
+    np.testing.assert_array_equal(scorer(test).numpy(), expected_N)
+
+    def swept(scorer: Scorer, column: int) -> NDArray[np.float64]:
+        """Differences of the scores of some documents as a feature rises."""
+        values, n = torch.linspace(-3, 3, 60), 20
+        x_VNF = test.features_NF[:n].nan_to_num(0.0).repeat(len(values), 1, 1)
+        x_VNF[:, :, column] = values[:, None]
+        scores_VN = scorer(QueryGroups(x_VNF.flatten(0, 1), torch.tensor([0, n * len(values)]))).view(-1, n)
+        return scores_VN.diff(dim=0).numpy()
+
+    assert (swept(scorer, 1) <= 0).all()
+    assert (swept(scorer, 2) >= 0).all()
+    free = train(splits, tmp_path / "free", CONFIG).scorer()
+    assert (swept(free, 1) > 0).any()
+    assert (swept(free, 2) < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("monotone", "message"),
+    [
+        ({"aa": 1}, "monotone: no feature matches 'aa'; the nearest is 'a'"),
+        ({"brand": 1}, "monotone: 'brand' matches 'brand', whose codes have no order; narrow it"),
+        ({"a": 1, "numeric": -1}, "monotone: 'a' has both directions; let 'numeric' not match it"),
+    ],
+)
+def test_what_cannot_be_monotone_is_named(
+    splits: Splits, tmp_path: Path, monotone: Mapping[str, int], message: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        train(splits, tmp_path / "out", CONFIG.replace(monotone=monotone))
+
+
+def test_unbiased_trees_take_the_positions_of_the_data(splits: Splits, tmp_path: Path) -> None:
+    rng, groups = np.random.default_rng(2), all_groups(splits, "train")
+    positions_N = np.concatenate([1 + rng.permutation(length) for length in groups.lengths_Q.tolist()])
+    assert groups.ids_Q is not None
+    shown = dict(zip(groups.ids_Q.tolist(), np.split(positions_N, groups.offsets_Q1[1:-1]), strict=True))
+    add_column(splits.train.data[0], "positions", pa.list_(pa.float32()), shown.get)
+    config = CONFIG.replace(unbiased=True, bias_regularization=0.5)
+    found_N = train(splits, tmp_path / "out", config).scorer()(all_groups(splits, "test")).numpy()
+    changes = {"lambdarank_position_bias_regularization": 0.5}
+    np.testing.assert_array_equal(found_N, direct(splits, changes, position=positions_N))
+    assert not np.array_equal(found_N, direct(splits, {}))
+    unregularised_N = direct(splits, {}, position=positions_N)
+    assert not np.array_equal(found_N, unregularised_N)
 
 
 def test_document_weights_count(splits: Splits) -> None:

@@ -1,5 +1,6 @@
 """XGBoost: streamed bins, group weights and the content of its model file, against XGBoost on the whole matrix."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -59,21 +60,28 @@ def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None,
         return boost(config, train or given, given.labels_N, validation, codes, watch)
 
 
-def directly(config: XGBoostConfig, splits: Read, weights: NDArray[np.float64] | None = None) -> xgb.Booster:
-    """The same trees by XGBoost on the whole matrix."""
+def directly(
+    config: XGBoostConfig,
+    splits: Read,
+    weights: NDArray[np.float64] | None = None,
+    changes: Mapping[str, object] | None = None,
+    order_N: NDArray[np.int64] | None = None,
+) -> xgb.Booster:
+    """The same trees by XGBoost on the whole matrix; `changes` are settings under XGBoost's names."""
     train, codes, _ = splits
-    rows_NF = np.concatenate(list(train.rows(codes.known())))
+    order_N = np.arange(len(train.labels_N)) if order_N is None else order_N
+    rows_NF = np.concatenate(list(train.rows(codes.known())))[order_N]
     by_group = {"group": train.lengths_Q} if config.objective != "reg:squarederror" else {}
     data = xgb.QuantileDMatrix(
         rows_NF,
-        train.labels_N,
+        train.labels_N[order_N],
         weight=weights,
         feature_types=["c", "q", "q"],
         enable_categorical=True,
         max_bin=config.max_bin,
         **by_group,
     )
-    return xgb.train(parameters_of(config), data, config.num_trees)
+    return xgb.train(parameters_of(config) | (changes or {}), data, config.num_trees)
 
 
 def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
@@ -93,6 +101,42 @@ def test_streamed_trees_are_those_of_the_whole_matrix(splits: Read, objective: s
     expected_N = direct_scores(directly(config, splits), splits)
     assert len(np.unique(expected_N)) > 20
     np.testing.assert_allclose(scores_of(model_of(config, splits), splits), expected_N, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("option", "theirs"),
+    [
+        ({"reg_alpha": 3.0}, {"reg_alpha": 3.0}),
+        ({"monotone": {"x": -1}}, {"monotone_constraints": "(0,-1,0)"}),
+        ({"pair_method": "mean"}, {"lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 1}),
+        ({"pair_method": "mean", "pairs": 4}, {"lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 4}),
+        ({"truncation": 2}, {"lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": 2}),
+    ],
+    ids=lambda value: "-".join(value),
+)
+def test_an_option_is_that_of_xgboost(splits: Read, option: Mapping[str, object], theirs: Mapping[str, object]) -> None:
+    found_N = scores_of(model_of(CONFIG.replace(**option), splits), splits)
+    expected_N = direct_scores(directly(CONFIG, splits, changes=theirs), splits)
+    np.testing.assert_allclose(found_N, expected_N, atol=1e-6)
+    assert not np.allclose(found_N, direct_scores(directly(CONFIG, splits), splits), atol=1e-3)
+
+
+def test_unbiased_trees_see_each_group_in_the_order_of_its_positions(splits: Read) -> None:
+    train, codes, validation = splits
+    clicks_N = (train.labels_N > 2).astype(np.float64)
+    clicked = replace(train, labels_N=clicks_N), codes, validation
+    rng = np.random.default_rng(3)
+    positions_N = np.concatenate([rng.permutation(n) + 1 for n in train.lengths_Q]).astype(np.float32)
+    order_N = np.array(
+        [a + place for a, b in itertools.pairwise(train.offsets_Q1) for place in np.argsort(positions_N[a:b])]
+    )
+    config = CONFIG.replace(unbiased=True)
+    shown = replace(clicked[0], positions_N=positions_N)
+    found_N = scores_of(model_of(config, clicked, shown), clicked)
+    expected = directly(CONFIG, clicked, changes={"lambdarank_unbiased": True}, order_N=order_N)
+    np.testing.assert_allclose(found_N, direct_scores(expected, clicked), atol=1e-6)
+    in_file_order = directly(CONFIG, clicked, changes={"lambdarank_unbiased": True})
+    assert not np.allclose(found_N, direct_scores(in_file_order, clicked), atol=1e-3)
 
 
 def test_ranking_weights_groups_by_the_mean_of_their_documents(splits: Read) -> None:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from ltrscale import storage
 from ltrscale.config import Config, digest, validate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
 
 
@@ -64,10 +64,40 @@ def places(
             lacking.append(f"{feature.name!r} ({feature.kind}, there {kind})")
     if lacking:
         n = f"{len(lacking)} of its {len(wanted)} features are not in {where}"
-        raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns")
+        raise InputError(f"{whose}: {n}: {', '.join(lacking)}; prepare the data with these columns, and leave none out")
     names = {feature.name for feature in wanted}
     _log_ignored(whose, where, tuple(feature.name for feature in there if feature.name not in names))
     return [found[feature.name][0] for feature in wanted]
+
+
+def matching(pattern: str, features: Sequence[Feature], *, key: str) -> tuple[Feature, ...]:
+    """The features that a setting names: by name, by `numeric` or `categorical` for a kind, or by a prefix and `*`.
+
+    The first of the three that fits counts, so a feature named `numeric` stands for itself.
+
+    Args:
+        pattern: the text in the setting.
+        features: those of the data.
+        key: the setting's key, for the error.
+
+    Raises:
+        InputError: none is named so; the message names the nearest.
+
+    Example:
+        >>> price, age, os = Feature(name="f_price"), Feature(name="f_age"), Feature(name="os", kind="categorical")
+        >>> [feature.name for feature in matching("f_*", [price, os, age], key="leave_out")]
+        ['f_price', 'f_age']
+        >>> matching("f_prize", [price, os, age], key="leave_out")
+        Traceback (most recent call last):
+        ltrscale.errors.InputError: leave_out: no feature matches 'f_prize'; the nearest is 'f_price'
+    """
+    by_name = tuple(feature for feature in features if feature.name == pattern)
+    by_kind = tuple(feature for feature in features if feature.kind == pattern)
+    by_prefix = tuple(f for f in features if pattern.endswith("*") and f.name.startswith(pattern[:-1]))
+    if found := by_name or by_kind or by_prefix:
+        return found
+    near = nearest(pattern, [feature.name for feature in features])
+    raise InputError(f"{key}: no feature matches {pattern!r}; the nearest is {near!r}")
 
 
 @cache  # so that each line is logged once in a process

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
-from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, open_dataset, places
+from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
 from ltrscale.data.dataset.relevant import with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
@@ -61,6 +61,9 @@ class Split(Config):
     """Directory made by jobs.score from the one data set: every group counts as labelled, with its scores as labels."""
     fold: Fold | None = None
     """Serve one fold of the labelled groups that are used, or all others; stages that read all groups ignore it."""
+    leave_out: Texts = ()
+    """Features that a model does not read: names, prefixes with * such as c_*, or `categorical` for all of that kind.
+    Of the splits of a job, `train` alone takes it: a model reads the features that it was trained on."""
 
     @model_validator(mode="after")
     def _has_one_kind_of_labels(self) -> Self:
@@ -109,6 +112,13 @@ class Splits(Config):
     gap: int = Field(default=0, ge=0)
     """Whole periods that must lie between a training period and any validation or test period."""
 
+    @model_validator(mode="after")
+    def _only_train_leaves_out(self) -> Self:
+        for name in ("validation", "test"):
+            if self.by_name[name].leave_out:
+                raise ValueError(f"{name}.leave_out has no effect: models read the features of train; set it there")
+        return self
+
     @property
     def by_name(self) -> dict[str, Split]:
         """The splits by their names."""
@@ -117,6 +127,11 @@ class Splits(Config):
     def on(self, url: str) -> Self:
         """The same splits; those that name no data set read this one."""
         return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
+
+    def leaving_out(self, patterns: Sequence[str]) -> Self:
+        """The same splits with further features left out."""
+        train = self.train.replace(leave_out=(*self.train.leave_out, *patterns))
+        return self.replace(train=train.model_dump())
 
 
 class Source(NamedTuple):
@@ -236,12 +251,13 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         without: URLs of files to leave out, such as `Preflight.without`; URLs outside the split have no effect.
 
     Raises:
-        InputError: a data set or period is missing, a data set lacks features of the first or is named twice, there
-            is no group (no labelled one, if `labelled`) to serve or too few for the folds or the number that the split
-            names, or the scores are not those of the split's periods as they are now.
+        InputError: a data set or period is missing, a data set lacks features of the first or is named twice, a
+            feature to leave out does not exist, there is no group (no labelled one, if `labelled`) to serve or too few
+            for the folds or the number that the split names, or the scores are not those of the split's periods as
+            they are now.
     """
     parts, without = _resolve(split), frozenset(without)
-    features = parts[0].dataset.manifest.features
+    features = _kept_features(parts[0].dataset.manifest.features, split)
     if scored := labelled and split.scores is not None:
         parts = [_with_scores(parts, split)]
     parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
@@ -418,6 +434,14 @@ def _row_groups(parts: list[_SplitPart], without: Collection[str]) -> Iterator[R
                     url, index, file.period, counts.groups, counts.documents, labelled, *place, source, stored
                 )
                 first_labelled += labelled
+
+
+def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
+    """The features of a data set that a split does not leave out, in their order."""
+    left_out = {f for pattern in split.leave_out for f in matching(pattern, features, key="leave_out")}
+    if len(left_out) == len(features):
+        raise InputError(f"leave_out: {', '.join(split.leave_out)} leave out all {len(features)} features; keep some")
+    return tuple(feature for feature in features if feature not in left_out)
 
 
 def _kept(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:

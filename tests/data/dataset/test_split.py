@@ -11,6 +11,7 @@ from dataset_changes import add_period, with_renamed_files
 from ltrscale import config, storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Split, Splits, check_disjoint, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.workflows.origins import dataset_hashes
 
@@ -280,6 +281,29 @@ def test_nothing_left_is_an_error(weeks: Any) -> None:
         select(split, labelled=False, without=urls)
     with pytest.raises(InputError, match="without 2 bad files: no group has labels"):
         select(split, labelled=True, without=urls)
+
+
+def test_features_left_out_are_not_served_and_count_in_the_hash(weeks: Any) -> None:
+    names = [feature.name for feature in open_dataset(weeks.url).manifest.features]
+    whole = select(Split(data=(weeks.url,)), labelled=True)
+    fewer = select(Split(data=(weeks.url,), leave_out=(names[1],)), labelled=True)
+    assert [feature.name for feature in fewer.features] == [names[0], *names[2:]]
+    assert (fewer.row_groups, fewer.n_groups) == (whole.row_groups, whole.n_groups)
+    assert fewer.hash != whole.hash
+    for groups, all_of_them in zip(iterate(fewer), iterate(whole), strict=True):
+        kept_NF = np.delete(all_of_them.features_NF.numpy(), 1, axis=1)
+        np.testing.assert_array_equal(groups.features_NF.numpy(), kept_NF)
+    with pytest.raises(InputError, match=f"^leave_out: no feature matches 'x{names[1]}'; the nearest is '{names[1]}'$"):
+        select(Split(data=(weeks.url,), leave_out=(f"x{names[1]}",)), labelled=True)
+    with pytest.raises(InputError, match=f"leave_out: [*] leave out all {len(names)} features; keep some"):
+        select(Split(data=(weeks.url,), leave_out=("*",)), labelled=True)
+
+
+def test_only_the_training_split_leaves_features_out(weeks: Any) -> None:
+    known = splits(weeks.url, *WEEKS[:3])
+    assert known.leaving_out(["a"]).leaving_out(["b*"]).train.leave_out == ("a", "b*")
+    with pytest.raises(ValueError, match=r"test.leave_out has no effect: models read the features of train; set it"):
+        known.replace(test={**known.test.model_dump(), "leave_out": ["a"]})
 
 
 def test_no_data_file_is_opened(make_dataset: Make) -> None:
