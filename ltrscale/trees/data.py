@@ -57,7 +57,8 @@ class Codes(NamedTuple):
 class Labelled:
     """The labelled groups of a split without their features, which `rows` streams as trees see them.
 
-    `weights_N` is 1 for a document without a weight, and None if the whole split has no weights.
+    `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `start_N` are the
+    scores to which trees are added, None for 0.
     """
 
     split: str
@@ -67,6 +68,7 @@ class Labelled:
     ids_Q: NDArray[np.int64]
     weights_N: NDArray[np.float64] | None
     view: View
+    start_N: NDArray[np.float64] | None = None
 
     @property
     def lengths_Q(self) -> NDArray[np.int64]:
