@@ -47,7 +47,8 @@ class FinetuneConfig(RankingConfig):
     """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
     keep_head: bool = False
     """Also start from the head and the list context of the named bundle, a finetuned ranker with the same `head` and
-    `context`; by default these start from random weights, because a pretrained encoder has none."""
+    `context`. Its own weights are kept unless validation finds better ones. By default head and context start from
+    random weights, because a pretrained encoder has none."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of normal noise on numeric inputs in training (DASALC)."""
     head_epochs: int = Field(100, ge=0)
@@ -169,6 +170,8 @@ class Finetuning:
         objective = RankingObjective(ranker, config, config.list_loss).to(device)
         made_before = () if start is None else (ranker.transform, ranker.encoder, ranker.neck)
         best = Best(ranker, config, data)
+        if config.keep_head:
+            best.update("start", 0)  # a ranker already, so training must do better
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
             Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before),
             Phase("full", "finetuning (full)", config.epochs),

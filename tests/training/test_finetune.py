@@ -150,6 +150,17 @@ def test_a_ranker_goes_on_from_another_with_its_head_and_context(
         assert torch.allclose(ranker(out)(groups), ranker(first)(groups), atol=1e-5) is keep
 
 
+def test_a_ranker_to_go_on_from_is_kept_where_training_makes_it_worse(synthetic_dataset: str, tmp_path: Path) -> None:
+    run(synthetic_dataset, tmp_path / "first", epochs=4)
+    wild = {"learning_rate": 1e3}
+    run(synthetic_dataset, tmp_path / "out", str(tmp_path / "first"), keep_head=True, optimizer=wild)
+    first, out = (bundle.load(str(tmp_path / name)) for name in ("first", "out"))
+    assert (out.metrics["phase"], out.metrics["epoch"]) == ("start", 0)
+    assert out.metrics["validation_ndcg@5"] == pytest.approx(first.metrics["validation_ndcg@5"])
+    assert out.weights().keys() == first.weights().keys()
+    assert all(torch.equal(value, first.weights()[name]) for name, value in out.weights().items())
+
+
 def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "first", epochs=1)
     for start, head in ((None, {}), (pretrained, {}), (str(tmp_path / "first"), {"layers": 2})):
