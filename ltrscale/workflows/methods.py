@@ -97,8 +97,8 @@ class NetworkStudent(RankingConfig):
     stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
 
-    def settings(self, method: FinetuneConfig) -> FinetuneConfig:
-        """The training of a method's network on scores: all layers at once, because scores are many."""
+    def of(self, method: FinetuneConfig) -> FinetuneConfig:
+        """The training on scores of a method's network: all layers at once, because scores are many."""
         parts = method.model_dump(include={"network", "head", "context", "projector_layers", "noise"})
         return FinetuneConfig.model_validate({**parts, **self.model_dump(exclude={"kind"}), "head_epochs": 0})
 

@@ -10,6 +10,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackConfig, StackMember
 from ltrscale.workflows.methods import (
     CombinedMethod,
@@ -60,7 +61,7 @@ class Trial:
             case SemiMethod():
                 SemiJob(out=out, splits=self.splits, semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
-                self._finetune(method, self._pretrained(name), out, self.seed)
+                self._finetune(method.finetune, self._pretrained(name), out, self.splits)
             case CombinedMethod():
                 self._combine([self.model(part) for part in method.parts], method.combine, out)
             case EnsembleMethod():
@@ -114,9 +115,9 @@ class Trial:
         PretrainJob(out=out, train=self.splits.train, pretrain=settings, workers=self.workers).run()
         return out
 
-    def _finetune(self, method: NeuralMethod, pretrained: str | None, out: str, seed: int) -> None:
-        settings = method.finetune.replace(seed=seed)
-        FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers).run()
+    def _finetune(self, settings: FinetuneConfig, start: str | None, out: str, splits: Splits) -> None:
+        settings = settings.replace(seed=self.seed)
+        FinetuneJob(out=out, pretrained=start, splits=splits, finetune=settings, workers=self.workers).run()
 
     def _runs(self, name: str, number: int) -> list[str]:
         """Runs of a method: its own, and more with other seeds, from the same pretrained encoder."""
@@ -132,15 +133,12 @@ class Trial:
         student_as, student = method.student_as or method.of, self._folder(name, "student")
         settings, splits = method.student, self.splits.replace(train=scored.model_dump())
         match self.methods[student_as]:
-            case NeuralMethod(finetune=finetune) as network:
+            case NeuralMethod(finetune=finetune):
                 assert isinstance(settings, NetworkStudent)
                 pretrained = self._pretrained(student_as)
-                learning = settings.settings(finetune).replace(seed=self.seed)
-                learn = FinetuneJob(out=student, pretrained=pretrained, splits=splits, finetune=learning)
-                learn.replace(workers=self.workers.model_dump()).run()
-                head_epochs = finetune.head_epochs if pretrained else 0  # as the method itself trains
-                labels = finetune.replace(keep_head=True, head_epochs=head_epochs)
-                self._finetune(network.replace(finetune=labels.model_dump()), student, out, self.seed)
+                self._finetune(settings.of(finetune), pretrained, student, splits)
+                head_epochs = finetune.head_epochs if pretrained else 0  # as the method itself is trained
+                self._finetune(finetune.replace(keep_head=True, head_epochs=head_epochs), student, out, self.splits)
             case GBDTMethod(gbdt=trees):
                 assert not isinstance(settings, NetworkStudent)
                 GBDTJob(out=student, splits=splits, gbdt=settings.trees.replace(seed=self.seed)).run()
