@@ -1,4 +1,4 @@
-"""Scores: a bundle scores periods of a data set; each period is committed when its files are complete.
+"""Scores: a bundle, or the mean of several, scores periods of a data set; a period is committed when it is complete.
 
 One process scores file after file. Under Ray, actors that hold the bundle share the files, each one file at a time. The
 process that scores a file also puts it in place; the caller takes over the files and commits their period. A committed
@@ -19,11 +19,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import ray_internals, storage
-from ltrscale.config import Config, made_by
+from ltrscale.config import Config, digest, made_by
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, read_period, write_file
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, Texts, chosen_files, select
@@ -52,8 +53,8 @@ class ScoreConfig(Config):
     """The bundle that scores, the periods to score, and the way to do it."""
 
     renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
-    bundle: str
-    """Bundle that scores: a finetuned ranker or trees."""
+    bundle: str | tuple[str, ...] = Field(min_length=1)
+    """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
     data: str
     """Data set directory; groups without labels are scored too."""
     periods: Texts = ()
@@ -67,6 +68,16 @@ class ScoreConfig(Config):
     workers: ScoreWorkersConfig = ScoreWorkersConfig()
     """The processes that score where `ray` is set."""
 
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The bundles that score."""
+        return (self.bundle,) if isinstance(self.bundle, str) else self.bundle
+
+    @property
+    def name(self) -> str:
+        """The bundles, for errors."""
+        return " and ".join(self.bundles)
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -75,8 +86,8 @@ class Plan:
     config: ScoreConfig
     out: str
     """Absolute URL of the directory of the scores."""
-    bundle_hash: str
-    """See `ltrscale.bundle.content_hash`."""
+    bundle_hashes: Mapping[str, str]
+    """Of each bundle; see `ltrscale.bundle.content_hash`."""
     dataset: Dataset
     selection: Selection
     files: Mapping[str, Sequence[DataFile]]
@@ -91,8 +102,13 @@ class Plan:
 
     def origin_of(self, period: str) -> dict[str, Any]:
         """The origin to record with a period's scores."""
-        inputs = {self.config.data: self.dataset.manifest.hash_of([period]), self.config.bundle: self.bundle_hash}
+        inputs = {self.config.data: self.dataset.manifest.hash_of([period]), **self.bundle_hashes}
         return made_by("score", self.config, inputs)
+
+    @property
+    def bundle_hash(self) -> str:
+        """The hash of the one bundle, or of all together."""
+        return _hash_of_all([self.bundle_hashes[url] for url in self.config.bundles])
 
 
 @one_view()
@@ -105,7 +121,8 @@ def make_plan(config: ScoreConfig, out: str) -> Plan:
     """
     split = Split(data=(config.data,), periods=config.periods)
     ((dataset, files),) = chosen_files(split)
-    bundle_hash = bundles.content_hash(config.bundle)
+    bundle_hashes = {url: bundles.content_hash(url) for url in config.bundles}
+    bundle_hash = _hash_of_all([bundle_hashes[url] for url in config.bundles])
     by_period: dict[str, list[DataFile]] = defaultdict(list)
     for file in files:
         by_period[file.period].append(file)
@@ -115,7 +132,12 @@ def make_plan(config: ScoreConfig, out: str) -> Plan:
         if not _is_current(out, period, bundle_hash, of_period)
     }
     selection, n_current = select(split, labelled=False), len(by_period) - len(pending)
-    return Plan(config, storage.absolute(out), bundle_hash, dataset, selection, pending, n_current)
+    return Plan(config, storage.absolute(out), bundle_hashes, dataset, selection, pending, n_current)
+
+
+def _hash_of_all(bundle_hashes: Sequence[str]) -> str:
+    one, *others = bundle_hashes
+    return digest([one, *others]) if others else one
 
 
 def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFile]) -> bool:
@@ -152,12 +174,14 @@ class FileScorer:
         self._row_groups: dict[str, list[RowGroup]] = defaultdict(list)
         for row_group in plan.selection.row_groups:
             self._row_groups[row_group.url].append(row_group)
-        bundle = bundles.load(plan.config.bundle)
+        self._scorers = [self._opened(url, choose_device(device), threads) for url in plan.config.bundles]
+
+    def _opened(self, url: str, device: torch.device, threads: int) -> bundles.Scorer:
+        bundle = bundles.load(url)
         # hashed after loading, so that a bundle replaced before or while it was loaded is noticed
-        if bundles.content_hash(bundle.url) != plan.bundle_hash:
-            raise InputError(f"{bundle.url}: the bundle was replaced meanwhile; run the same command again")
-        there = plan.selection.features
-        self._scorer = bundle.scorer(features=there, device=choose_device(device), threads=threads)
+        if bundles.content_hash(url) != self._plan.bundle_hashes[url]:
+            raise InputError(f"{url}: the bundle was replaced meanwhile; run the same command again")
+        return bundle.scorer(features=self._plan.selection.features, device=device, threads=threads)
 
     def score(self, file: DataFile, advance: Advance) -> Done:
         """Score one file and put its scores in place, for the period's commit to take over."""
@@ -174,7 +198,7 @@ class FileScorer:
         selection = replace(self._plan.selection, row_groups=tuple(self._row_groups[url]))
         for groups in iterate(selection, docs_per_batch=self._plan.config.docs_per_batch):
             assert groups.ids_Q is not None
-            scores_N = self._scorer(groups).double().numpy()
+            scores_N = torch.stack([scorer(groups).double() for scorer in self._scorers]).mean(0).numpy()
             scored = Scored(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
             bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
             if bad_N.any():
@@ -185,7 +209,7 @@ class FileScorer:
     def _not_finite(self, url: str, scored: Scored, document: int) -> InputError:
         gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
         return InputError(
-            f"{self._plan.config.bundle}: the score of a document of query group {gid} of {url} is "
+            f"{self._plan.config.name}: the score of a document of query group {gid} of {url} is "
             f"{scored.scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
         )
 
@@ -236,7 +260,7 @@ def _results(plan: Plan, advance: Advance) -> Generator[Done]:
     import ray  # imported late: many processes never use Ray
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
-    whose = f"{plan.config.bundle}: the process that scored a file with it"
+    whose = f"{plan.config.name}: the process that scored a file with it"
     with plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"):
         for block in ray_internals.blocks(_dataset(plan)):
             for row in ray.get(block).to_pylist():

@@ -33,7 +33,7 @@ from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.scoring import ScoreConfig, ScoreWorkersConfig, score
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.origins import dataset_hashes
+from ltrscale.workflows.origins import dataset_hashes, scored_by
 from ltrscale.workflows.stages import ScoreJob
 
 FEATURES = tuple(Feature(name=name) for name in "abc")
@@ -116,7 +116,7 @@ def ray_cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def config(data: str, bundle: str, **settings: Any) -> ScoreConfig:
+def config(data: str, bundle: str | list[str], **settings: Any) -> ScoreConfig:
     return ScoreConfig.model_validate({"data": data, "bundle": bundle, "docs_per_batch": 50, **settings})
 
 
@@ -188,6 +188,22 @@ def test_every_group_gets_the_scores_of_the_bundle(
     for gid, scores in wanted.items():
         assert found[gid] == pytest.approx(scores, rel=1e-6, abs=1e-6), gid
         assert kind == "network" or found[gid] == scores
+
+
+def test_several_bundles_score_by_the_mean_of_their_scores(data: str, bundles: dict[str, str], tmp_path: Path) -> None:
+    both, out = [bundles["trees"], bundles["network"]], tmp_path / "scores"
+    assert run(config(data, both), out) == list(PERIODS)
+    found, trees, network = read(data, str(out)), expected(data, both[0]), expected(data, both[1])
+    for gid in trees:
+        assert found[gid] == pytest.approx(np.add(trees[gid], network[gid]) / 2, rel=1e-6, abs=1e-6), gid
+    assert scored_by(Split(data=(data,), scores=str(out))) == sorted(both)
+    assert run(config(data, both), out) == []
+    other = save_network(str(tmp_path / "other"), seed=1)
+    assert run(config(data, [both[0], other]), out) == list(PERIODS)
+    assert run(config(data, both[:1]), out) == list(PERIODS)
+    assert read(data, str(out)) == trees
+    run(config(data, both[0]), tmp_path / "one")
+    assert files_of(tmp_path / "one") == files_of(out)
 
 
 def test_the_scores_do_not_depend_on_the_batches(data: str, bundles: dict[str, str], tmp_path: Path) -> None:

@@ -114,13 +114,20 @@ class Bundle:
         made = self.network()
         return made.projector_layers if self.kind == "neural" else made.projector.layers if made.projector else 0
 
-    def initialise(self, ranker: Ranker) -> None:
-        """Load this bundle's encoder into a new ranker, with the layers of the projector that the ranker keeps."""
+    def initialise(self, ranker: Ranker, *, head: bool = False) -> None:
+        """Load this bundle's encoder into a new ranker, with the layers of the projector that the ranker keeps.
+
+        With `head` also load the head and the list context of a finetuned ranker, whose architecture must be the same.
+        """
         weights = self.weights()
         layers = _below("neck." if self.kind == "neural" else "projector.layers.", weights)
         with fitting(self.url):
             ranker.encoder.load_state_dict(_below("encoder.", weights))
             ranker.neck.load_state_dict({name: layers[name] for name in ranker.neck.state_dict()})
+            if head:
+                ranker.head.load_state_dict(_below("head.", weights))
+            if head and ranker.context is not None:
+                ranker.context.load_state_dict(_below("context.", weights))
 
     def ranker(self) -> AnyRanker:
         """The network that scores, in inference mode.

@@ -12,6 +12,7 @@ from ltrscale.ranking.losses import (
     AttentionAllocationConfig,
     GumbelApproxNDCGConfig,
     ListMLEConfig,
+    ListNetConfig,
     SoftmaxConfig,
 )
 from ltrscale.ranking.metrics import MAPConfig, Metric, MRRConfig, NDCGConfig, PrecisionConfig
@@ -28,6 +29,7 @@ LossConfig = Annotated[
     | SoftmaxConfig
     | SoftmaxNegativesConfig
     | AttentionAllocationConfig
+    | ListNetConfig
     | ListMLEConfig
     | ApproxNDCGConfig
     | GumbelApproxNDCGConfig

@@ -19,6 +19,7 @@ from ltrscale.batch import (
     at_least_float32,
     group_index,
     length_chunks,
+    standardise_by_group,
     sum_by_group,
     to_offsets,
 )
@@ -119,6 +120,61 @@ def attention_allocation(
     attention_N = _log_softmax(torch.where(relevant_N, labels_N, -torch.inf), offsets_Q1).exp()
     targets_N = torch.where(counts_N, attention_N, 0.0)  # a group without relevance has no softmax
     return _cross_entropy(scores_N, targets_N if weights_N is None else targets_N * weights_N, offsets_Q1)
+
+
+class ListNetConfig(Loss):
+    """Cross entropy between the softmax of labels that are a teacher's scores and that of the scores (ListNet).
+
+    Source: Cao et al. 2007, the top-one model.
+    Proof: laws; rax `softmax_loss`.
+    """
+
+    kind: Literal["list_net"] = "list_net"
+    temperature: float = Field(1.0, gt=0)
+    """Divisor of the labels: below 1 the first documents count more."""
+    standardise: bool = False
+    """Standardise labels per query group first, so that their scale does not matter."""
+
+    def of(self, scored: Scored) -> Tensor:
+        """See `list_net`."""
+        settings = self.model_dump(exclude={"kind"})
+        return list_net(scored.scores_N, scored.labels_N, scored.offsets_Q1, **settings)
+
+
+def list_net(
+    scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, temperature: float = 1.0, standardise: bool = False
+) -> Tensor:
+    """Cross entropy between the softmax of the labels and that of the scores, shape [Q].
+
+    `-sum over documents of t_i log(exp(s_i) / sum over j of exp(s_j))` with targets `t = softmax(y / T)` (Cao et al.
+    2007, section 4). Scores equal to the labels over T have the least loss, so a student learns its teacher's
+    distribution over the list. A group whose labels are all equal asks for no order and has loss 0, as in
+    `attention_allocation`.
+
+    Args:
+        scores_N: finite scores. Half precision is computed, and returned, in float32.
+        labels_N: finite numbers, possibly negative, such as a teacher's scores.
+        offsets_Q1: offsets of the groups.
+        temperature: T > 0, in units of the labels, or of their standard deviation with `standardise`.
+        standardise: whether labels are standardised per group first.
+
+    Raises:
+        ValueError: the temperature is not positive.
+
+    Example:
+        >>> labels = torch.tensor([0.0, math.log(3), 7.0])
+        >>> list_net(torch.zeros(3), labels, torch.tensor([0, 2, 3]))  # log(2); a single document
+        tensor([0.6931, 0.0000])
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    labels_N = labels_N.double()
+    counts_N = has_pairs(labels_N, offsets_Q1)[group_index(offsets_Q1)]
+    if standardise:
+        labels_N = standardise_by_group(labels_N, offsets_Q1)
+    targets_N = _log_softmax(labels_N / temperature, offsets_Q1).exp()
+    targets_N = torch.where(counts_N, targets_N, 0.0).to(at_least_float32(scores_N).dtype)
+    return _cross_entropy(scores_N, targets_N, offsets_Q1)
 
 
 class ListMLEConfig(Loss):

@@ -45,10 +45,14 @@ class FinetuneConfig(RankingConfig):
     """The network without a pretrained bundle; a pretrained bundle brings its own."""
     projector_layers: int = Field(0, ge=0)
     """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
+    keep_head: bool = False
+    """Also start from the head and the list context of the named bundle, a finetuned ranker with the same `head` and
+    `context`. Its own weights are kept unless validation finds better ones. By default head and context start from
+    random weights, because a pretrained encoder has none."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of normal noise on numeric inputs in training (DASALC)."""
     head_epochs: int = Field(100, ge=0)
-    """Epochs that train only the layers without pretrained weights; skipped without a pretrained bundle."""
+    """Epochs that train only head and list context; skipped without a pretrained bundle."""
     epochs: int = Field(100, ge=0)
     """Epochs that train the whole network; 0 with a pretrained bundle is probing."""
 
@@ -109,7 +113,7 @@ def finetune(
 
     Raises:
         InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
-            requested layers, nothing would be trained, or an interrupted run into `out` read other data.
+            requested layers or head, nothing would be trained, or an interrupted run into `out` read other data.
         Stopped: the run was asked to stop.
     """
     start = bundle.load(pretrained) if pretrained else None
@@ -117,6 +121,8 @@ def finetune(
         config.check_start(start.projector_layers() if start else None)
     except ValueError as error:
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
+    if config.keep_head:
+        _check_head(config, start)
     if start is not None:
         select(train, labelled=True).serving(start.features, whose=start.url)  # raises before anything is started
     splits = {"train": train, "validation": validation}
@@ -129,6 +135,16 @@ def finetune(
             documents = select(train, labelled=False, without=good.without)
             transform = fitted(documents, config.network, join(out, TRANSFORM), run=run_for(workers)).state_dict()
         launch(Finetuning(config, data, transform, pretrained, out, origin), workers=workers, report=report)
+
+
+def _check_head(config: FinetuneConfig, start: bundle.Bundle | None) -> None:
+    """Check that the bundle to start from has the head and the list context to keep."""
+    there = None if start is None else start.network()
+    if there is None or (there.head, there.context) != (config.head, config.context):
+        raise InputError(
+            f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same head "
+            "and context as in finetune; name one, or set keep_head to false"
+        )
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,8 @@ class Finetuning:
         objective = RankingObjective(ranker, config, config.list_loss).to(device)
         made_before = () if start is None else (ranker.transform, ranker.encoder, ranker.neck)
         best = Best(ranker, config, data)
+        if config.keep_head:
+            best.update("start", 0)  # a ranker already, so training must do better
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
             Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before),
             Phase("full", "finetuning (full)", config.epochs),
@@ -180,5 +198,5 @@ def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pret
         transform=made.transform, encoder=made.encoder, projector=projector, projector_layers=kept, **added
     )
     ranker = Ranker(architecture, pretrained.transform())
-    pretrained.initialise(ranker)
+    pretrained.initialise(ranker, head=config.keep_head)
     return ranker

@@ -59,7 +59,8 @@ class Labelled:
     """The labelled groups of a split without their features, which `rows` streams as trees see them.
 
     `weights_N` is 1 for a document without a weight, and None if the whole split has no weights. `positions_N` is NaN
-    for a document without a position, and None if the whole split has none.
+    for a document without a position, and None if the whole split has none. `start_N` are the scores to which trees are
+    added, None for 0.
     """
 
     split: str
@@ -70,6 +71,7 @@ class Labelled:
     weights_N: NDArray[np.float64] | None
     positions_N: NDArray[np.float32] | None
     view: View
+    start_N: NDArray[np.float64] | None = None
 
     @property
     def lengths_Q(self) -> NDArray[np.int64]:

@@ -29,8 +29,12 @@ class EnsembleConfig(Config):
     """Maximum number of models in the mean; each costs time when documents are scored."""
 
 
-def check_draws(config: GBDTConfig) -> None:
+def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
     """Check that the seed makes a difference, for otherwise all candidates are the same.
+
+    Args:
+        config: of the trees.
+        where: the key that asks for several models, for errors.
 
     Raises:
         ValueError: it makes no difference.
@@ -44,7 +48,7 @@ def check_draws(config: GBDTConfig) -> None:
         case CatBoostConfig():
             return
     if not draws:
-        raise ValueError(f"ensemble: these trees draw nothing at random, all candidates are equal; lower {settings}")
+        raise ValueError(f"{where}: these trees draw nothing at random, all candidates are equal; lower {settings}")
 
 
 def choose(

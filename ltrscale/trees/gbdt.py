@@ -4,7 +4,7 @@ Shapes: N documents, Q groups.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
+from ltrscale.data.stream.scored import score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
@@ -38,6 +39,7 @@ def train_gbdt(
     made_by: Mapping[str, Any],
     report: Report,
     workers: WorkersConfig = ONE,
+    start: str | None = None,
 ) -> Bundle:
     """Train trees on the labelled groups of the training split and commit them as a bundle.
 
@@ -55,18 +57,23 @@ def train_gbdt(
         workers: with more than one, each holds a share of the training groups and all validation groups. The trees
             differ slightly from those of one process, because LightGBM then estimates the number of documents of a leaf
             and XGBoost merges quantiles. If a worker dies, all restart from the first tree.
+        start: bundle of one LightGBM model to go on from: trees are added to its scores. The bundle made holds both
+            models, and scores by their mean, whose order is that of their sum.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
             documents; no validation group has a relevant document; the library is not installed or takes only one
-            worker; there are fewer row groups than workers; `monotone` names no feature; `unbiased` lacks positions.
+            worker; there are fewer row groups than workers; `monotone` names no feature; `unbiased` lacks positions;
+            `start` is no such bundle.
     """
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
     check_library(config, world)
     train, validation = (select(split, labelled=True) for split in (splits.train, splits.validation))
+    if start is not None:
+        train = train.serving(_started(config, start).features, whose=start)
     deal(train, rank=0, world=world)  # raises before any worker is started
-    work = TreeGrowing(config, train, with_features_of(train, validation), out, made_by, workers.cpus)
+    work = TreeGrowing(config, train, with_features_of(train, validation), out, made_by, workers.cpus, start)
     launch(work, workers=workers, report=report)
     return load(out)
 
@@ -80,6 +87,21 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
+def _started(config: GBDTConfig, url: str) -> Bundle:
+    """The bundle to whose scores trees are added.
+
+    Raises:
+        InputError: it is not one LightGBM model of raw features seen in the same way, or the trees to add are another library's.
+    """
+    start = load(url)
+    if config.kind != "lightgbm" or start.trees != TreesArchitecture(per_query=config.per_query):
+        raise InputError(
+            f"{url}: only LightGBM's trees go on from a bundle, which must hold one LightGBM model of raw features with "
+            "the same gbdt.per_query; set gbdt.kind to lightgbm and name such a bundle, or leave start out"
+        )
+    return start
+
+
 @dataclass(frozen=True)
 class TreeGrowing:
     """The work of training trees, the same value on every worker."""
@@ -91,6 +113,7 @@ class TreeGrowing:
     made_by: Mapping[str, Any]
     cpus: float
     """Logical CPUs of each worker."""
+    start: str | None = None
 
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes the bundle."""
@@ -101,15 +124,21 @@ class TreeGrowing:
         check_complete(self.train, train)
         validation, _ = read(self.validation, "validation", view)
         check_validation(validation)
+        models: dict[str, bytes] = {}
+        if self.start is not None:
+            start = _started(config, self.start)
+            train, validation = (_with_start(groups, start) for groups in (train, validation))
+            models["start"] = start.content
         if world > 1 and config.num_threads == 0:  # 0 would take all cores of a machine that workers may share
             config = config.replace(num_threads=max(1, int(self.cpus)))
         grown = grow(config, train, codes, validation, together(context))
         if rank > 0:
             return
+        models["model"] = grown.model
         save_trees(
             self.out,
-            {"model": grown.model},
-            TreesArchitecture(library=config.kind, per_query=config.per_query),
+            models,
+            TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query),
             config=self.config.model_dump(mode="json"),
             features=self.train.features,
             dataset_hash=self.train.hash,
@@ -129,6 +158,12 @@ def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str
     """
     view = views.raw(features) if names is None else views.chosen(features, names)
     return views.per_query(view) if config.per_query else view
+
+
+def _with_start(groups: Labelled, start: Bundle) -> Labelled:
+    """The same groups, with the scores of a bundle to which trees are added."""
+    scorer = start.scorer(features=groups.selection.features)
+    return replace(groups, start_N=score(groups.selection, scorer, start.url).scores_N.numpy())
 
 
 class Grown(NamedTuple):

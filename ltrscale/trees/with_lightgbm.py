@@ -135,6 +135,7 @@ def _dataset(
         weight=groups.weights_N,
         reference=borders,
         group=groups.lengths_Q,
+        init_score=groups.start_N,
         categorical_feature=list(vocabularies),
         params=borders.get_params(),
     )

@@ -10,11 +10,15 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.split import Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.launch.workers import WorkersConfig
+from ltrscale.ranking.choices import LossConfig
+from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.presets import Preset
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.training.ranking import RankingConfig
+from ltrscale.training.settings import OptimizerConfig
+from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws
 from ltrscale.trees.semi import SemiConfig
 from ltrscale.trees.stacking import StackConfig
@@ -105,6 +109,47 @@ class EnsembleMethod(Config):
     """Total number of runs; DASALC-ens takes 3 to 5."""
 
 
+class NetworkStudent(RankingConfig):
+    """How a network learns a teacher's scores; its parts are those of the method that it is trained as."""
+
+    kind: Literal["network"] = "network"
+    loss: LossConfig = SquaredErrorConfig(standardise=True)
+    """Squared error against scores standardised per group; `list_net` learns their softmax over each list instead."""
+    epochs: int = Field(20, ge=1)
+    """Maximum number of epochs; 20 as for the network that `jobs.distill` trains."""
+    patience: int = Field(5, ge=1)
+    """Stop after this many epochs without a better validation metric, which is of the true labels."""
+    stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3)
+
+    def of(self, method: FinetuneConfig) -> FinetuneConfig:
+        """The training on scores of a method's network: all layers at once, because scores are many."""
+        parts = method.model_dump(include={"network", "head", "context", "projector_layers", "noise"})
+        return FinetuneConfig.model_validate({**parts, **self.model_dump(exclude={"kind"}), "head_epochs": 0})
+
+
+class SelfTrainedMethod(Config):
+    """A student that learns the mean score of several runs of a method on all training groups, then the labels.
+
+    The groups whose labels are in use teach the runs, and the student in the end; no other label is read.
+    """
+
+    kind: Literal["self_trained"] = "self_trained"
+    of: str
+    """Name of the method whose runs teach: any but stacks and self-trained methods."""
+    runs: int = Field(3, ge=1)
+    """Total number of runs, as for an ensemble; the method's own run counts as the first."""
+    groups: int | None = Field(None, ge=1)
+    """Learn the scores of at most this many training groups, a random sample; empty for all groups."""
+    student_as: str | None = None
+    """Name of the neural method, or of the method of LightGBM's trees, whose settings train the student on the labels;
+    it starts from that method's pretrained encoder, if there is one. Empty for `of`."""
+    student: Annotated[
+        NetworkStudent | RegressionStudent | LambdaRankStudent | SoftmaxStudent, Field(discriminator="kind")
+    ] = NetworkStudent()
+    """How the student learns the scores: as a network, or as trees by one of three objectives."""
+
+
 class StackMethod(Config):
     """Trees over the scores of other methods of the same seed and over raw features."""
 
@@ -117,11 +162,13 @@ class StackMethod(Config):
 MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 """Also a directory's name."""
 BaseMethod = Annotated[
-    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod, Field(discriminator="kind")
+    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | SelfTrainedMethod,
+    Field(discriminator="kind"),
 ]
 """The possible members of a stack."""
 Method = Annotated[
-    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | StackMethod, Field(discriminator="kind")
+    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | SelfTrainedMethod | StackMethod,
+    Field(discriminator="kind"),
 ]
 
 
@@ -166,6 +213,8 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
         case EnsembleMethod(of=of):
             if not isinstance(methods.get(of), NeuralMethod):
                 raise ValueError(f"{where}.{name}.of: {of!r} is not a neural method")
+        case SelfTrainedMethod():
+            _check_self_trained(f"{where}.{name}", method, methods)
         case StackMethod(members=members):
             if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | None)]:
                 raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is unknown or a stack; name another method")
@@ -178,6 +227,26 @@ def _left_out(methods: Mapping[str, Method], name: str) -> frozenset[str]:
     return frozenset(method.leave_out) if method.pretrained_as is None else _left_out(methods, method.pretrained_as)
 
 
+def _check_self_trained(where: str, method: SelfTrainedMethod, methods: Mapping[str, Method]) -> None:
+    """Check that the teacher can teach, and that the student learns scores and labels with the same library."""
+    match methods.get(method.of):
+        case None | StackMethod() | SelfTrainedMethod():
+            raise ValueError(f"{where}.of: {method.of!r} is unknown, a stack or self-trained; name another method")
+        case GBDTMethod(gbdt=trees) | SemiMethod(semi=SemiConfig(gbdt=trees)) if method.runs > 1:
+            check_draws(trees, where=f"{where}.runs")
+    kind = method.student.kind
+    match methods.get(method.student_as or method.of):
+        case NeuralMethod() if kind == "network":
+            return
+        case GBDTMethod(gbdt=LightGBMConfig(), ensemble=None) if kind != "network":
+            return
+    needed = "a neural method" if kind == "network" else "a method of LightGBM's trees without an ensemble"
+    raise ValueError(
+        f"{where}.student of kind {kind} is trained as {method.student_as or method.of!r}, which is not {needed}; name "
+        "one as student_as, or choose another kind"
+    )
+
+
 def _streams(method: Method) -> list[StreamConfig]:
     """The streams of data that a method's stages read."""
     match method:
@@ -185,4 +254,6 @@ def _streams(method: Method) -> list[StreamConfig]:
             return [finetune.stream, *([pretrain.stream] if pretrain else [])]
         case CombinedMethod(combine=combine) if combine.how == "concat":
             return [combine.stream]
+        case SelfTrainedMethod(student=NetworkStudent(stream=stream)):
+            return [stream]
     return []

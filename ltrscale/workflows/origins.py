@@ -95,7 +95,8 @@ def scored_by(split: Split) -> list[str]:
     periods = sorted({file.period for _, files in chosen_files(split) for file in files})
     found = [read_period(split.scores, period) for period in periods]
     try:
-        return sorted({str(scores.made_by["config"]["bundle"]) for scores in found if scores})
+        named = [scores.made_by["config"]["bundle"] for scores in found if scores]
+        return sorted({str(url) for bundle in named for url in ([bundle] if isinstance(bundle, str) else bundle)})
     except (LookupError, TypeError) as error:
         raise InputError(f"{split.scores}: does not record which bundle made the scores; score again") from error
 

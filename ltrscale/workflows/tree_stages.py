@@ -1,6 +1,6 @@
 """The stages that train and export trees; each but `StackedJob` can also run as a separate job."""
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -36,6 +36,8 @@ class GBDTJob(LabelledStage):
     """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
     """Train several models, below `out/candidates`, and average the best; empty for one model."""
+    start: str | None = None
+    """Bundle of one LightGBM model to go on from: trees are added to its scores; empty starts from equal scores."""
     workers: Workers = ONE
     """Workers that each hold a share of the training groups, for data that one machine cannot hold."""
 
@@ -43,16 +45,23 @@ class GBDTJob(LabelledStage):
     def _has_different_candidates(self) -> Self:
         if self.ensemble is not None:
             check_draws(self.gbdt)
+            if self.start is not None:
+                raise ValueError("ensemble and start exclude each other; leave one of them out")
         return self
 
     def settings(self) -> Config:
         """Settings of the trees, and of the ensemble if there is one."""
         return self.gbdt if self.ensemble is None else _Ensemble(gbdt=self.gbdt, ensemble=self.ensemble)
 
+    def made_from(self) -> list[str]:
+        """The bundle to go on from."""
+        return [self.start] if self.start else []
+
     def work(self, origin: Origin, report: Report) -> None:
         """Train trees; for an ensemble train each candidate that is not up to date, then choose."""
         if self.ensemble is None:
-            train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, workers=self.workers)
+            settings: dict[str, Any] = {"workers": self.workers, "start": self.start}
+            train_gbdt(self.gbdt, self.splits, self.out, made_by=origin, report=report, **settings)
             return
         first = self.gbdt.seed
         candidates = [self._candidate(seed) for seed in range(first, first + self.ensemble.candidates)]

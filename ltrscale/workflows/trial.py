@@ -4,23 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ltrscale.data.dataset.sample import Fold
-from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import Split, Splits, select, with_periods_named
 from ltrscale.draws import mix
+from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackConfig, StackMember
 from ltrscale.workflows.methods import (
     CombinedMethod,
     EnsembleMethod,
     GBDTMethod,
     Method,
+    NetworkStudent,
     NeuralMethod,
     ReadingMethod,
+    SelfTrainedMethod,
     SemiMethod,
     StackMethod,
 )
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob
+from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob, StackedJob
 
 
@@ -33,9 +37,10 @@ class Trial:
         splits: with the seed's sample of labelled groups.
         seed: replaces the seeds of the stages.
         workers: data-parallel workers of the neural stages.
-        out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `folds/K-of-N/METHOD/model`.
-        whole: if this trial leaves out a fold, the trial on all folds. Pretrained encoders come from there: they see no
-            labels, so one serves all folds.
+        out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `METHOD/scores`, `METHOD/student`,
+            `folds/K-of-N/METHOD/model`, `runs/K/METHOD/model`.
+        whole: if this trial leaves out a fold or is a further run, the trial that it belongs to. Pretrained encoders
+            come from there: they see no labels, so one serves all folds and runs.
     """
 
     methods: Mapping[str, Method]
@@ -51,16 +56,19 @@ class Trial:
         match method:
             case GBDTMethod():
                 candidates = method.ensemble.candidates if method.ensemble else 1
-                trees = method.gbdt.replace(seed=self.seed * candidates)  # trials share no candidate
+                # trials share no candidate; seeds of further runs are large, and libraries take 31 bits
+                trees = method.gbdt.replace(seed=self.seed * candidates % 2**30)
                 GBDTJob(out=out, splits=self._read_by(method), gbdt=trees, ensemble=method.ensemble).run()
             case SemiMethod():
                 SemiJob(out=out, splits=self._read_by(method), semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
-                self._finetune(method, self._pretrained(name), out, self.seed)
+                self._finetune(method.finetune, self._pretrained(name), out, self._read_by(method))
             case CombinedMethod():
                 self._combine([self.model(part) for part in method.parts], method.combine, out)
             case EnsembleMethod():
-                self._combine(self._runs(method, name), CombineConfig(how="mean"), out)
+                self._combine(self._runs(method.of, method.runs), CombineConfig(how="mean"), out)
+            case SelfTrainedMethod():
+                self._self_train(method, name, out)
             case StackMethod():
                 self.stack(method.members, {}, method.stack, out)
         return out
@@ -112,19 +120,51 @@ class Trial:
         PretrainJob(out=out, train=self._read_by(method).train, pretrain=settings, workers=self.workers).run()
         return out
 
-    def _finetune(self, method: NeuralMethod, pretrained: str | None, out: str, seed: int) -> None:
-        settings, splits = method.finetune.replace(seed=seed), self._read_by(method)
-        FinetuneJob(out=out, pretrained=pretrained, splits=splits, finetune=settings, workers=self.workers).run()
+    def _finetune(self, settings: FinetuneConfig, start: str | None, out: str, splits: Splits) -> None:
+        settings = settings.replace(seed=self.seed)
+        FinetuneJob(out=out, pretrained=start, splits=splits, finetune=settings, workers=self.workers).run()
 
-    def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
-        """The runs of an ensemble: the method's own, and more from the same pretrained encoder."""
-        method = self.methods[ensemble.of]
-        assert isinstance(method, NeuralMethod)
-        runs = [self.model(ensemble.of)]
-        for run in range(1, ensemble.runs):
-            runs.append(self._folder(name, f"run-{run}"))
-            self._finetune(method, self._pretrained(ensemble.of), runs[-1], mix("run", self.seed, run) % 2**31)
-        return runs
+    def _runs(self, name: str, number: int) -> list[str]:
+        """Runs of a method: its own, and more with other seeds, from the same pretrained encoder."""
+        further = [
+            replace(self, seed=mix("run", self.seed, run) % 2**31, out=self._folder("runs", str(run)), whole=self)
+            for run in range(1, number)
+        ]
+        return [trial.model(name) for trial in (self, *further)]
+
+    def _self_train(self, method: SelfTrainedMethod, name: str, out: str) -> None:
+        """Let runs of a method score all training groups, and train a student on the scores, then on the labels."""
+        scored = self._scored(method, name)
+        student_as, student = method.student_as or method.of, self._folder(name, "student")
+        settings, alike = method.student, self.methods[student_as]
+        assert isinstance(alike, ReadingMethod)
+        labels = self._read_by(alike)
+        scores = labels.replace(train={**scored.model_dump(), "leave_out": labels.train.leave_out})
+        match alike:
+            case NeuralMethod(finetune=finetune):
+                assert isinstance(settings, NetworkStudent)
+                pretrained = self._pretrained(student_as)
+                self._finetune(settings.of(finetune), pretrained, student, scores)
+                head_epochs = finetune.head_epochs if pretrained else 0  # as the method itself is trained
+                self._finetune(finetune.replace(keep_head=True, head_epochs=head_epochs), student, out, labels)
+            case GBDTMethod(gbdt=trees):
+                assert not isinstance(settings, NetworkStudent)
+                first = settings.trees.replace(seed=self.seed, per_query=trees.per_query)
+                GBDTJob(out=student, splits=scores, gbdt=first).run()
+                GBDTJob(out=out, splits=labels, gbdt=trees.replace(seed=self.seed), start=student).run()
+
+    def _scored(self, method: SelfTrainedMethod, name: str) -> Split:
+        """The training groups, or a sample of them, with the mean scores of a method's runs as labels."""
+        train, scores = with_periods_named(self.splits.train), self._folder(name, "scores")
+        if len(train.data) > 1:
+            raise InputError(
+                f"{name} learns scores of one data set, splits.train has {', '.join(train.data)}; name one"
+            )
+        runs = tuple(self._runs(method.of, method.runs))
+        ScoreJob(out=scores, bundle=runs, data=train.data[0], periods=train.periods).run()
+        everything = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
+        share = 1.0 if method.groups is None else method.groups / select(everything, labelled=True).n_groups
+        return everything.replace(labelled_fraction=min(1.0, share))
 
     def _combine(self, bundles: list[str], settings: CombineConfig, out: str) -> None:
         settings = settings.replace(seed=self.seed)

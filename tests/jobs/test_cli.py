@@ -94,6 +94,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "gbdt": GBDTJob,
         "score": ScoreJob,
         "stack": StackJob,
+        "self": CrossvalConfig,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 

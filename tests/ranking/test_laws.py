@@ -15,6 +15,7 @@ from ltrscale.ranking.losses import (
     AttentionAllocationConfig,
     GumbelApproxNDCGConfig,
     ListMLEConfig,
+    ListNetConfig,
     SoftmaxConfig,
 )
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
@@ -68,6 +69,12 @@ KNOWN = {
     "softmax_negatives": all_negatives(1.0),
     "softmax_negatives threshold 2": all_negatives(2.0),
     "attention_allocation": Case(AttentionAllocationConfig(), reference.attention_allocation, tolerance=1e-8),
+    "list_net": Case(ListNetConfig(), lambda s, y, _: reference.list_net(s, y), tolerance=1e-8),
+    "list_net T .5, standardised": Case(
+        ListNetConfig(temperature=0.5, standardise=True),
+        lambda s, y, _: reference.list_net(s, y, 0.5, standardise=True),
+        tolerance=1e-8,
+    ),
     "list_mle": Case(ListMLEConfig(), lambda s, y, _: reference.list_mle(s, y), tolerance=1e-8),
     "approx_ndcg T .1": Case(ApproxNDCGConfig(), approximate(0.1)),
     "approx_ndcg T 2": Case(ApproxNDCGConfig(temperature=2.0), approximate(2.0)),

@@ -17,6 +17,7 @@ from ltrscale.ranking.losses import (
     attention_allocation,
     gumbel_approx_ndcg,
     list_mle,
+    list_net,
     ordinal,
     softmax,
 )
@@ -133,7 +134,7 @@ def test_ordinal_refuses_shapes_that_do_not_fit() -> None:
         ordinal(torch.zeros(3, 4), torch.zeros(2))
 
 
-@pytest.mark.parametrize("loss", [approx_ndcg, partial(gumbel_approx_ndcg, generator=torch.Generator())])
+@pytest.mark.parametrize("loss", [approx_ndcg, list_net, partial(gumbel_approx_ndcg, generator=torch.Generator())])
 def test_a_temperature_must_be_positive(loss: Callable[..., Tensor]) -> None:
     with pytest.raises(ValueError, match="temperature"):
         loss(torch.zeros(1), torch.zeros(1), torch.tensor([0, 1]), temperature=0.0)
@@ -157,6 +158,10 @@ RAX: dict[str, tuple[Callable[..., Tensor], Callable[[Any, Any], Any]]] = {
         lambda rax, jax: (
             lambda s, y: rax.softmax_loss(s, (e := jax.numpy.where(y > 0, jax.numpy.exp(y), 0.0)) / e.sum())
         ),
+    ),
+    "list_net": (
+        lambda s, y, offsets: list_net(s, y, offsets, temperature=0.7),
+        lambda rax, jax: lambda s, y: rax.softmax_loss(s, jax.nn.softmax(y / 0.7)),
     ),
     "list_mle without ties": (
         lambda s, _, offsets: list_mle(s, s.flip(0).detach(), offsets),

@@ -92,13 +92,18 @@ def sigmoid_cross_entropy(scores_L: Tensor, labels: Labels, weights: Sequence[fl
 
 
 def squared_error(scores_L: Tensor, labels: Labels, weights: Sequence[float], *, standardise: bool = False) -> Tensor:
-    if standardise and labels:
-        mean, deviation = statistics.fmean(labels), statistics.pstdev(labels)
-        labels = [(label - mean) / deviation if deviation else 0.0 for label in labels]
+    labels = standardised(labels) if standardise else labels
     total = scores_L.sum() * 0
     for score, label, weight in zip(scores_L, labels, weights, strict=True):
         total = total + weight * (score - label) ** 2
     return total
+
+
+def standardised(labels: Labels) -> Labels:
+    if not labels:
+        return labels
+    mean, deviation = statistics.fmean(labels), statistics.pstdev(labels)
+    return [(label - mean) / deviation if deviation else 0.0 for label in labels]
 
 
 def softmax(scores_L: Tensor, labels: Labels, weights: Sequence[float]) -> Tensor:
@@ -113,6 +118,13 @@ def attention_allocation(scores_L: Tensor, labels: Labels, weights: Sequence[flo
         return scores_L.sum() * 0
     deserved = [math.exp(y) if y > 0 else 0.0 for y in labels]
     return softmax(scores_L, [e / sum(deserved) for e in deserved], weights)
+
+
+def list_net(scores_L: Tensor, labels: Labels, temperature: float = 1.0, *, standardise: bool = False) -> Tensor:
+    if len(set(labels)) < 2:
+        return scores_L.sum() * 0
+    powers = [math.exp(y / temperature) for y in (standardised(labels) if standardise else labels)]
+    return softmax(scores_L, [power / sum(powers) for power in powers], [1.0] * len(labels))
 
 
 def list_mle(scores_L: Tensor, labels: Labels) -> Tensor:

@@ -135,6 +135,42 @@ def test_layers_of_the_projector_are_taken_over(synthetic_dataset: str, pretrain
             run(synthetic_dataset, tmp_path / "three", start, projector_layers=3)
 
 
+@pytest.mark.parametrize("context", [None, {"kind": "dasalc", "width": 8, "layers": 1}], ids=["alone", "in its list"])
+def test_a_ranker_goes_on_from_another_with_its_head_and_context(
+    synthetic_dataset: str, tmp_path: Path, context: dict[str, object] | None
+) -> None:
+    """After one epoch at a rate near 0 it scores as its start does; without the head it does not."""
+    first, still = tmp_path / "first", {"learning_rate": 1e-12}
+    run(synthetic_dataset, first, context=context)
+    groups = next(iterate(select(splits(synthetic_dataset)[2], labelled=True)))
+    for keep in (True, False):
+        out = tmp_path / str(keep)
+        settings: dict[str, Any] = {"keep_head": keep, "context": context, "optimizer": still}
+        run(synthetic_dataset, out, str(first), head_epochs=1, epochs=0, **settings)
+        assert torch.allclose(ranker(out)(groups), ranker(first)(groups), atol=1e-5) is keep
+
+
+def test_a_ranker_to_go_on_from_is_kept_where_training_makes_it_worse(synthetic_dataset: str, tmp_path: Path) -> None:
+    run(synthetic_dataset, tmp_path / "first", epochs=4)
+    wild = {"learning_rate": 1e3}
+    run(synthetic_dataset, tmp_path / "out", str(tmp_path / "first"), keep_head=True, optimizer=wild)
+    first, out = (bundle.load(str(tmp_path / name)) for name in ("first", "out"))
+    assert (out.metrics["phase"], out.metrics["epoch"]) == ("start", 0)
+    assert out.metrics["validation_ndcg@5"] == pytest.approx(first.metrics["validation_ndcg@5"])
+    assert out.weights().keys() == first.weights().keys()
+    assert all(torch.equal(value, first.weights()[name]) for name, value in out.weights().items())
+
+
+def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    run(synthetic_dataset, tmp_path / "first", epochs=1)
+    for start, head in ((None, {}), (pretrained, {}), (str(tmp_path / "first"), {"layers": 2})):
+        with pytest.raises(
+            InputError, match=f"^{start or 'no'}.*: keep_head needs a finetuned ranker with the same head"
+        ):
+            run(synthetic_dataset, tmp_path / "out", start, keep_head=True, head=head)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("metric", ["mrr", "precision@1"])
 def test_any_metric_chooses_the_epoch(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str

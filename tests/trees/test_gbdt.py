@@ -67,9 +67,13 @@ def three(
     return {period: make_groups(rng, count, label_of) for period, count in sizes.items()}
 
 
-def train(url: str, out: Path, config: GBDTConfig = SMALL) -> tuple[Bundle, list[dict[str, object]]]:
+def train(
+    url: str, out: Path, config: GBDTConfig = SMALL, start: str | None = None
+) -> tuple[Bundle, list[dict[str, object]]]:
     records: list[dict[str, object]] = []
-    bundle = train_gbdt(config, splits_of(url), str(out), made_by={}, report=lambda r: records.append(dict(r)))
+    bundle = train_gbdt(
+        config, splits_of(url), str(out), made_by={}, report=lambda r: records.append(dict(r)), start=start
+    )
     return bundle, records
 
 
@@ -316,4 +320,44 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
     assert "train: group 3 has 12 documents" in error_of(
         lambda data: data["train"].__setitem__(3, (np.zeros((12, 3), np.float32), np.ones(12, np.float32)))
     )
+    assert not (tmp_path / "out").exists()
+
+
+def documents(url: str, features: list[Feature]) -> QueryGroups:
+    """The test documents with these features."""
+    selection = select(splits_of(url).test, labelled=False).serving(features, whose="the test")
+    return QueryGroups.concat(list(iterate(selection)))
+
+
+def test_going_on_from_trees_is_one_longer_training(
+    write_dataset: WriteDataset, reorder: Callable[[str, list[Feature]], str], tmp_path: Path
+) -> None:
+    features = [*NUMERIC, Feature(name="code", kind="categorical")]
+    rng = np.random.default_rng(0)
+
+    def with_code(groups: Groups) -> Groups:
+        return [(np.column_stack([x_LF, rng.integers(0, 3, len(x_LF))]), labels_L) for x_LF, labels_L in groups]
+
+    url = write_dataset({period: with_code(of) for period, of in three(rng, grades).items()}, features)
+    settings = {"num_threads": 1, "early_stopping_rounds": None}
+    short, long = (LightGBMConfig.model_validate({**settings, "num_trees": n}) for n in (7, 14))
+    whole, _ = train(url, tmp_path / "whole", long)
+    first, _ = train(url, tmp_path / "first", short)
+    turned = reorder(url, features[::-1])  # the new trees see the columns of the first ones
+    more, records = train(turned, tmp_path / "more", short, first.url)
+    assert more.contents["start.txt"] == first.content
+    groups = documents(url, features)
+    np.testing.assert_allclose(2 * more.scorer()(groups), whole.scorer()(groups), rtol=1e-9)
+    assert records[-1]["validation_ndcg@5"] == pytest.approx(score(more, url, "validation"))
+    assert more.metrics["validation_ndcg@5"] == pytest.approx(whole.metrics["validation_ndcg@5"])
+
+
+def test_trees_go_on_from_one_lightgbm_model_only(write_dataset: WriteDataset, tmp_path: Path) -> None:
+    url = write_dataset(three(np.random.default_rng(0), grades), NUMERIC)
+    first, _ = train(url, tmp_path / "first")
+    other, _ = train(url, tmp_path / "other", XGBOOST)
+    twice, _ = train(url, tmp_path / "twice", SMALL, first.url)
+    for config, start in ((SMALL, other), (SMALL, twice), (XGBOOST, first)):
+        with pytest.raises(InputError, match=f"^{start.url}: only LightGBM's trees go on from a bundle"):
+            train(url, tmp_path / "out", config, start.url)
     assert not (tmp_path / "out").exists()

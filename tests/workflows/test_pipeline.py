@@ -242,15 +242,18 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
     config = configs.validate(PipelineConfig, values, "test")
     written = written_directories(run_pipeline, config)
     assert written == [
-        "data-log", "data", "relabelled", "seed-0/tuned/pretrained", "seed-0/probed/model", "seed-0/ensemble/run-1",
-        "seed-0/ensemble/model", "seed-0/tuned/model", "seed-0/joined/model", "evaluation", "evaluation-relevance",
+        "data-log", "data", "relabelled", "seed-0/tuned/pretrained", "seed-0/probed/model",
+        "seed-0/runs/1/probed/model", "seed-0/ensemble/model", "seed-0/tuned/model", "seed-0/joined/model",
+        "evaluation", "evaluation-relevance",
     ]  # fmt: skip
     for folder, column in (("evaluation", "labels"), ("evaluation-relevance", "relevance")):
         resolved = yaml.safe_load((tmp_path / "out" / folder / "run" / "config.yaml").read_text())
         assert resolved["evaluate"]["splits"]["test"]["labels"] == column
         methods = pq.read_table(tmp_path / "out" / folder / "groups.parquet")["method"].to_pylist()
         assert set(methods) == set(config.methods)
-    run, own = (bundle.load(str(tmp_path / "out" / "seed-0" / name)) for name in ("ensemble/run-1", "probed/model"))
+    run, own = (
+        bundle.load(str(tmp_path / "out" / "seed-0" / name)) for name in ("runs/1/probed/model", "probed/model")
+    )
     assert run.content != own.content
     assert torch.equal(run.encoder().linear.weight, own.encoder().linear.weight)  # both probe one pretrained encoder
     assert written_directories(run_pipeline, config) == []
