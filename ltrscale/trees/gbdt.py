@@ -91,12 +91,13 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
     """The bundle to whose scores trees are added.
 
     Raises:
-        InputError: it is not one LightGBM model of raw features seen in the same way, or the trees to add are another library's.
+        InputError: it is not one LightGBM model of features that both see alike, or the trees to add are another
+            library's.
     """
     start = load(url)
     if config.kind != "lightgbm" or start.trees != TreesArchitecture(per_query=config.per_query):
         raise InputError(
-            f"{url}: only LightGBM's trees go on from a bundle, which must hold one LightGBM model of raw features with "
+            f"{url}: only LightGBM's trees go on from a bundle, which must hold one LightGBM model with "
             "the same gbdt.per_query; set gbdt.kind to lightgbm and name such a bundle, or leave start out"
         )
     return start

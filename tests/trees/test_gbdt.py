@@ -282,8 +282,8 @@ def test_labelled_fraction_is_used(
     read = gbdt.read
     seen = {}
 
-    def spy(selection: object, split: str) -> object:
-        seen[split] = read(selection, split)  # type: ignore[arg-type]
+    def spy(selection: object, split: str, view: object) -> object:
+        seen[split] = read(selection, split, view)  # type: ignore[arg-type]
         return seen[split]
 
     monkeypatch.setattr(gbdt, "read", spy)
