@@ -142,8 +142,8 @@ class TrainingConfig(Config):
         """The settings that determine the result, all others at their defaults; a resumed run may change the others."""
         fields = type(self).model_fields
         defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
-        prefetch = StreamConfig.model_fields["prefetch"].default
-        return self.replace(**defaults, stream=self.stream.replace(prefetch=prefetch).model_dump())
+        stream = {name: StreamConfig.model_fields[name].default for name in ("prefetch", "memory_gb")}
+        return self.replace(**defaults, stream=self.stream.replace(**stream).model_dump())
 
     def order(self, phase: str) -> StreamConfig:
         """How a phase of the training reads its data; each phase has a different order."""

@@ -11,6 +11,7 @@ from ltrscale import bundle
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
@@ -57,6 +58,7 @@ class Best:
 
     def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
         self.model, self.config, self.data = model, config, data
+        self.memory = memory_for(data.validation, config.stream.memory_gb)
         self.metric = f"validation_{config.validation_metric}"
         self.state = state_on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
@@ -74,7 +76,7 @@ class Best:
         Raises:
             InputError: no validation group has a relevant document.
         """
-        value = validate(self.model, self.data.validation, self.config.validation_metric)
+        value = validate(self.model, self.data.validation, self.config.validation_metric, self.memory)
         if math.isnan(value):
             raise InputError(
                 f"validation: none of its labelled groups has a relevant document, so {self.config.validation_metric} "
@@ -129,15 +131,18 @@ class Best:
         finish(out)
 
 
-def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
-    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share."""
+def validate(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
+    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share.
+
+    `memory` is as for `GroupStream`.
+    """
     rank, world = rank_and_world()
     where = next(model.parameters()).device
     measure = named(metric)
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
     with torch.no_grad():
-        for index, groups in enumerate(iterate(selection, docs_per_batch=16_384)):
+        for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
             if index % world == rank:
                 groups = groups.to(where)
                 assert groups.labels_N is not None

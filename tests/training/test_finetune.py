@@ -12,6 +12,7 @@ from ltrscale import bundle
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, ConcatRanker
@@ -282,3 +283,20 @@ def test_debiasing_without_its_column_is_an_error(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(synthetic_dataset, tmp_path / "out", loss={"kind": "softmax"}, debias={"kind": debias})
+
+
+def test_weights_do_not_depend_on_what_is_kept_in_memory(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(readers, "_open", lambda url, real=readers._open: (opened.append(url), real(url))[1])
+    counts = {}
+    for name, gigabytes in (("kept", 1.0), ("anew", 0.0)):
+        opened.clear()
+        stream = {"docs_per_batch": 500, "streams": 2, "memory_gb": gigabytes}
+        run(synthetic_dataset, tmp_path / name, pretrained, stream=stream)
+        counts[name] = len(opened)
+    kept, anew = (bundle.load(str(tmp_path / name)) for name in counts)
+    assert kept.content == anew.content
+    assert kept.metrics == anew.metrics
+    assert counts["anew"] == counts["kept"] + 3 * (2 + 1)  # three epochs over two weeks and the week of validation

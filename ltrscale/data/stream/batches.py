@@ -11,115 +11,25 @@ Shapes: Q groups, Q1 = Q + 1 offsets.
 """
 
 import itertools
-import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.data import columns
 from ltrscale.data.dataset.split import RowGroup, Selection
 from ltrscale.data.stream import plan
+from ltrscale.data.stream.memory import Memory
 from ltrscale.data.stream.readers import Reader, read_direct
-from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, group_ids, mismatch, regroup
-from ltrscale.errors import InputError, nearest
-
-MOST = 1000.0
-"""The most times that a group may be served per epoch on average; a larger value hints at the wrong column."""
-
-
-def _text_keys(times: Any) -> Any:
-    """The mapping with all keys as texts, in YAML's spelling: `{1: 2}` has a number for a key."""
-    if not isinstance(times, dict):
-        return times
-    return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
-
-
-Times = Annotated[float, Field(ge=0, le=MOST)]
-
-
-class Repeat(Config):
-    """Times that a query group is served per epoch, by a column of the data set (SUN23 repeats frequent queries).
-
-    A fraction is the probability of one more time: 2.3 means twice, and a third time with probability .3.
-    """
-
-    by: str = Field(pattern="^meta_.")
-    """Column with one value per group: its number of times, or its class, a key of `times`."""
-    times: Annotated[dict[str, Times], BeforeValidator(_text_keys)] = Field(default_factory=dict)
-    """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
-
-
-def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> NDArray[np.float64]:
-    """The number of times that each row of a table is served per epoch on average, shape [R].
-
-    Raises:
-        InputError: the column is missing, or must have the numbers of times and does not.
-    """
-    if repeat.by not in table.column_names:
-        raise InputError(f"{row_group.url}: no column {repeat.by!r}; {_remedy(row_group, repeat.by)}")
-    if repeat.times:
-        return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
-    column = table.column(repeat.by).combine_chunks()
-    if not columns.is_number(columns.value_type(column.type)):
-        remedy = "say under stream.repeat.times how often each of its values is served"
-        raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
-    values = columns.plain(column).cast(pa.float64(), safe=False)
-    times_R: NDArray[np.float64] = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
-    bad_R = ~((times_R >= 0) & (times_R <= MOST))  # NaN too
-    if bad_R.any():
-        row = int(bad_R.argmax())
-        what = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
-        raise mismatch(row_group, what, f"it must be from 0 to {MOST:,.0f}, or a class named under stream.repeat.times")
-    return times_R
-
-
-def survey_repeats(selection: Selection, repeat: Repeat, reader: Reader) -> dict[RowGroup, float]:
-    """Read the column of a whole selection: the mean number of times of each row group's served groups.
-
-    Raises:
-        InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
-    """
-    decoder = Decoder(selection, documents=False)
-    tables = reader(selection.row_groups, [*decoder.columns, repeat.by])
-    means: dict[RowGroup, float] = {}
-    classes: set[str] = set()
-    for row_group, table in zip(selection.row_groups, tables, strict=True):
-        rows_Q = decoder.served_rows([row_group], [table])
-        means[row_group] = float(mean_repeats(row_group, table, repeat)[rows_Q].mean())
-        if repeat.times:
-            classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
-    for name in repeat.times:
-        if name not in classes:
-            near = nearest(name, sorted(classes))
-            hint = f"the nearest is {near!r}" if near is not None else "it is empty"
-            raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
-    if not any(means.values()):
-        raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
-    return means
-
-
-def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
-    return columns.texts(table.column(repeat.by).combine_chunks())[0]
-
-
-def _remedy(row_group: RowGroup, name: str) -> str:
-    """The column of a file that is probably meant, for the end of an error."""
-    filesystem, path = storage.arrow_filesystem(row_group.url)
-    with storage.named_errors(row_group.url):
-        names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
-    known = [known for known in names if known.startswith("meta_")]
-    near = nearest(name, known)
-    return f"the nearest is {near!r}" if near else "the data set has no meta_* column; prepare it with `columns.meta`"
+from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
+from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, regroup
+from ltrscale.errors import InputError
 
 
 class StreamConfig(Config):
@@ -141,6 +51,10 @@ class StreamConfig(Config):
     """Deal a window's documents to new groups of the same lengths in each epoch: SimCLR-Sample, without labels."""
     repeat: Repeat | None = None
     """Query groups that are served several times per epoch, or not at all."""
+    memory_gb: float = Field(default=1.0, ge=0)
+    """Labelled groups whose features take at most this many GB are read once, and kept in the memory of every worker;
+    0 reads them anew each epoch. The result is the same. 1 GB holds 40,000 lists of 100 documents with 60 features;
+    training and validation groups count separately."""
     prefetch: int = Field(default=2, ge=0)
     """Steps that a thread reads ahead while training computes; 0 reads each step when it is needed."""
 
@@ -184,6 +98,7 @@ class GroupStream:
         rank: number of this worker; it serves the streams c with c mod world = rank.
         world: number of workers.
         reader: `read_direct`, or `read_with_ray` if this process is connected to a Ray cluster.
+        memory: holds what was read of the selection, so that later epochs read nothing; None keeps nothing.
 
     Raises:
         InputError: there are fewer streams than workers, `regroup` is set for labelled groups, or the column of
@@ -198,6 +113,7 @@ class GroupStream:
         rank: int = 0,
         world: int = 1,
         reader: Reader = read_direct,
+        memory: Memory | None = None,
     ) -> None:
         if config.streams < world:
             raise InputError(f"streams = {config.streams} leaves some of {world} workers idle; set streams to {world}")
@@ -208,7 +124,7 @@ class GroupStream:
         self.selection = selection
         self.config = config
         self.streams = plan.local_streams(config.streams, rank=rank, world=world)
-        self.reader = reader
+        self.reader, self.memory = reader, memory
         self._mean_times = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 
     @cached_property
@@ -285,39 +201,45 @@ class GroupStream:
         """
         left = {c: stream[start[c].window :] for c, stream in windows.items()}
         order = plan.read_order({c: [sum(map(self._documents, w)) for w in ws] for c, ws in left.items()})
-        decoder = Decoder(self.selection)
-        columns = [*decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]
-        tables = self.reader([row_group for c, w in order for row_group in left[c][w]], columns)
+        memory = self.memory or Memory(self.selection)
+        columns = [*memory.decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]
+        to_read = [r for c, w in order for r in left[c][w] if r not in memory.groups]
+        tables = self.reader(to_read, columns)
         for c, w in order:
-            row_groups = left[c][w]
-            of_window = list(itertools.islice(tables, len(row_groups)))
-            yield c, self._window(decoder, row_groups, of_window, epoch=epoch, stream=c, window=start[c].window + w)
+            groups = self._groups(memory, left[c][w], tables)
+            yield c, self._window(groups, epoch=epoch, stream=c, window=start[c].window + w)
 
-    def _window(
-        self,
-        decoder: Decoder,
-        row_groups: Sequence[RowGroup],
-        tables: Sequence[pa.Table],
-        *,
-        epoch: int,
-        stream: int,
-        window: int,
-    ) -> Window:
+    def _groups(self, memory: Memory, row_groups: Sequence[RowGroup], tables: Iterator[pa.Table]) -> Window:
+        """The groups of a window in file order: from memory, or else from the next tables."""
+        if self.memory is None:  # a window at once, without a copy
+            return self._decoded(memory.decoder, row_groups, list(itertools.islice(tables, len(row_groups))))
+        for row_group in row_groups:
+            if row_group not in memory.groups:
+                memory.groups[row_group] = self._decoded(memory.decoder, [row_group], [next(tables)]).copied()
+        return Window.joined([memory.groups[row_group] for row_group in row_groups])
+
+    def _decoded(self, decoder: Decoder, row_groups: Sequence[RowGroup], tables: Sequence[pa.Table]) -> Window:
+        rows_Q = decoder.served_rows(row_groups, tables)
+        groups = decoder.decode(row_groups, tables, rows_Q)
+        if self.config.repeat is None:
+            return groups
+        pairs = zip(row_groups, tables, strict=True)
+        mean_times_R = np.concatenate([mean_repeats(r, table, self.config.repeat) for r, table in pairs])
+        return replace(groups, mean_times_Q=mean_times_R[rows_Q])
+
+    def _window(self, groups: Window, *, epoch: int, stream: int, window: int) -> Window:
         """The groups of a window in the order of serving."""
         config, seed = self.config, self.config.seed
-        rows_Q = decoder.served_rows(row_groups, tables)
-        if config.repeat:
-            pairs = zip(row_groups, tables, strict=True)
-            mean_times_R = np.concatenate([mean_repeats(r, table, config.repeat) for r, table in pairs])
-            ids_R = group_ids(row_groups, tables)
-            rows_Q = rows_Q.repeat(plan.times_served(mean_times_R[rows_Q], ids_R[rows_Q], seed=seed, epoch=epoch))
+        rows_Q = np.arange(len(groups.offsets_Q1) - 1)
+        if groups.mean_times_Q is not None:
+            assert groups.ids_Q is not None
+            rows_Q = rows_Q.repeat(plan.times_served(groups.mean_times_Q, groups.ids_Q, seed=seed, epoch=epoch))
         place = {"seed": seed, "epoch": epoch, "stream": stream, "window": window}
-        order_Q = plan.window_order(len(rows_Q), **place, shuffle=config.shuffle)
-        decoded = decoder.decode(row_groups, tables, rows_Q[order_Q])
+        served = groups.take(rows_Q[plan.window_order(len(rows_Q), **place, shuffle=config.shuffle)])
         if config.regroup:
-            order_N = plan.document_order(int(decoded.offsets_Q1[-1]), **place)
-            decoded = regroup(decoded, order_N, len(self.selection.features))
-        return decoded
+            order_N = plan.document_order(int(served.offsets_Q1[-1]), **place)
+            served = regroup(served, order_N, len(self.selection.features))
+        return served
 
 
 class _Cursor:
@@ -354,17 +276,21 @@ class _Cursor:
 
 
 def iterate(
-    selection: Selection, *, docs_per_batch: int = 16384, reader: Reader = read_direct
+    selection: Selection,
+    *,
+    docs_per_batch: int = 16384,
+    reader: Reader = read_direct,
+    memory: Memory | None = None,
 ) -> Iterator[QueryGroups]:
     """All groups of a selection once, in file order, in micro-batches of at most `docs_per_batch` documents.
 
-    A group above the budget is a micro-batch alone.
+    A group above the budget is a micro-batch alone. `memory` is as for `GroupStream`.
 
     Raises:
         InputError: a file is missing, damaged, or does not hold what the manifest lists.
     """
     config = StreamConfig(docs_per_batch=docs_per_batch, window=1, shuffle=False)
-    for step in GroupStream(selection, config, reader=reader).epoch(0):
+    for step in GroupStream(selection, config, reader=reader, memory=memory).epoch(0):
         groups = step.micro_batches[0]
         assert groups is not None
         yield groups
