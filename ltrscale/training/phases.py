@@ -99,7 +99,18 @@ class Training:
                         self.best.restore(saved)
                 loss = self._phase(phase, trainer, checkpoints, steps)
                 steps, saved = steps + trainer.state.step, None
+        if self.best is not None:
+            self._warn_of_last(self.best, phases)
         return loss
+
+    def _warn_of_last(self, best: Best, phases: Sequence[Phase]) -> None:
+        """Warn if the best epoch is the last of its phase: a phase that runs out of patience has a later one."""
+        for phase in phases:
+            if (best.phase, best.epoch) == (phase.name, phase.epochs):
+                log.warning(
+                    "%s: its last epoch, %d, is the best one, so more may be better; raise %s",
+                    phase.title, phase.epochs, "head_epochs" if phase.name == "head" else "epochs",
+                )  # fmt: skip
 
     @cached_property
     def _memory(self) -> Memory | None:
@@ -116,7 +127,9 @@ class Training:
     def _expected(self, phase: Phase) -> Account | None:
         """The account that every epoch must reach; None where the number of times a group is served is random."""
         order = self.config.order(phase.name)
-        return None if order.regroup or order.repeat else listed(self.selection, self.context.reader)
+        if order.regroup or order.repeat:
+            return None
+        return listed(self.selection, self.context.reader).times(GroupStream(self.selection, order).passes)
 
     def _trainer(self, phase: Phase, checkpoints: Checkpoints, expected: Account | None) -> Trainer:
         """A trainer of the parameters that are not frozen in a phase."""

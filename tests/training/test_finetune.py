@@ -300,3 +300,17 @@ def test_weights_do_not_depend_on_what_is_kept_in_memory(
     assert kept.content == anew.content
     assert kept.metrics == anew.metrics
     assert counts["anew"] == counts["kept"] + 3 * (2 + 1)  # three epochs over two weeks and the week of validation
+
+
+def test_a_best_epoch_that_is_the_last_one_is_a_warning(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, rate, epochs in (("rising", 1e-3, 3), ("over", 0.1, 8)):
+        caplog.clear()
+        records = run(synthetic_dataset, tmp_path / name, epochs=epochs, optimizer={"learning_rate": rate})
+        values = [r["validation_ndcg@5"] for r in records]
+        warnings = [message for message in caplog.messages if "is the best one" in message]
+        last = values.index(max(values)) == epochs - 1  # type: ignore[type-var]
+        assert last == (name == "rising")
+        expected = f"finetuning (full): its last epoch, {epochs}, is the best one, so more may be better; raise epochs"
+        assert warnings == ([expected] if last else [])

@@ -130,6 +130,21 @@ def test_finetuning_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_epochs_of_several_passes_stopped_after_every_other_step(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path
+) -> None:
+    stream = {"docs_per_batch": 4000, "groups_per_batch": 40, "streams": 2, "steps_per_epoch": 7}
+    run = finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=2, stream=stream)
+    records = whole(run, tmp_path / "whole")
+    epochs = [record for record in records if "epoch" in record]
+    groups = select(splits(synthetic_dataset)[0], labelled=True).n_groups
+    assert [record["groups"] for record in epochs] == [-(-7 * 40 // groups) * groups] * 3
+    assert sum("step" in record for record in records) >= 3 * 7
+    again, _ = stopped_again_and_again(run, tmp_path / "stopped", first=2)
+    assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+
+
 @pytest.mark.parametrize("first", [2, 3])
 def test_combining_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int

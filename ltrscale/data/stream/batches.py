@@ -2,7 +2,8 @@
 
 Each step yields one micro-batch from each canonical stream of the worker (see `plan`). A canonical stream is a sequence
 of windows; a micro-batch takes groups from the end of the previous one on, across windows, up to its budget of
-documents. So the position in the sequence is the whole state, and it does not depend on the workers.
+documents and groups. An epoch may be several passes, each in an order of its own. So the position in the sequence is
+the whole state, and it does not depend on the workers.
 
 Query groups may be served several times per epoch, by a column of their data set. The number of times is a function of
 seed, epoch and the group's id, so that neither workers nor the layout of the files matter.
@@ -11,6 +12,8 @@ Shapes: Q groups, Q1 = Q + 1 offsets.
 """
 
 import itertools
+import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +42,15 @@ class StreamConfig(Config):
     """Documents of a global batch; a micro-batch has `docs_per_batch / streams`, and a longer group is one alone. HOU24
     pretrains with 200,000, or 2,000 if the method contrasts all documents of a batch, and finetunes with about
     1,000."""
+    groups_per_batch: int | None = Field(default=None, gt=0)
+    """At most this many groups in a global batch too, `groups_per_batch / streams` in a micro-batch; with few labelled
+    groups it says how many steps they make. `docs_per_batch` still bounds memory. Empty counts documents alone, as
+    HOU24 does."""
+    steps_per_epoch: int | None = Field(default=None, gt=0)
+    """Steps that an epoch has at least, by the manifest's counts (an estimate where documents limit a batch): it passes
+    over all groups as often as that takes, each time in another order, with full batches throughout. So `epochs` and
+    `patience` mean the same for 30 groups as for 3,000, and validation does not follow every step. Empty: an epoch is
+    one pass, as in the papers."""
     streams: int = Field(default=1, gt=0)
     """Canonical streams, each with one micro-batch per step; at least as many as workers, best a multiple of them."""
     window: int = Field(default=8, gt=0)
@@ -62,6 +74,8 @@ class StreamConfig(Config):
     def _is_consistent(self) -> "StreamConfig":
         if self.docs_per_batch < self.streams:
             raise ValueError(f"docs_per_batch must be at least streams = {self.streams}, one document for each")
+        if self.groups_per_batch is not None and self.groups_per_batch < self.streams:
+            raise ValueError(f"groups_per_batch must be at least streams = {self.streams}, one group for each")
         if self.regroup and not self.shuffle:
             raise ValueError("regroup deals documents at random; set shuffle: true with it")
         return self
@@ -70,11 +84,21 @@ class StreamConfig(Config):
 class Position(NamedTuple):
     """A position in a canonical stream: the next group is number `group` of window `window`, in the order served.
 
+    Windows count over all passes of an epoch.
+
     JSON has it as a list of two integers; `Position(*values)` restores it.
     """
 
     window: int = 0
     group: int = 0
+
+
+class _PlannedWindow(NamedTuple):
+    """Row groups to read: window `window` of a stream in pass number `number`, counted over all epochs."""
+
+    number: int
+    window: int
+    row_groups: list[RowGroup]
 
 
 class Step(NamedTuple):
@@ -128,17 +152,37 @@ class GroupStream:
         self._mean_times = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 
     @cached_property
+    def passes(self) -> int:
+        """Passes over the selection that make an epoch."""
+        config = self.config
+        steps = self._documents_per_pass / config.docs_per_batch
+        if config.groups_per_batch is not None:
+            steps = max(steps, self._groups_per_pass / config.groups_per_batch)
+        return max(1, math.ceil(config.steps_per_epoch / steps)) if config.steps_per_epoch and steps else 1
+
+    @property
     def groups_per_epoch(self) -> int:
         """Groups of an epoch over all workers, repeats included; the mean if the number of repeats is random."""
+        return self.passes * self._groups_per_pass
+
+    @property
+    def documents_per_epoch(self) -> int:
+        """Documents of an epoch over all workers; an estimate if groups of a row group are left out or repeated."""
+        return self.passes * self._documents_per_pass
+
+    @cached_property
+    def _groups_per_pass(self) -> int:
         return round(sum(self._on_average(r, self.selection.served_groups(r)) for r in self.selection.row_groups))
 
     @cached_property
-    def documents_per_epoch(self) -> int:
-        """Documents of an epoch over all workers; an estimate if groups of a row group are left out or repeated."""
-        return sum(map(self._documents, self.selection.row_groups))
+    def _documents_per_pass(self) -> int:
+        return sum(self._documents.values())
 
-    def _documents(self, row_group: RowGroup) -> int:
-        return round(self._on_average(row_group, self.selection.served_documents(row_group)))
+    @cached_property
+    def _documents(self) -> dict[RowGroup, int]:
+        """Documents that a pass serves of each row group."""
+        served = self.selection.served_documents
+        return {r: round(self._on_average(r, served(r))) for r in self.selection.row_groups}
 
     def _on_average(self, row_group: RowGroup, served_once: int) -> float:
         """A count of a row group, multiplied by how often its groups are served on average."""
@@ -148,8 +192,9 @@ class GroupStream:
         """The steps of an epoch.
 
         It ends when all local streams have run out. Each group of the selection is in exactly one micro-batch of
-        exactly one stream; with `repeat` it is as often in one stream as `times_served` decides, and with `regroup`
-        the promise holds for each document. The micro-batches of a stream do not depend on rank and world.
+        exactly one stream, in each pass if there are several. With `repeat` it is as often in one stream as
+        `times_served` decides, and with `regroup` the promise holds for each document. The micro-batches of a stream do
+        not depend on rank and world.
 
         Args:
             epoch: number of the epoch.
@@ -162,7 +207,7 @@ class GroupStream:
 
     def _steps(self, epoch: int, start: Mapping[int, Position]) -> Iterator[Step]:
         windows = self._windows(epoch)
-        reading = self._read(epoch, windows, start)
+        reading = self._read(windows, start)
         waiting: dict[int, deque[Window]] = {c: deque() for c in self.streams}
 
         def next_window(stream: int) -> Window:
@@ -174,40 +219,55 @@ class GroupStream:
         n_features = len(self.selection.features)
         cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
         budget = self.config.docs_per_batch // self.config.streams
+        most = (self.config.groups_per_batch or sys.maxsize) // self.config.streams
         while any(not cursor.ended for cursor in cursors.values()):
-            micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
+            micro_batches = {c: cursor.take(budget, most) for c, cursor in cursors.items()}
             yield Step(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
-    def _windows(self, epoch: int) -> dict[int, list[list[RowGroup]]]:
-        """The windows of each local stream."""
+    def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
+        """The windows of each local stream, pass after pass."""
+        windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
+        for number in range(epoch * self.passes, (epoch + 1) * self.passes):
+            dealt = self._dealt(number)
+            for c in self.streams:
+                of_pass = plan.windows(dealt[c], self.config.window)
+                windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
+        return windows
+
+    def _dealt(self, number: int) -> list[list[RowGroup]]:
+        """The row groups of each canonical stream in a pass."""
         config, row_groups = self.config, self.selection.row_groups
         dealt = plan.canonical_streams(
             # at least 1 each, so that row groups served rarely or never still spread over the streams
-            [max(1, self._documents(row_group)) for row_group in row_groups],
+            [max(1, documents) for documents in self._documents.values()],
             seed=config.seed,
-            epoch=epoch,
+            epoch=number,
             key=self.selection.hash,
             streams=config.streams,
             shuffle=config.shuffle,
         )
-        return {c: [[row_groups[i] for i in w] for w in plan.windows(dealt[c], config.window)] for c in self.streams}
+        return [[row_groups[i] for i in stream] for stream in dealt]
 
     def _read(
-        self, epoch: int, windows: Mapping[int, Sequence[Sequence[RowGroup]]], start: Mapping[int, Position]
+        self, windows: Mapping[int, Sequence[_PlannedWindow]], start: Mapping[int, Position]
     ) -> Iterator[tuple[int, Window]]:
         """The windows from `start` on, each with its stream, in the order in which they will be needed.
 
         All reading and decoding happens in this iterator, so a thread that runs it reads ahead.
         """
         left = {c: stream[start[c].window :] for c, stream in windows.items()}
-        order = plan.read_order({c: [sum(map(self._documents, w)) for w in ws] for c, ws in left.items()})
+        order = plan.read_order(
+            {c: [sum(self._documents[r] for r in w.row_groups) for w in ws] for c, ws in left.items()}
+        )
         memory = self.memory or Memory(self.selection)
         columns = [*memory.decoder.columns, *([self.config.repeat.by] if self.config.repeat else [])]
-        to_read = [r for c, w in order for r in left[c][w] if r not in memory.groups]
+        to_read = [row_group for c, w in order for row_group in left[c][w].row_groups]
+        if self.memory is not None:  # each once, however many passes follow
+            to_read = [row_group for row_group in dict.fromkeys(to_read) if row_group not in memory.groups]
         tables = self.reader(to_read, columns)
         for c, w in order:
-            groups = self._groups(memory, left[c][w], tables)
-            yield c, self._window(groups, epoch=epoch, stream=c, window=start[c].window + w)
+            planned = left[c][w]
+            yield c, self._window(self._groups(memory, planned.row_groups, tables), planned, c)
 
     def _groups(self, memory: Memory, row_groups: Sequence[RowGroup], tables: Iterator[pa.Table]) -> Window:
         """The groups of a window in file order: from memory, or else from the next tables."""
@@ -227,14 +287,14 @@ class GroupStream:
         mean_times_R = np.concatenate([mean_repeats(r, table, self.config.repeat) for r, table in pairs])
         return replace(groups, mean_times_Q=mean_times_R[rows_Q])
 
-    def _window(self, groups: Window, *, epoch: int, stream: int, window: int) -> Window:
+    def _window(self, groups: Window, planned: _PlannedWindow, stream: int) -> Window:
         """The groups of a window in the order of serving."""
-        config, seed = self.config, self.config.seed
+        config, seed, epoch = self.config, self.config.seed, planned.number
         rows_Q = np.arange(len(groups.offsets_Q1) - 1)
         if groups.mean_times_Q is not None:
             assert groups.ids_Q is not None
             rows_Q = rows_Q.repeat(plan.times_served(groups.mean_times_Q, groups.ids_Q, seed=seed, epoch=epoch))
-        place = {"seed": seed, "epoch": epoch, "stream": stream, "window": window}
+        place = {"seed": seed, "epoch": epoch, "stream": stream, "window": planned.window}
         served = groups.take(rows_Q[plan.window_order(len(rows_Q), **place, shuffle=config.shuffle)])
         if config.regroup:
             order_N = plan.document_order(int(served.offsets_Q1[-1]), **place)
@@ -254,20 +314,22 @@ class _Cursor:
     def ended(self) -> bool:
         return self.position.window >= self._windows
 
-    def take(self, budget: int) -> QueryGroups | None:
-        """The next groups, at least one, with at most `budget` documents together; None at the end of the stream."""
+    def take(self, budget: int, most: int) -> QueryGroups | None:
+        """The next groups, at most `most` with at most `budget` documents, at least one; None at the stream's end."""
         cuts: list[Cut] = []
-        while budget > 0 and not self.ended:
+        while budget > 0 and most > 0 and not self.ended:
             self._window = self._window or self._next_window()
             number, first = self.position
             offsets_Q1 = self._window.offsets_Q1
             groups = len(offsets_Q1) - 1  # 0 if no group of the window is served
             last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + budget, side="right")) - 1
+            last = min(last, first + most)
             if last == first < groups and not cuts:
                 last += 1  # a group above the budget is a micro-batch alone
             if last > first:
                 cuts.append(Cut(self._window, first, last))
                 budget -= int(offsets_Q1[last] - offsets_Q1[first])
+                most -= last - first
             self.position = Position(number, last)
             if last < groups:
                 break
