@@ -11,9 +11,10 @@ from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from ltrscale import bundle
+from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
@@ -22,6 +23,7 @@ from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
+from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
@@ -31,6 +33,28 @@ from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObje
 from ltrscale.training.resumption import TRANSFORM, begin
 from ltrscale.training.settings import set_up
 from ltrscale.training.validation import Best, LabelledData
+
+
+class RatesConfig(Config):
+    """Learning rates of phases and layers, as factors of `optimizer.learning_rate`.
+
+    In the phase `full` the k-th pretrained layer from the top has the factor `encoder * layer_decay^k`, the head 1.
+    A residual block is one layer. Without a pretrained bundle all layers have the full rate.
+    """
+
+    head_phase: float = Field(1.0, gt=0)
+    """Factor of the phase that trains only the layers without pretrained weights; 1 as in HOU24. These are random at
+    first, and may learn at 10 times the rate that pretrained layers bear."""
+    encoder: float = Field(1.0, gt=0)
+    """Factor of the pretrained layers in the phase `full`; 1 as in HOU24."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """How much slower a pretrained layer learns than the one above it; 1 for no difference, as in HOU24. Howard and
+    Ruder 2018 have 1 / 2.6; .65 to .9 are usual for transformers."""
+
+    def factors(self, ranker: Ranker) -> dict[nn.Parameter, float]:
+        """Factors of the pretrained layers in the phase `full`."""
+        from_top = reversed([*depths(ranker.encoder), *depths(ranker.neck)])
+        return {p: self.encoder * self.layer_decay**k for k, layer in enumerate(from_top, start=1) for p in layer}
 
 
 class FinetuneConfig(RankingConfig):
@@ -51,6 +75,8 @@ class FinetuneConfig(RankingConfig):
     """Epochs that train only the layers without pretrained weights; skipped without a pretrained bundle."""
     epochs: int = Field(100, ge=0)
     """Epochs that train the whole network; 0 with a pretrained bundle is probing."""
+
+    rates: RatesConfig = RatesConfig()
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
@@ -153,10 +179,12 @@ class Finetuning:
         ranker = _ranker(config, self.transform, start).to(device)
         objective = RankingObjective(ranker, config, config.list_loss).to(device)
         made_before = () if start is None else (ranker.transform, ranker.encoder, ranker.neck)
+        in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
+        in_full = {} if start is None else config.rates.factors(ranker)
         best = Best(ranker, config, data)
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before),
-            Phase("full", "finetuning (full)", config.epochs),
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before, in_head),
+            Phase("full", "finetuning (full)", config.epochs, factors=in_full),
         )
         best.commit(self.out, origin=self.origin)
 

@@ -26,7 +26,7 @@ from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account
 from ltrscale.training.feed import Fed, read_ahead
 from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
-from ltrscale.training.settings import OptimizerConfig, Precision, build_optimizer, learning_rate
+from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
@@ -102,6 +102,7 @@ class Trainer:
         config: optimizer settings.
         epochs: total number, for the schedule of the learning rate.
         seed: of augmentation, dropout and noise.
+        factors: of the learning rate, for parameters with a rate of their own.
         precision: of matrix products; parameters and gradients are always float32.
         expected: the account that every epoch must reach, checked at its end; None where it is unknown.
         due: whether a checkpoint is due; this and the next two are called once a step, and one worker's yes becomes
@@ -119,6 +120,7 @@ class Trainer:
         *,
         epochs: int,
         seed: int,
+        factors: Factors | None = None,
         precision: Precision = "float32",
         expected: Account | None = None,
         due: Callable[[], bool] = _never,
@@ -130,7 +132,7 @@ class Trainer:
         self.expected, self.due, self.stopping, self.failed = expected, due, stopping, failed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
-        self.optimizer = build_optimizer(self.parameters, config)
+        self.optimizer = build_optimizer(self.parameters, config, factors)
         self.generator = torch.Generator(self.device)
         self.state = State()
         self.past = State()
@@ -218,8 +220,10 @@ class Trainer:
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
         self._check_finite("norm of the gradient", norm)
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
-        for group in self.optimizer.param_groups:  # min: an epoch of drawn groups may read more than planned
-            group["lr"] = learning_rate(self.config, done=self.state.epoch + min(1.0, middle), epochs=self.epochs)
+        done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
+        rate = learning_rate(self.config, done=done, epochs=self.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
         self.optimizer.step()
         return norm
 

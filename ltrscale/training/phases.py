@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS
-from ltrscale.training.settings import TrainingConfig
+from ltrscale.training.settings import Factors, TrainingConfig
 from ltrscale.training.snapshot import Progress, Snapshot, restore
 from ltrscale.training.validation import Best
 
@@ -47,6 +47,8 @@ class Phase:
     epochs: int
     """Maximum number; a phase with 0 is skipped."""
     frozen: tuple[nn.Module, ...] = ()
+    factors: Factors = field(default_factory=dict)
+    """Factors of the learning rate, for parameters with a rate of their own."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Training:
             config.optimizer,
             epochs=phase.epochs,
             seed=config.noise_seed(phase.name),
+            factors=phase.factors,
             precision=config.precision,
             expected=expected,
             due=checkpoints.due,

@@ -314,3 +314,42 @@ def test_a_best_epoch_that_is_the_last_one_is_a_warning(
         assert last == (name == "rising")
         expected = f"finetuning (full): its last epoch, {epochs}, is the best one, so more may be better; raise epochs"
         assert warnings == ([expected] if last else [])
+
+
+def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    """One step of plain gradient descent moves each weight by its factor times the same gradient."""
+    moves = {}
+    rates = {"encoder": 0.5, "layer_decay": 0.25}
+    whole = {"docs_per_batch": 10**6, "streams": 1}
+    for name, changes in (("even", {}), ("own", {"rates": rates})):
+        sgd = {"kind": "sgd", "learning_rate": 10.0, "momentum": 0, "clip_norm": None}
+        options = {"head_epochs": 0, "epochs": 1, "optimizer": sgd, "stream": whole, "projector_layers": 1}
+        run(synthetic_dataset, tmp_path / name, pretrained, network={}, **options, **changes)
+        made, before = ranker(tmp_path / name), bundle.load(pretrained).weights()
+        new = dict(made.named_parameters())
+        moves[name] = {
+            key: (new[key] - before[key.replace("neck.", "projector.layers.")]).norm().item()
+            for key in new
+            if not key.startswith("head.")
+        }
+        moves[name]["head"] = made.head[-1].bias.item()
+    decays = {"neck.0": 1, "encoder.norm": 2, "encoder.blocks.0": 2, "encoder.linear": 3}
+    if any("encoder.features" in key for key in moves["even"]):
+        decays["encoder.features"] = 4
+    checked = set()
+    for key, even in moves["even"].items():
+        depth = next((d for layer, d in decays.items() if key.startswith(layer)), None)
+        factor = 1.0 if depth is None else 0.5 * 0.25**depth
+        assert (depth is None) == (key == "head")
+        assert moves["own"][key] == pytest.approx(factor * even, rel=1e-2, abs=1e-6), key
+        checked.add(depth)
+    assert checked >= {None, 1, 2, 3}
+
+
+def test_the_head_has_its_own_rate_in_its_phase(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    """The factor of the phase and the same factor of the rate are one."""
+    for name, rate, factor in (("factor", 1e-3, 8.0), ("rate", 8e-3, 1.0)):
+        changes = {"optimizer": {"learning_rate": rate}, "rates": {"head_phase": factor}}
+        run(synthetic_dataset, tmp_path / name, pretrained, head_epochs=2, epochs=0, **changes)
+    one, other = (ranker(tmp_path / name).state_dict() for name in ("factor", "rate"))
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
