@@ -5,7 +5,7 @@ supervised ranker of the papers. Probing is finetuning with `epochs: 0`: the pre
 of one layer (linear probing) or several (multilayer probing).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,10 +17,12 @@ from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
+from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.choices import ContextConfig, NetworkConfig
+from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import depths
@@ -51,10 +53,14 @@ class RatesConfig(Config):
     """How much slower a pretrained layer learns than the one above it; 1 for no difference, as in HOU24. Howard and
     Ruder 2018 have 1 / 2.6; .65 to .9 are usual for transformers."""
 
-    def factors(self, ranker: Ranker) -> dict[nn.Parameter, float]:
-        """Factors of the pretrained layers in the phase `full`."""
-        from_top = reversed([*depths(ranker.encoder), *depths(ranker.neck)])
-        return {p: self.encoder * self.layer_decay**k for k, layer in enumerate(from_top, start=1) for p in layer}
+    def factors(self, rankers: Sequence[Ranker]) -> dict[nn.Parameter, float]:
+        """Factors of the pretrained layers of some rankers in the phase `full`."""
+        factors = {}
+        for ranker in rankers:
+            from_top = reversed([*depths(ranker.encoder), *depths(ranker.neck)])
+            for k, layer in enumerate(from_top, start=1):
+                factors.update(dict.fromkeys(layer, self.encoder * self.layer_decay**k))
+        return factors
 
 
 class FinetuneConfig(RankingConfig):
@@ -67,6 +73,10 @@ class FinetuneConfig(RankingConfig):
     """Lets scores depend on the rest of the list; empty scores each document independently."""
     network: NetworkConfig = NetworkConfig()
     """The network without a pretrained bundle; a pretrained bundle brings its own."""
+    heads: int = Field(1, ge=1, le=100)
+    """Heads with different initial weights, each on its own copy of the encoder; their mean score ranks (QIN21's
+    ensembles have 3 to 5). They train side by side on the same batches, and validation judges the mean. Memory and
+    time of a step grow with their number."""
     projector_layers: int = Field(0, ge=0)
     """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
     noise: float = Field(0.0, ge=0)
@@ -176,11 +186,12 @@ class Finetuning:
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
-        ranker = _ranker(config, self.transform, start).to(device)
+        rankers = [_ranker(config, seed, self.transform, start) for seed in _seeds(config)]
+        ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
         objective = RankingObjective(ranker, config, config.list_loss).to(device)
-        made_before = () if start is None else (ranker.transform, ranker.encoder, ranker.neck)
+        made_before = tuple(m for r in rankers for m in (r.transform, r.encoder, r.neck)) if start else ()
         in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
-        in_full = {} if start is None else config.rates.factors(ranker)
+        in_full = {} if start is None else config.rates.factors(rankers)
         best = Best(ranker, config, data)
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
             Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before, in_head),
@@ -189,9 +200,16 @@ class Finetuning:
         best.commit(self.out, origin=self.origin)
 
 
-def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None) -> Ranker:
-    """The ranker before finetuning, with pretrained or random weights."""
-    torch.manual_seed(config.seed)
+def _seeds(config: FinetuneConfig) -> list[int]:
+    """The seed of each head's initial weights; the first is that of a single head."""
+    return [config.seed, *(mix("head", config.seed, head) % 2**31 for head in range(1, config.heads))]
+
+
+def _ranker(
+    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None
+) -> Ranker:
+    """A ranker before finetuning, with pretrained or random weights."""
+    torch.manual_seed(seed)
     added: dict[str, Any] = {
         "context": config.context,
         "head": config.head,

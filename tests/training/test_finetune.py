@@ -15,10 +15,10 @@ from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, ConcatRanker
+from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import MethodConfig
-from ltrscale.ranking.metrics import mrr, precision
+from ltrscale.ranking.metrics import mrr, ndcg, precision
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig, combine
@@ -353,3 +353,19 @@ def test_the_head_has_its_own_rate_in_its_phase(synthetic_dataset: str, pretrain
         run(synthetic_dataset, tmp_path / name, pretrained, head_epochs=2, epochs=0, **changes)
     one, other = (ranker(tmp_path / name).state_dict() for name in ("factor", "rate"))
     assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    records = run(synthetic_dataset, tmp_path / "out", pretrained, heads=3)
+    made = bundle.load(str(tmp_path / "out")).ranker()
+    assert isinstance(made, MeanRanker)
+    for layer in ("head.0.weight", "encoder.linear.weight"):
+        assert len({part.get_parameter(layer).sum().item() for part in made.parts}) == 3
+    run(synthetic_dataset, tmp_path / "probe", pretrained, heads=2, epochs=0)
+    probed, before = bundle.load(str(tmp_path / "probe")).ranker(), bundle.load(pretrained).encoder().state_dict()
+    for part in probed.parts:
+        assert all(torch.equal(value, before[name]) for name, value in part.encoder.state_dict().items())
+    validation = next(iterate(select(splits(synthetic_dataset)[1], labelled=True), docs_per_batch=10**6))
+    value_Q = ndcg(made(validation), validation.labels_N, validation.offsets_Q1, k=5)
+    assert float(value_Q.nanmean()) == pytest.approx(max(r["validation_ndcg@5"] for r in records), rel=1e-5)
+    check_scores(tmp_path / "out", synthetic_dataset)
