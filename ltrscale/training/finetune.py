@@ -29,6 +29,7 @@ from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.progress import Report
 from ltrscale.storage import join
+from ltrscale.training.auxiliary import AuxiliaryConfig, Beside, Unlabelled
 from ltrscale.training.network import fitted
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
@@ -87,6 +88,17 @@ class FinetuneConfig(RankingConfig):
     """Epochs that train the whole network; 0 with a pretrained bundle is probing."""
 
     rates: RatesConfig = RatesConfig()
+    auxiliary: AuxiliaryConfig | None = None
+    """A pretext loss on all groups of the training split, beside the ranking loss in the phase `full`; empty for none,
+    as in the papers."""
+
+    def identity(self) -> Self:
+        """As for any training, also for how the unlabelled groups are read."""
+        same = super().identity()
+        if same.auxiliary is None:
+            return same
+        stream = same.auxiliary.stream.identity().model_dump()
+        return same.replace(auxiliary=same.auxiliary.model_dump() | {"stream": stream})
 
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
@@ -158,13 +170,19 @@ def finetune(
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
+    documents = select(train, labelled=False, without=good.without)
     GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
+    if config.auxiliary is not None:
+        GroupStream(documents, config.auxiliary.stream, world=workers.most)
     with cluster_for(workers):  # one cluster for the fit and the workers
-        transform = None
-        if start is None:
-            documents = select(train, labelled=False, without=good.without)
-            transform = fitted(documents, config.network, join(out, TRANSFORM), run=run_for(workers)).state_dict()
-        launch(Finetuning(config, data, transform, pretrained, out, origin), workers=workers, report=report)
+        run = run_for(workers)
+        if start is not None:
+            documents, transform = documents.serving(start.features, whose=start.url), start.transform()
+        else:
+            transform = fitted(documents, config.network, join(out, TRANSFORM), run=run)
+        unlabelled = None if config.auxiliary is None else config.auxiliary.groups(documents, transform, run=run)
+        work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled)
+        launch(work, workers=workers, report=report)
 
 
 @dataclass(frozen=True)
@@ -173,11 +191,13 @@ class Finetuning:
 
     config: FinetuneConfig
     data: LabelledData
-    transform: dict[str, Tensor] | None
-    """State of the fitted transform; None with a pretrained bundle, which brings its own."""
+    transform: dict[str, Tensor]
+    """State of the fitted transform; a pretrained bundle brings its own."""
     pretrained: str | None
     out: str
     origin: Mapping[str, Any]
+    unlabelled: Unlabelled | None = None
+    """The groups of the auxiliary objective, if there is one."""
 
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes checkpoints and the bundle."""
@@ -188,14 +208,16 @@ class Finetuning:
         device = set_up(config)
         rankers = [_ranker(config, seed, self.transform, start) for seed in _seeds(config)]
         ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
-        objective = RankingObjective(ranker, config, config.list_loss).to(device)
-        made_before = tuple(m for r in rankers for m in (r.transform, r.encoder, r.neck)) if start else ()
+        beside = None if self.unlabelled is None else Beside.of(self.unlabelled, rankers, start)
+        auxiliary = None if beside is None else beside.objective
+        objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
+        fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
         in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
         in_full = {} if start is None else config.rates.factors(rankers)
         best = Best(ranker, config, data)
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before, in_head),
-            Phase("full", "finetuning (full)", config.epochs, factors=in_full),
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, tuple(fixed), in_head),
+            Phase("full", "finetuning (full)", config.epochs, factors=in_full, beside=beside),
         )
         best.commit(self.out, origin=self.origin)
 
@@ -206,7 +228,7 @@ def _seeds(config: FinetuneConfig) -> list[int]:
 
 
 def _ranker(
-    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None
+    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.Bundle | None
 ) -> Ranker:
     """A ranker before finetuning, with pretrained or random weights."""
     torch.manual_seed(seed)
@@ -217,7 +239,6 @@ def _ranker(
         "noise": config.noise,
     }
     if pretrained is None:
-        assert fitted_state is not None
         transform = FeatureTransform.from_state(fitted_state, config.network.transform)
         return Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
     made, kept = pretrained.network(), config.projector_layers

@@ -26,6 +26,7 @@ from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
 from ltrscale.training.account import Account, listed
+from ltrscale.training.auxiliary import Auxiliary, Beside
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import gather_over_workers
@@ -49,6 +50,8 @@ class Phase:
     frozen: tuple[nn.Module, ...] = ()
     factors: Factors = field(default_factory=dict)
     """Factors of the learning rate, for parameters with a rate of their own."""
+    beside: Beside | None = None
+    """A second objective, on other groups."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Training:
             InputError: training has diverged, checkpoints cannot be written, or validation is undefined.
         """
         read = [self.selection] if self.best is None else [self.selection, self.best.data.validation]
+        read += [phase.beside.selection for phase in phases if phase.beside is not None]
         loss = math.nan
         with Checkpoints(
             join(self.out, CHECKPOINTS),
@@ -150,6 +154,7 @@ class Training:
             epochs=phase.epochs,
             seed=config.noise_seed(phase.name),
             factors=phase.factors,
+            auxiliary=self._auxiliary(phase),
             precision=config.precision,
             expected=expected,
             due=checkpoints.due,
@@ -157,11 +162,20 @@ class Training:
             failed=checkpoints.failed,
         )
 
+    def _auxiliary(self, phase: Phase) -> Auxiliary | None:
+        """What a phase learns beside its own objective, with this worker's share of its data."""
+        if (beside := phase.beside) is None:
+            return None
+        rank, world = rank_and_world()
+        order = beside.config.order(phase.name, self.config.seed)
+        stream = GroupStream(beside.selection, order, rank=rank, world=world, reader=self.context.reader)
+        return Auxiliary(beside, stream, next(self.model.parameters()).device)
+
     def _phase(self, phase: Phase, trainer: Trainer, checkpoints: Checkpoints, steps_before: int) -> float:
         """Run the remaining epochs of a phase; returns the mean loss of the last one."""
         best, log_epoch = self.best, _EpochLog(phase, exact=trainer.expected is not None)
         left = (phase.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
-        with progress(phase.title, left - trainer.state.account.documents) as advance:
+        with progress(phase.title, left - trainer.state.account.documents) as advance, closing(trainer):
             ended = False
             while not ended:
                 self.model.train()  # each epoch again, for validation sets eval mode

@@ -82,11 +82,21 @@ class RankingObjective(nn.Module):
         ranker: scores documents.
         config: loss and debiasing.
         list_loss: loss of the ranker's list head, if it has one.
+        auxiliary: trained beside the ranker on other data, if there is one; not part of this loss.
     """
 
-    def __init__(self, ranker: AnyRanker, config: RankingConfig, list_loss: ListLossConfig | None = None) -> None:
+    def __init__(
+        self,
+        ranker: AnyRanker,
+        config: RankingConfig,
+        list_loss: ListLossConfig | None = None,
+        auxiliary: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.ranker, self.config, self.list_loss = ranker, config, list_loss
+        self.auxiliary = (
+            auxiliary  # after the ranker, with which it shares the encoder: weights have the ranker's names
+        )
         self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:

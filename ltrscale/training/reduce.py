@@ -62,3 +62,10 @@ def update_running_statistics(model: nn.Module) -> None:
     flat = sum_over_workers(torch.cat(moments))
     for norm, total in zip(norms, torch.split(flat, [len(m) for m in moments]), strict=True):
         norm.update_running_statistics(total)
+
+
+def forget_moments(model: nn.Module) -> None:
+    """Drop what every BatchNorm has accumulated since the last update of its running statistics."""
+    for module in model.modules():
+        if isinstance(module, MicroBatchNorm):
+            module.accumulated.zero_()

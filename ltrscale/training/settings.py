@@ -152,8 +152,7 @@ class TrainingConfig(Config):
         """The settings that determine the result, all others at their defaults; a resumed run may change the others."""
         fields = type(self).model_fields
         defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
-        stream = {name: StreamConfig.model_fields[name].default for name in ("prefetch", "memory_gb")}
-        return self.replace(**defaults, stream=self.stream.replace(**stream).model_dump())
+        return self.replace(**defaults, stream=self.stream.identity().model_dump())
 
     def order(self, phase: str) -> StreamConfig:
         """How a phase of the training reads its data; each phase has a different order."""

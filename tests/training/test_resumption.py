@@ -146,6 +146,24 @@ def test_two_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped_afte
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.parametrize("method", ["simclr_rank", "scarf"])
+def test_finetuning_with_an_auxiliary_loss_stopped_after_every_other_step(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, method: str
+) -> None:
+    stream = {"docs_per_batch": 900, "streams": 2, "window": 2}
+    auxiliary = {"weight": 0.5, "every": 2, "method": {"kind": method}, "stream": stream}
+    run = finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=3, auxiliary=auxiliary)
+    records = whole(run, tmp_path / "whole")
+    n = sum("step" in record for record in records)
+    again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=2)
+    assert stops == [*range(2, n + 1, 2)]
+    assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+    plain = whole(finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=3), tmp_path / "plain")
+    assert [record for record in plain if record["phase"] == "head"] == [r for r in records if r["phase"] == "head"]
+    assert plain != records
+
+
 @pytest.mark.parametrize("first", [2, 3])
 def test_combining_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int

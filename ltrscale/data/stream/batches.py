@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -69,6 +69,11 @@ class StreamConfig(Config):
     training and validation groups count separately."""
     prefetch: int = Field(default=2, ge=0)
     """Steps that a thread reads ahead while training computes; 0 reads each step when it is needed."""
+
+    def identity(self) -> Self:
+        """The settings that determine the batches, all others at their defaults."""
+        fields = type(self).model_fields
+        return self.replace(**{name: fields[name].default for name in ("memory_gb", "prefetch")})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "StreamConfig":
