@@ -158,16 +158,15 @@ class Auxiliary:
             self._reading = read_ahead(steps, depth=self.stream.config.prefetch, device=self.device)
         return next(self._reading, Fed({}, self.state.positions, Account()))
 
-    def went_on(self, fed: Fed, total: Reduced) -> bool:
-        """Advance behind a step; False if no worker had a group left, so that the next epoch begins."""
+    def advance(self, fed: Fed, total: Reduced) -> None:
+        """Go on behind a step; where no worker had a group left, the next epoch begins."""
         if total.groups:
             self.state.positions = fed.positions
-            return True
+            return
         if not self.state.positions:
             raise RuntimeError("an epoch of unlabelled groups served none")
         self.close()
         self.state = AuxiliaryState(self.state.epoch + 1)
-        return False
 
     def close(self) -> None:
         """End the thread that reads ahead."""

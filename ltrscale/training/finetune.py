@@ -7,14 +7,14 @@ of one layer (linear probing) or several (multilayer probing).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ltrscale import bundle
-from ltrscale.config import Config
+from ltrscale.config import Config, is_current
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.draws import mix
@@ -27,13 +27,14 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.progress import Report
-from ltrscale.storage import join
+from ltrscale.progress import Report, log
+from ltrscale.ranking.choices import metric_label
+from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, Beside, Unlabelled
 from ltrscale.training.network import fitted
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
-from ltrscale.training.resumption import TRANSFORM, begin
+from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, begin
 from ltrscale.training.settings import set_up
 from ltrscale.training.validation import Best, LabelledData
 
@@ -82,6 +83,9 @@ class FinetuneConfig(RankingConfig):
     """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of normal noise on numeric inputs in training (DASALC)."""
+    probe_epochs: int = Field(0, ge=0)
+    """Start from the best encoder that pretraining has kept (`keep_every`), its last one included: a linear probe of
+    this many epochs on the labelled groups is trained on each, and validation chooses. 0 starts from the last one."""
     head_epochs: int = Field(100, ge=0)
     """Epochs that train only the layers without pretrained weights; skipped without a pretrained bundle."""
     epochs: int = Field(100, ge=0)
@@ -160,6 +164,9 @@ def finetune(
             requested layers, nothing would be trained, or an interrupted run into `out` read other data.
         Stopped: the run was asked to stop.
     """
+    common: _Common = {"train": train, "validation": validation, "workers": workers}
+    if pretrained and config.probe_epochs:
+        pretrained = _best_start(config, pretrained, out, origin=origin, report=report, **common)
     start = bundle.load(pretrained) if pretrained else None
     try:
         config.check_start(start.projector_layers() if start else None)
@@ -183,6 +190,57 @@ def finetune(
         unlabelled = None if config.auxiliary is None else config.auxiliary.groups(documents, transform, run=run)
         work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled)
         launch(work, workers=workers, report=report)
+
+
+class _Common(TypedDict):
+    """What a finetuning and its probes share."""
+
+    train: Split
+    validation: Split
+    workers: WorkersConfig
+
+
+def kept_encoders(pretrained: str) -> list[str]:
+    """The bundles that a pretraining has kept along the way, oldest first, and its last one.
+
+    Raises:
+        InputError: as `bundle.load`.
+    """
+    made_by = bundle.load(pretrained).made_by
+    kept = [url for url in children(join(pretrained, EPOCHS)) if read_manifest(url) is not None]
+    return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
+
+
+def _best_start(
+    config: FinetuneConfig,
+    pretrained: str,
+    out: str,
+    *,
+    origin: Mapping[str, Any],
+    report: Report,
+    **common: Unpack[_Common],
+) -> str:
+    """The encoder whose linear probe has the best validation metric, the last of equal ones.
+
+    Each probe is a bundle below `out` until the ranker is committed, so a resumed run trains none again.
+    """
+    same = {name: getattr(config, name) for name in RankingConfig.model_fields}
+    probe = FinetuneConfig(
+        **same, noise=config.noise, head=HeadConfig(layers=1), head_epochs=config.probe_epochs, epochs=0
+    )
+    metric, values = f"validation_{config.validation_metric}", {}
+    for number, url in enumerate(kept_encoders(pretrained)):
+        place, of_probe = join(out, PROBES, f"{number:05d}"), {**origin, "probe": url}
+        if not is_current(place, of_probe):
+            finetune(probe, out=place, pretrained=url, origin=of_probe, report=lambda _: None, **common)
+        values[url] = float(str(bundle.load(place).metrics[metric]))
+        report({"probe": url, metric: values[url]})
+    best = max(reversed(values), key=values.__getitem__)
+    log.info(
+        "starts from %s: validation %s %.4f of a linear probe, of %s",
+        best, metric_label(config.validation_metric), values[best], [round(value, 4) for value in values.values()],
+    )  # fmt: skip
+    return best
 
 
 @dataclass(frozen=True)

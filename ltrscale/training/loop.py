@@ -142,6 +142,8 @@ class Trainer:
         self.state = State()
         self.past = State()
         """The state at the end of the previous epoch."""
+        self.auxiliary_loss: float | None = None
+        """Mean auxiliary loss of the last step; None if it had none."""
         self.waited_s = 0.0
         """Time that this worker has spent waiting for data."""
 
@@ -179,6 +181,7 @@ class Trainer:
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
+        self.auxiliary_loss = None
         loss, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
         for stream, groups in sorted(step.micro_batches.items()):  # in order, so that sums have the same bits each time
             if groups is not None:
@@ -223,7 +226,7 @@ class Trainer:
         """
         reduce_gradients(self.parameters, count)
         if self.auxiliary is not None and self.auxiliary.is_due(self.state.step):
-            self._join(self.auxiliary)
+            self.auxiliary_loss = self._join(self.auxiliary)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
         self._check_finite("norm of the gradient", norm)
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
@@ -234,8 +237,8 @@ class Trainer:
         self.optimizer.step()
         return norm
 
-    def _join(self, auxiliary: Auxiliary) -> None:
-        """Add the weighted gradient of one auxiliary step to that of the step."""
+    def _join(self, auxiliary: Auxiliary) -> float:
+        """Add the weighted gradient of one auxiliary step to that of the step; returns its mean loss."""
         own = [p.grad for p in self.parameters]
         total = Reduced(0.0, 0.0, 0.0)
         while not total.groups:
@@ -246,7 +249,7 @@ class Trainer:
                     loss, count = self.backward(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
                     sums += torch.tensor([loss.item(), count, groups.n_groups], dtype=torch.float64)
             total = Reduced(*sum_over_workers(sums).tolist())
-            auxiliary.went_on(fed, total)
+            auxiliary.advance(fed, total)
         self._check_finite("auxiliary loss", total.loss)
         reduce_gradients(self.parameters, total.documents / auxiliary.config.weight)
         for parameter, gradient in zip(self.parameters, own, strict=True):
@@ -254,6 +257,7 @@ class Trainer:
             assert gradient is not None
             parameter.grad += gradient
         forget_moments(self.model)  # running statistics are those of documents, not of their views
+        return total.loss / total.documents
 
     def close(self) -> None:
         """End what reads in the background."""

@@ -193,6 +193,7 @@ class Training:
                                 **labels,
                                 "step": steps_before + trainer.state.step,
                                 "loss": result.loss if result.count else None,
+                                **({"auxiliary_loss": trainer.auxiliary_loss} if phase.beside else {}),
                                 "documents": result.documents,
                                 "wait_s": round(result.wait_s, 4),
                             }

@@ -369,3 +369,27 @@ def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str
     value_Q = ndcg(made(validation), validation.labels_N, validation.offsets_Q1, k=5)
     assert float(value_Q.nanmean()) == pytest.approx(max(r["validation_ndcg@5"] for r in records), rel=1e-5)
     check_scores(tmp_path / "out", synthetic_dataset)
+
+
+def test_a_linear_probe_chooses_the_start(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ltrscale")
+    start = str(tmp_path / "pretrained")
+    values = {"network": NETWORK, "epochs": 3, "keep_every": 1, "stream": {"docs_per_batch": 300, "streams": 2}}
+    config = PretrainConfig.model_validate({**values, "optimizer": {"learning_rate": 0.05}})
+    pretrain(config, splits(synthetic_dataset)[0], start, origin={}, report=lambda _: None)
+    candidates = [f"{start}/epochs/00001", f"{start}/epochs/00002", start]
+    probed = {}
+    for number, url in enumerate(candidates):
+        probe = {"head": {"layers": 1}, "head_epochs": 3, "epochs": 0}
+        records = run(synthetic_dataset, tmp_path / f"probe-{number}", url, **probe)
+        probed[url] = max(r["validation_ndcg@5"] for r in records)  # type: ignore[type-var]
+    best = max(candidates, key=probed.__getitem__)
+    caplog.clear()
+    run(synthetic_dataset, tmp_path / "out", start, probe_epochs=3, head_epochs=1)
+    (line,) = [message for message in caplog.messages if message.startswith("starts from ")]
+    assert line.startswith(f"starts from {best}: validation NDCG@5 {probed[best]:.4f}")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["preflight"]
+    run(synthetic_dataset, tmp_path / "alone", best, head_epochs=1)
+    assert bundle.load(str(tmp_path / "out")).content == bundle.load(str(tmp_path / "alone")).content

@@ -158,6 +158,8 @@ def test_finetuning_with_an_auxiliary_loss_stopped_after_every_other_step(
     again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=2)
     assert stops == [*range(2, n + 1, 2)]
     assert again == records
+    losses = [r["auxiliary_loss"] for r in records if "step" in r and r["phase"] == "full"]
+    assert all((loss is None) == bool(step % 2) for step, loss in enumerate(losses))
     check_equal(tmp_path / "whole", tmp_path / "stopped")
     plain = whole(finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=3), tmp_path / "plain")
     assert [record for record in plain if record["phase"] == "head"] == [r for r in records if r["phase"] == "head"]
