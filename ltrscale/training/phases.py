@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import nn
 
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.batches import GroupStream
-from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
@@ -118,11 +116,6 @@ class Training:
                     phase.title, phase.epochs, "head_epochs" if phase.name == "head" else "epochs",
                 )  # fmt: skip
 
-    @cached_property
-    def _memory(self) -> Memory | None:
-        """Memory for the training groups, shared by all phases."""
-        return memory_for(self.selection, self.config.stream.memory_gb)
-
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
         """The phases to run, starting with the checkpoint's."""
         left = [phase for phase in phases if phase.epochs]
@@ -144,8 +137,8 @@ class Training:
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
         for parameter in self.model.parameters():  # before the trainer is made, which collects what requires gradients
             parameter.requires_grad_(id(parameter) not in frozen)
-        order = config.order(phase.name)
-        stream = GroupStream(self.selection, order, rank=rank, world=world, reader=context.reader, memory=self._memory)
+        order, memory = config.order(phase.name), None if self.best is None else self.best.memory
+        stream = GroupStream(self.selection, order, rank=rank, world=world, reader=context.reader, memory=memory)
         return Trainer(
             self.model,
             self.model,

@@ -59,6 +59,10 @@ class RankingConfig(TrainingConfig):
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
     patience: int = Field(20, ge=1)
     """Stop a phase after this many epochs without a better validation metric."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Validate and keep a running mean of the weights after each epoch of a phase, in which earlier epochs have this
+    weight; .9 averages about ten epochs, .999 all (Izmailov et al. 2018). BatchNorm statistics are computed anew for
+    the mean. 0 keeps the weights of a single epoch, as in the papers."""
     validation_metric: str = Field(
         "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
     )

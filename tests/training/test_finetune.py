@@ -393,3 +393,46 @@ def test_a_linear_probe_chooses_the_start(
     assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["preflight"]
     run(synthetic_dataset, tmp_path / "alone", best, head_epochs=1)
     assert bundle.load(str(tmp_path / "out")).content == bundle.load(str(tmp_path / "alone")).content
+
+
+@pytest.mark.parametrize("average", [0.999, 0.5])
+def test_the_mean_of_the_weights_is_validated_with_its_own_statistics(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: float
+) -> None:
+    states: list[dict[str, torch.Tensor]] = []
+    validate = validation.validate
+
+    def listening(model: AnyRanker, *rest: typing.Any) -> float:
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        return validate(model, *rest)
+
+    monkeypatch.setattr(validation, "validate", listening)
+    options = {"head_epochs": 0, "epochs": 4}
+    run(synthetic_dataset, tmp_path / "last", pretrained, **options)
+    last, states = states, []
+    records = run(synthetic_dataset, tmp_path / "mean", pretrained, average=average, **options)
+    parameters = [name for name, _ in ranker(tmp_path / "mean").named_parameters()]
+    for name in parameters:
+        mean = last[0][name]
+        for epoch, state in enumerate(last[1:], start=2):
+            mean = mean + max(1 / epoch, 1 - average) * (state[name] - mean)
+            torch.testing.assert_close(states[epoch - 1][name], mean, rtol=1e-5, atol=1e-6)
+        if average > 0.9:
+            plain = torch.stack([state[name] for state in last]).mean(0)
+            torch.testing.assert_close(states[-1][name], plain, rtol=1e-4, atol=1e-5)
+    values = [r["validation_ndcg@5"] for r in records]
+    best = values.index(max(values))  # type: ignore[type-var]
+    made = ranker(tmp_path / "mean")
+    assert all(torch.equal(value, states[best][name]) for name, value in made.state_dict().items())
+    batches = list(iterate(select(splits(synthetic_dataset)[0], labelled=True)))
+    x_NF = torch.cat([made.transform(g.features_NF, g.offsets_Q1) for g in batches])
+    inputs_ND = made.encoder.linear(made.encoder.features(x_NF))
+    norm = made.encoder.blocks[0].norm
+    torch.testing.assert_close(norm.running_mean, inputs_ND.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm.running_var, inputs_ND.var(0), rtol=1e-4, atol=1e-5)
+
+
+def test_averaging_leaves_a_frozen_encoder_as_it_is(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    run(synthetic_dataset, tmp_path / "probe", pretrained, head_epochs=3, epochs=0, average=0.9)
+    before, after = bundle.load(pretrained).encoder(), ranker(tmp_path / "probe").encoder
+    assert all(torch.equal(after.state_dict()[name], value) for name, value in before.state_dict().items())

@@ -130,12 +130,14 @@ def test_finetuning_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_two_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped_after_every_other_step(
+def test_averaged_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path
 ) -> None:
     stream = {"docs_per_batch": 4000, "groups_per_batch": 40, "streams": 2, "steps_per_epoch": 7}
     rates = {"head_phase": 3, "encoder": 0.5, "layer_decay": 0.8}
-    run = finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=2, stream=stream, rates=rates, heads=2)
+    run = finetuning(
+        synthetic_dataset, pretrained, head_epochs=1, epochs=2, stream=stream, rates=rates, heads=2, average=0.7
+    )
     records = whole(run, tmp_path / "whole")
     epochs = [record for record in records if "epoch" in record]
     groups = select(splits(synthetic_dataset)[0], labelled=True).n_groups
