@@ -154,9 +154,9 @@ def finetune(
         train: its labelled groups, or the fraction of them that it sets, are trained on.
         validation: its labelled groups choose the epoch whose weights are kept.
         out: directory of the bundle.
-        pretrained: bundle to start from; None starts from random weights.
+        pretrained: bundle to start from, with `probe_epochs` one that it has kept; None starts from random weights.
         origin: recorded in the bundle's manifest; identifies the run.
-        report: receives a record of the pre-flight, one a step and one an epoch.
+        report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers; the updates do not depend on their number.
 
     Raises:
@@ -164,9 +164,6 @@ def finetune(
             requested layers, nothing would be trained, or an interrupted run into `out` read other data.
         Stopped: the run was asked to stop.
     """
-    common: _Common = {"train": train, "validation": validation, "workers": workers}
-    if pretrained and config.probe_epochs:
-        pretrained = _best_start(config, pretrained, out, origin=origin, report=report, **common)
     start = bundle.load(pretrained) if pretrained else None
     try:
         config.check_start(start.projector_layers() if start else None)
@@ -174,6 +171,10 @@ def finetune(
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
     if start is not None:
         select(train, labelled=True).serving(start.features, whose=start.url)  # raises before anything is started
+        if config.probe_epochs:
+            common: _Common = {"train": train, "validation": validation, "workers": workers}
+            start = bundle.load(_best_start(config, start.url, out, origin=origin, report=report, **common))
+            pretrained = start.url
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
