@@ -31,6 +31,7 @@ from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.features import FeatureTransform
+from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Architecture, Ranker
 
@@ -113,6 +114,15 @@ class Bundle:
         """Hidden layers of the projector that finetuning can start from; a finetuned ranker has those that it kept."""
         made = self.network()
         return made.projector_layers if self.kind == "neural" else made.projector.layers if made.projector else 0
+
+    def projector(self) -> ProjectorConfig | None:
+        """The projector that pretraining has left in this bundle, if any."""
+        return self.network().projector if self.kind == "pretrained" else None
+
+    def initialise_projector(self, projector: Projector) -> None:
+        """Load this bundle's projector into one of the same settings."""
+        with fitting(self.url):
+            projector.load_state_dict(_below("projector.", self.weights()))
 
     def initialise(self, ranker: Ranker, *, head: bool = False) -> None:
         """Load this bundle's encoder into a new ranker, with the layers of the projector that the ranker keeps.

@@ -105,5 +105,10 @@ def combine_rankers(parts: Sequence[Ranker], *, how: How, dropout: float) -> Mea
             return ConcatRanker(parts, dropout=dropout)
 
 
+def side_by_side(ranker: AnyRanker) -> Sequence[AnyRanker]:
+    """The rankers that learn at the same time, each for itself: the parts of a mean, or the ranker alone."""
+    return _rankers(ranker.parts) if isinstance(ranker, MeanRanker) else [ranker]
+
+
 def _rankers(parts: nn.ModuleList) -> list[Ranker]:
     return [part for part in parts if isinstance(part, Ranker)]

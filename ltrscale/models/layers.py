@@ -3,7 +3,7 @@
 Shapes: N documents, D columns, P numeric features, C categorical features, E dimensions of an embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -38,6 +38,37 @@ class EncoderSettings(Config):
             cardinalities: rows of each categorical feature's embedding.
         """
         raise NotImplementedError
+
+
+def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
+    """The parameters of an encoder by layer, from the input on.
+
+    The first layer embeds the features, where they are embedded. A residual block is one layer, and a norm belongs to
+    the layer before it.
+
+    Example:
+        >>> [len(layer) for layer in depths(hidden_layers(6, [5, 4], activate="relu", batch_norm=True))]
+        [4, 4]
+    """
+    inputs = list(encoder.parameters(recurse=False))
+    layers = [inputs]
+    for module in _in_sequence(encoder):
+        own = list(module.parameters())
+        if isinstance(module, FeatureEmbedding):
+            inputs += own
+        elif isinstance(module, MicroBatchNorm):
+            layers[-1] += own
+        else:
+            layers.append(own)
+    return [layer for layer in layers if layer]
+
+
+def _in_sequence(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, nn.Sequential | nn.ModuleList):
+            yield from _in_sequence(child)
+        else:
+            yield child
 
 
 def refuse_batch_norm(model: nn.Module) -> None:

@@ -34,6 +34,10 @@ class Account(NamedTuple):
         """The account with these counts and this checksum added."""
         return Account(self.groups + int(groups), self.documents + int(documents), self.checksum + int(checksum))
 
+    def times(self, passes: int) -> "Account":
+        """The account of several passes over the same groups."""
+        return Account(*(passes * count for count in self))
+
     def agrees_with(self, expected: "Account") -> bool:
         """Whether it equals the expected account; documents are compared only where their expected count is known."""
         documents = self.documents if expected.documents else 0

@@ -5,32 +5,64 @@ supervised ranker of the papers. Probing is finetuning with `epochs: 0`: the pre
 of one layer (linear probing) or several (multilayer probing).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from ltrscale import bundle
+from ltrscale.config import Config, is_current
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
+from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig
 from ltrscale.models.choices import ContextConfig, NetworkConfig
+from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import HeadConfig
+from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.progress import Report
-from ltrscale.storage import join
+from ltrscale.progress import Report, log
+from ltrscale.ranking.choices import metric_label
+from ltrscale.storage import children, join, read_manifest
+from ltrscale.training.auxiliary import AuxiliaryConfig, Beside, Unlabelled
 from ltrscale.training.network import fitted
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
-from ltrscale.training.resumption import TRANSFORM, begin
+from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, begin
 from ltrscale.training.settings import set_up
 from ltrscale.training.validation import Best, LabelledData
+
+
+class RatesConfig(Config):
+    """Learning rates of phases and layers, as factors of `optimizer.learning_rate`.
+
+    In the phase `full` the k-th pretrained layer from the top has the factor `encoder * layer_decay^k`, the head 1.
+    A residual block is one layer. Without a pretrained bundle all layers have the full rate.
+    """
+
+    head_phase: float = Field(1.0, gt=0)
+    """Factor of the phase that trains only the layers without pretrained weights; 1 as in HOU24. These are random at
+    first, and may learn at 10 times the rate that pretrained layers bear."""
+    encoder: float = Field(1.0, gt=0)
+    """Factor of the pretrained layers in the phase `full`; 1 as in HOU24."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """How much slower a pretrained layer learns than the one above it; 1 for no difference, as in HOU24. Howard and
+    Ruder 2018 have 1 / 2.6; .65 to .9 are usual for transformers."""
+
+    def factors(self, rankers: Sequence[Ranker]) -> dict[nn.Parameter, float]:
+        """Factors of the pretrained layers of some rankers in the phase `full`."""
+        factors = {}
+        for ranker in rankers:
+            from_top = reversed([*depths(ranker.encoder), *depths(ranker.neck)])
+            for k, layer in enumerate(from_top, start=1):
+                factors.update(dict.fromkeys(layer, self.encoder * self.layer_decay**k))
+        return factors
 
 
 class FinetuneConfig(RankingConfig):
@@ -43,6 +75,10 @@ class FinetuneConfig(RankingConfig):
     """Lets scores depend on the rest of the list; empty scores each document independently."""
     network: NetworkConfig = NetworkConfig()
     """The network without a pretrained bundle; a pretrained bundle brings its own."""
+    heads: int = Field(1, ge=1, le=100)
+    """Heads with different initial weights, each on its own copy of the encoder; their mean score ranks (QIN21's
+    ensembles have 3 to 5). They train side by side on the same batches, and validation judges the mean. Memory and
+    time of a step grow with their number."""
     projector_layers: int = Field(0, ge=0)
     """Hidden layers of the pretrained projector to keep and finetune; HOU23 keeps the first of a large projector."""
     keep_head: bool = False
@@ -51,15 +87,39 @@ class FinetuneConfig(RankingConfig):
     random weights, because a pretrained encoder has none."""
     noise: float = Field(0.0, ge=0)
     """Standard deviation of normal noise on numeric inputs in training (DASALC)."""
+    probe_epochs: int = Field(0, ge=0)
+    """Start from the best encoder that pretraining has kept (`keep_every`), its last one included: a linear probe of
+    this many epochs on the labelled groups is trained on each, and validation chooses. 0 starts from the last one."""
     head_epochs: int = Field(100, ge=0)
     """Epochs that train only head and list context; skipped without a pretrained bundle."""
     epochs: int = Field(100, ge=0)
     """Epochs that train the whole network; 0 with a pretrained bundle is probing."""
 
+    rates: RatesConfig = RatesConfig()
+    auxiliary: AuxiliaryConfig | None = None
+    """A pretext loss on all groups of the training split, beside the ranking loss in the phase `full`; empty for none,
+    as in the papers."""
+
+    def identity(self) -> Self:
+        """As for any training, also for how the unlabelled groups are read."""
+        same = super().identity()
+        if same.auxiliary is None:
+            return same
+        stream = same.auxiliary.stream.identity().model_dump()
+        return same.replace(auxiliary=same.auxiliary.model_dump() | {"stream": stream})
+
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if self.epochs == self.head_epochs == 0:
             raise ValueError("head_epochs and epochs are both 0: nothing would be trained")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_one_head(self) -> Self:
+        if self.keep_head and (self.heads > 1 or self.probe_epochs):
+            raise ValueError(
+                "keep_head goes on with the one head of the named bundle: set heads to 1, probe_epochs to 0"
+            )
         return self
 
     @model_validator(mode="after")
@@ -106,9 +166,9 @@ def finetune(
         train: its labelled groups, or the fraction of them that it sets, are trained on.
         validation: its labelled groups choose the epoch whose weights are kept.
         out: directory of the bundle.
-        pretrained: bundle to start from; None starts from random weights.
+        pretrained: bundle to start from, with `probe_epochs` one that it has kept; None starts from random weights.
         origin: recorded in the bundle's manifest; identifies the run.
-        report: receives a record of the pre-flight, one a step and one an epoch.
+        report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers; the updates do not depend on their number.
 
     Raises:
@@ -125,16 +185,77 @@ def finetune(
         _check_head(config, start)
     if start is not None:
         select(train, labelled=True).serving(start.features, whose=start.url)  # raises before anything is started
+        if config.probe_epochs:
+            common: _Common = {"train": train, "validation": validation, "workers": workers}
+            start = bundle.load(_best_start(config, start.url, out, origin=origin, report=report, **common))
+            pretrained = start.url
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     data = LabelledData.of(train, validation, without=good.without)
+    documents = select(train, labelled=False, without=good.without)
     GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
+    if config.auxiliary is not None:
+        GroupStream(documents, config.auxiliary.stream, world=workers.most)
     with cluster_for(workers):  # one cluster for the fit and the workers
-        transform = None
-        if start is None:
-            documents = select(train, labelled=False, without=good.without)
-            transform = fitted(documents, config.network, join(out, TRANSFORM), run=run_for(workers)).state_dict()
-        launch(Finetuning(config, data, transform, pretrained, out, origin), workers=workers, report=report)
+        run = run_for(workers)
+        if start is not None:
+            documents, transform = documents.serving(start.features, whose=start.url), start.transform()
+        else:
+            transform = fitted(documents, config.network, join(out, TRANSFORM), run=run)
+        unlabelled = None if config.auxiliary is None else config.auxiliary.groups(documents, transform, run=run)
+        work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled)
+        launch(work, workers=workers, report=report)
+
+
+class _Common(TypedDict):
+    """What a finetuning and its probes share."""
+
+    train: Split
+    validation: Split
+    workers: WorkersConfig
+
+
+def kept_encoders(pretrained: str) -> list[str]:
+    """The bundles that a pretraining has kept along the way, oldest first, and its last one.
+
+    Raises:
+        InputError: as `bundle.load`.
+    """
+    made_by = bundle.load(pretrained).made_by
+    kept = [url for url in children(join(pretrained, EPOCHS)) if read_manifest(url) is not None]
+    return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
+
+
+def _best_start(
+    config: FinetuneConfig,
+    pretrained: str,
+    out: str,
+    *,
+    origin: Mapping[str, Any],
+    report: Report,
+    **common: Unpack[_Common],
+) -> str:
+    """The encoder whose linear probe has the best validation metric, the last of equal ones.
+
+    Each probe is a bundle below `out` until the ranker is committed, so a resumed run trains none again.
+    """
+    same = {name: getattr(config, name) for name in RankingConfig.model_fields}
+    probe = FinetuneConfig(
+        **same, noise=config.noise, head=HeadConfig(layers=1), head_epochs=config.probe_epochs, epochs=0
+    )
+    metric, values = f"validation_{config.validation_metric}", {}
+    for number, url in enumerate(kept_encoders(pretrained)):
+        place, of_probe = join(out, PROBES, f"{number:05d}"), {**origin, "probe": url}
+        if not is_current(place, of_probe):
+            finetune(probe, out=place, pretrained=url, origin=of_probe, report=lambda _: None, **common)
+        values[url] = float(str(bundle.load(place).metrics[metric]))
+        report({"probe": url, metric: values[url]})
+    best = max(reversed(values), key=values.__getitem__)
+    log.info(
+        "starts from %s: validation %s %.4f of a linear probe, of %s",
+        best, metric_label(config.validation_metric), values[best], [round(value, 4) for value in values.values()],
+    )  # fmt: skip
+    return best
 
 
 def _check_head(config: FinetuneConfig, start: bundle.Bundle | None) -> None:
@@ -153,11 +274,13 @@ class Finetuning:
 
     config: FinetuneConfig
     data: LabelledData
-    transform: dict[str, Tensor] | None
-    """State of the fitted transform; None with a pretrained bundle, which brings its own."""
+    transform: dict[str, Tensor]
+    """State of the fitted transform; a pretrained bundle brings its own."""
     pretrained: str | None
     out: str
     origin: Mapping[str, Any]
+    unlabelled: Unlabelled | None = None
+    """The groups of the auxiliary objective, if there is one."""
 
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes checkpoints and the bundle."""
@@ -166,22 +289,34 @@ class Finetuning:
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
-        ranker = _ranker(config, self.transform, start).to(device)
-        objective = RankingObjective(ranker, config, config.list_loss).to(device)
-        made_before = () if start is None else (ranker.transform, ranker.encoder, ranker.neck)
+        rankers = [_ranker(config, seed, self.transform, start) for seed in _seeds(config)]
+        ranker = (rankers[0] if len(rankers) == 1 else MeanRanker(rankers)).to(device)
+        beside = None if self.unlabelled is None else Beside.of(self.unlabelled, rankers, start)
+        auxiliary = None if beside is None else beside.objective
+        objective = RankingObjective(ranker, config, config.list_loss, auxiliary).to(device)
+        fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
+        in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
+        in_full = {} if start is None else config.rates.factors(rankers)
         best = Best(ranker, config, data)
         if config.keep_head:
             best.update("start", 0)  # a ranker already, so training must do better
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, made_before),
-            Phase("full", "finetuning (full)", config.epochs),
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, tuple(fixed), in_head),
+            Phase("full", "finetuning (full)", config.epochs, factors=in_full, beside=beside),
         )
         best.commit(self.out, origin=self.origin)
 
 
-def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pretrained: bundle.Bundle | None) -> Ranker:
-    """The ranker before finetuning, with pretrained or random weights."""
-    torch.manual_seed(config.seed)
+def _seeds(config: FinetuneConfig) -> list[int]:
+    """The seed of each head's initial weights; the first is that of a single head."""
+    return [config.seed, *(mix("head", config.seed, head) % 2**31 for head in range(1, config.heads))]
+
+
+def _ranker(
+    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.Bundle | None
+) -> Ranker:
+    """A ranker before finetuning, with pretrained or random weights."""
+    torch.manual_seed(seed)
     added: dict[str, Any] = {
         "context": config.context,
         "head": config.head,
@@ -189,7 +324,6 @@ def _ranker(config: FinetuneConfig, fitted_state: dict[str, Tensor] | None, pret
         "noise": config.noise,
     }
     if pretrained is None:
-        assert fitted_state is not None
         transform = FeatureTransform.from_state(fitted_state, config.network.transform)
         return Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
     made, kept = pretrained.network(), config.projector_layers

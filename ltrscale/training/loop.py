@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.data.stream.plan import step_seed
+from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account
+from ltrscale.training.auxiliary import Auxiliary, Reduced
 from ltrscale.training.feed import Fed, read_ahead
-from ltrscale.training.reduce import reduce_gradients, sum_over_workers, update_running_statistics
-from ltrscale.training.settings import OptimizerConfig, Precision, build_optimizer, learning_rate
+from ltrscale.training.reduce import forget_moments, reduce_gradients, sum_over_workers, update_running_statistics
+from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
 Objective = Callable[[QueryGroups, torch.Generator], tuple[Tensor, float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
@@ -102,7 +104,9 @@ class Trainer:
         config: optimizer settings.
         epochs: total number, for the schedule of the learning rate.
         seed: of augmentation, dropout and noise.
+        factors: of the learning rate, for parameters with a rate of their own.
         precision: of matrix products; parameters and gradients are always float32.
+        auxiliary: a second objective on other groups, whose weighted gradient joins that of the step.
         expected: the account that every epoch must reach, checked at its end; None where it is unknown.
         due: whether a checkpoint is due; this and the next two are called once a step, and one worker's yes becomes
             the answer of all.
@@ -119,6 +123,8 @@ class Trainer:
         *,
         epochs: int,
         seed: int,
+        factors: Factors | None = None,
+        auxiliary: Auxiliary | None = None,
         precision: Precision = "float32",
         expected: Account | None = None,
         due: Callable[[], bool] = _never,
@@ -127,14 +133,17 @@ class Trainer:
     ) -> None:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
         self.epochs, self.seed, self.precision = epochs, seed, precision
+        self.auxiliary = auxiliary
         self.expected, self.due, self.stopping, self.failed = expected, due, stopping, failed
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
-        self.optimizer = build_optimizer(self.parameters, config)
+        self.optimizer = build_optimizer(self.parameters, config, factors)
         self.generator = torch.Generator(self.device)
         self.state = State()
         self.past = State()
         """The state at the end of the previous epoch."""
+        self.auxiliary_loss: float | None = None
+        """Mean auxiliary loss of the last step; None if it had none."""
         self.waited_s = 0.0
         """Time that this worker has spent waiting for data."""
 
@@ -172,18 +181,19 @@ class Trainer:
         Returns:
             The result, and the checksum of the groups that all workers read.
         """
+        self.auxiliary_loss = None
         loss, averaged = torch.zeros((), dtype=torch.float64, device=self.device), 0.0
         for stream, groups in sorted(step.micro_batches.items()):  # in order, so that sums have the same bits each time
             if groups is not None:
-                of_stream, count = self.backward(stream, groups)
+                of_stream, count = self.backward(self.objective, self.seed, stream, groups)
                 loss += of_stream  # on the device: a step copies its loss to the CPU once, in the next line
                 averaged += count
         # one all-reduce carries the sums and the three questions; float64 keeps counts and checksums exact
         own = _Sums(loss.item(), averaged, *step.account, self.due(), self.stopping(), self.failed(), wait_s)
         total = _Sums(*sum_over_workers(torch.tensor(own, dtype=torch.float64)).tolist())
         self._check_finite("loss", total.loss)
-        norm = self.update(total.averaged, total.groups) if total.averaged > 0 else math.nan
         update_running_statistics(self.model)
+        norm = self.update(total.averaged, total.groups) if total.averaged > 0 else math.nan
         self.optimizer.zero_grad()
         result = StepResult(
             loss=total.loss / total.averaged if total.averaged > 0 else math.nan,
@@ -198,13 +208,13 @@ class Trainer:
         )
         return result, int(total.checksum)
 
-    def backward(self, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
+    def backward(self, objective: Objective, run_seed: int, stream: int, groups: QueryGroups) -> tuple[Tensor, float]:
         """Add the gradient of one micro-batch; returns its summed loss and the count that divides it."""
-        seed = step_seed(self.seed, self.state.step, stream)
+        seed = step_seed(run_seed, self.state.step, stream)
         torch.manual_seed(seed)  # dropout
         self.generator.manual_seed(seed)  # augmentation
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            loss, count = self.objective(groups, self.generator)
+            loss, count = objective(groups, self.generator)
         if count > 0:  # otherwise there is nothing to add, and perhaps no graph to differentiate
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach().double(), count
@@ -215,13 +225,44 @@ class Trainer:
         `groups` is the number that the step read, by which the learning rate's schedule advances.
         """
         reduce_gradients(self.parameters, count)
+        if self.auxiliary is not None and self.auxiliary.is_due(self.state.step):
+            self.auxiliary_loss = self._join(self.auxiliary)
         norm = float(nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm or math.inf))
         self._check_finite("norm of the gradient", norm)
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
-        for group in self.optimizer.param_groups:  # min: an epoch of drawn groups may read more than planned
-            group["lr"] = learning_rate(self.config, done=self.state.epoch + min(1.0, middle), epochs=self.epochs)
+        done = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
+        rate = learning_rate(self.config, done=done, epochs=self.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
         self.optimizer.step()
         return norm
+
+    def _join(self, auxiliary: Auxiliary) -> float:
+        """Add the weighted gradient of one auxiliary step to that of the step; returns its mean loss."""
+        own = [p.grad for p in self.parameters]
+        total = Reduced(0.0, 0.0, 0.0)
+        while not total.groups:
+            self.optimizer.zero_grad()
+            fed, sums = auxiliary.next(), torch.zeros(len(Reduced._fields), dtype=torch.float64)
+            for stream, groups in sorted(fed.micro_batches.items()):
+                if groups is not None:
+                    loss, count = self.backward(auxiliary.objective, mix("auxiliary", self.seed), stream, groups)
+                    sums += torch.tensor([loss.item(), count, groups.n_groups], dtype=torch.float64)
+            total = Reduced(*sum_over_workers(sums).tolist())
+            auxiliary.advance(fed, total)
+        self._check_finite("auxiliary loss", total.loss)
+        reduce_gradients(self.parameters, total.documents / auxiliary.config.weight)
+        for parameter, gradient in zip(self.parameters, own, strict=True):
+            assert parameter.grad is not None
+            assert gradient is not None
+            parameter.grad += gradient
+        forget_moments(self.model)  # running statistics are those of documents, not of their views
+        return total.loss / total.documents
+
+    def close(self) -> None:
+        """End what reads in the background."""
+        if self.auxiliary is not None:
+            self.auxiliary.close()
 
     def _check_finite(self, name: str, value: float) -> None:
         """Stop a run that has diverged; every worker sees the same sums, so all of them stop."""

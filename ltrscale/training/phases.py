@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,11 +24,12 @@ from ltrscale.progress import log, progress
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
 from ltrscale.training.account import Account, listed
+from ltrscale.training.auxiliary import Auxiliary, Beside
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import gather_over_workers
 from ltrscale.training.resumption import CHECKPOINTS
-from ltrscale.training.settings import TrainingConfig
+from ltrscale.training.settings import Factors, TrainingConfig
 from ltrscale.training.snapshot import Progress, Snapshot, restore
 from ltrscale.training.validation import Best
 
@@ -45,6 +46,10 @@ class Phase:
     epochs: int
     """Maximum number; a phase with 0 is skipped."""
     frozen: tuple[nn.Module, ...] = ()
+    factors: Factors = field(default_factory=dict)
+    """Factors of the learning rate, for parameters with a rate of their own."""
+    beside: Beside | None = None
+    """A second objective, on other groups."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,7 @@ class Training:
             InputError: training has diverged, checkpoints cannot be written, or validation is undefined.
         """
         read = [self.selection] if self.best is None else [self.selection, self.best.data.validation]
+        read += [phase.beside.selection for phase in phases if phase.beside is not None]
         loss = math.nan
         with Checkpoints(
             join(self.out, CHECKPOINTS),
@@ -99,7 +105,18 @@ class Training:
                         self.best.restore(saved)
                 loss = self._phase(phase, trainer, checkpoints, steps)
                 steps, saved = steps + trainer.state.step, None
+        if self.best is not None:
+            self._warn_of_last(self.best, phases)
         return loss
+
+    def _warn_of_last(self, best: Best, phases: Sequence[Phase]) -> None:
+        """Warn if the best epoch is the last of its phase: a phase that runs out of patience has a later one."""
+        for phase in phases:
+            if (best.phase, best.epoch) == (phase.name, phase.epochs):
+                log.warning(
+                    "%s: its last epoch, %d, is the best one, so more may be better; raise %s",
+                    phase.title, phase.epochs, "head_epochs" if phase.name == "head" else "epochs",
+                )  # fmt: skip
 
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
         """The phases to run, starting with the checkpoint's."""
@@ -111,7 +128,9 @@ class Training:
     def _expected(self, phase: Phase) -> Account | None:
         """The account that every epoch must reach; None where the number of times a group is served is random."""
         order = self.config.order(phase.name)
-        return None if order.regroup or order.repeat else listed(self.selection, self.context.reader)
+        if order.regroup or order.repeat:
+            return None
+        return listed(self.selection, self.context.reader).times(GroupStream(self.selection, order).passes)
 
     def _trainer(self, phase: Phase, checkpoints: Checkpoints, expected: Account | None) -> Trainer:
         """A trainer of the parameters that are not frozen in a phase."""
@@ -120,13 +139,17 @@ class Training:
         frozen = {id(p) for module in phase.frozen for p in module.parameters()}
         for parameter in self.model.parameters():  # before the trainer is made, which collects what requires gradients
             parameter.requires_grad_(id(parameter) not in frozen)
+        order, memory = config.order(phase.name), None if self.best is None else self.best.memory
+        stream = GroupStream(self.selection, order, rank=rank, world=world, reader=context.reader, memory=memory)
         return Trainer(
             self.model,
             self.model,
-            GroupStream(self.selection, config.order(phase.name), rank=rank, world=world, reader=context.reader),
+            stream,
             config.optimizer,
             epochs=phase.epochs,
             seed=config.noise_seed(phase.name),
+            factors=phase.factors,
+            auxiliary=self._auxiliary(phase),
             precision=config.precision,
             expected=expected,
             due=checkpoints.due,
@@ -134,11 +157,20 @@ class Training:
             failed=checkpoints.failed,
         )
 
+    def _auxiliary(self, phase: Phase) -> Auxiliary | None:
+        """What a phase learns beside its own objective, with this worker's share of its data."""
+        if (beside := phase.beside) is None:
+            return None
+        rank, world = rank_and_world()
+        order = beside.config.order(phase.name, self.config.seed)
+        stream = GroupStream(beside.selection, order, rank=rank, world=world, reader=self.context.reader)
+        return Auxiliary(beside, stream, next(self.model.parameters()).device)
+
     def _phase(self, phase: Phase, trainer: Trainer, checkpoints: Checkpoints, steps_before: int) -> float:
         """Run the remaining epochs of a phase; returns the mean loss of the last one."""
         best, log_epoch = self.best, _EpochLog(phase, exact=trainer.expected is not None)
         left = (phase.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
-        with progress(phase.title, left - trainer.state.account.documents) as advance:
+        with progress(phase.title, left - trainer.state.account.documents) as advance, closing(trainer):
             ended = False
             while not ended:
                 self.model.train()  # each epoch again, for validation sets eval mode
@@ -156,6 +188,7 @@ class Training:
                                 **labels,
                                 "step": steps_before + trainer.state.step,
                                 "loss": result.loss if result.count else None,
+                                **({"auxiliary_loss": trainer.auxiliary_loss} if phase.beside else {}),
                                 "documents": result.documents,
                                 "wait_s": round(result.wait_s, 4),
                             }

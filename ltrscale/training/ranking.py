@@ -10,7 +10,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, by_kind
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker
+from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.propensity import PropensityModel
 from ltrscale.ranking.choices import METRIC, METRICS, LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
@@ -59,6 +59,10 @@ class RankingConfig(TrainingConfig):
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
     patience: int = Field(20, ge=1)
     """Stop a phase after this many epochs without a better validation metric."""
+    average: float = Field(0.0, ge=0, lt=1)
+    """Validate and keep a running mean of the weights after each epoch of a phase, in which earlier epochs have this
+    weight; .9 averages about ten epochs, .999 all (Izmailov et al. 2018). BatchNorm statistics are computed anew for
+    the mean. 0 keeps the weights of a single epoch, as in the papers."""
     validation_metric: str = Field(
         "ndcg@5", pattern=METRIC, description=f"Chooses the epoch whose weights are kept: {METRICS}."
     )
@@ -82,16 +86,35 @@ class RankingObjective(nn.Module):
         ranker: scores documents.
         config: loss and debiasing.
         list_loss: loss of the ranker's list head, if it has one.
+        auxiliary: trained beside the ranker on other data, if there is one; not part of this loss.
     """
 
-    def __init__(self, ranker: AnyRanker, config: RankingConfig, list_loss: ListLossConfig | None = None) -> None:
+    def __init__(
+        self,
+        ranker: AnyRanker,
+        config: RankingConfig,
+        list_loss: ListLossConfig | None = None,
+        auxiliary: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.ranker, self.config, self.list_loss = ranker, config, list_loss
+        self.auxiliary = (
+            auxiliary  # after the ranker, with which it shares the encoder: weights have the ranker's names
+        )
         self.propensity = PropensityModel(config.debias.positions) if isinstance(config.debias, DLAConfig) else None
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
-        """The summed loss of the groups that have something to rank, and their number."""
-        scores_N, grades_QC = self.ranker.score(groups)
+        """The summed loss of the groups that have something to rank, and their number.
+
+        The loss of a mean ranker is the mean of its parts' losses: each part learns as if it were alone.
+        """
+        losses = [self._losses(part, groups, generator) for part in side_by_side(self.ranker)]
+        loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
+        return loss_Q.sum(), float(losses[0][1].sum())
+
+    def _losses(self, ranker: AnyRanker, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The loss of each group, 0 where there is nothing to rank, and where there is something."""
+        scores_N, grades_QC = ranker.score(groups)
         assert groups.labels_N is not None
         if self.propensity is not None:
             loss_Q, defined_Q = self._dual(scores_N, groups)
@@ -102,7 +125,7 @@ class RankingObjective(nn.Module):
             defined_Q = groups.lengths_Q > 0  # the best label of a list is defined even where nothing can be ranked
             best_Q = torch.segment_reduce(groups.labels_N, "max", offsets=groups.offsets_Q1)
             loss_Q = loss_Q + self.list_loss.alpha * defined_Q * ordinal(grades_QC, best_Q)
-        return loss_Q.sum(), float(defined_Q.sum())
+        return loss_Q, defined_Q
 
     def _weights(self, groups: QueryGroups) -> Tensor | None:
         if not isinstance(self.config.debias, WeightsConfig):

@@ -5,7 +5,7 @@ micro-batches of all streams of a worker, some of which may have run out. It div
 which no worker knows before its last backward pass. In one process the sums are the identity.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -56,9 +56,28 @@ def reduce_gradients(parameters: Iterable[nn.Parameter], count: float) -> None:
 def update_running_statistics(model: nn.Module) -> None:
     """Update every BatchNorm once from the moments of all micro-batches of the step, on all workers."""
     norms = [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
-    if not norms:
-        return
-    moments = [norm.moments() for norm in norms]
-    flat = sum_over_workers(torch.cat(moments))
-    for norm, total in zip(norms, torch.split(flat, [len(m) for m in moments]), strict=True):
+    for norm, total in _moments_of_workers(norms):
         norm.update_running_statistics(total)
+
+
+def set_running_statistics(norms: Sequence[MicroBatchNorm]) -> None:
+    """Set running statistics to those of all documents since the last update, on all workers."""
+    for norm, total in _moments_of_workers(norms):
+        momentum, norm.momentum = norm.momentum, 1.0
+        norm.update_running_statistics(total)
+        norm.momentum = momentum
+
+
+def _moments_of_workers(norms: Sequence[MicroBatchNorm]) -> Iterator[tuple[MicroBatchNorm, Tensor]]:
+    """Each norm with its moments, summed over the workers."""
+    if norms:
+        moments = [norm.moments() for norm in norms]
+        flat = sum_over_workers(torch.cat(moments))
+        yield from zip(norms, torch.split(flat, [len(m) for m in moments]), strict=True)
+
+
+def forget_moments(model: nn.Module) -> None:
+    """Drop what every BatchNorm has accumulated since the last update of its running statistics."""
+    for module in model.modules():
+        if isinstance(module, MicroBatchNorm):
+            module.accumulated.zero_()

@@ -14,6 +14,7 @@ from ltrscale.training import checkpoint as checkpoints
 from ltrscale.training.checkpoint import list_checkpoints
 
 CHECKPOINTS, PREFLIGHT, TRANSFORM, EPOCHS = "checkpoints", "preflight", "transform", "epochs"
+PROBES = "probes"
 
 
 def is_unfinished(out: str, origin: Mapping[str, Any]) -> bool:
@@ -67,11 +68,20 @@ def _data(origin: Mapping[str, Any]) -> dict[str, Any]:
 def finish(out: str) -> None:
     """Remove files that are useless once the output is committed; the pre-flight stays, for it names the data read."""
     _withdraw(out, TRANSFORM)
+    _withdraw_probes(out)
 
 
 def start_anew(out: str) -> None:
     """Remove everything that a run left, so that the next run starts from the beginning."""
     _withdraw(out, PREFLIGHT, TRANSFORM, EPOCHS)
+    _withdraw_probes(out)
+
+
+def _withdraw_probes(out: str) -> None:
+    for probe in children(join(out, PROBES)):
+        start_anew(probe)
+        withdraw(probe)
+    checkpoints.withdraw(join(out, PROBES))  # the directory that held them
 
 
 def _withdraw(out: str, *names: str) -> None:

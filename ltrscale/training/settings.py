@@ -5,7 +5,7 @@ not save it: a resumed run continues at the rate at which it stopped.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, Self
 
 import torch
@@ -77,18 +77,28 @@ class OptimizerConfig(Config):
     """How the rate changes with the epochs."""
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer of a config, at the full rate."""
+Factors = Mapping[nn.Parameter, float]
+"""Factors of the learning rate; 1 for a parameter that is not there."""
+
+
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig, factors: Factors | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of a config, at the full rate; parameters with the same `factor` are a group that stores it."""
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_factor.setdefault((factors or {}).get(parameter, 1.0), []).append(parameter)
+    groups = [{"params": of_factor, "factor": factor} for factor, of_factor in by_factor.items()]
     rate, decay = config.learning_rate, config.weight_decay
     match config.kind:
         case "adam":
-            return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+            return torch.optim.Adam(groups, lr=rate, weight_decay=decay)
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+            return torch.optim.AdamW(groups, lr=rate, weight_decay=decay)
         case "adagrad":
-            return torch.optim.Adagrad(parameters, lr=rate, weight_decay=decay)
+            return torch.optim.Adagrad(groups, lr=rate, weight_decay=decay)
         case "sgd":
-            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=config.momentum)
+            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=config.momentum)
 
 
 def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float:
@@ -150,8 +160,7 @@ class TrainingConfig(Config):
         """The settings that determine the result, all others at their defaults; a resumed run may change the others."""
         fields = type(self).model_fields
         defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
-        prefetch = StreamConfig.model_fields["prefetch"].default
-        return self.replace(**defaults, stream=self.stream.replace(prefetch=prefetch).model_dump())
+        return self.replace(**defaults, stream=self.stream.identity().model_dump())
 
     def order(self, phase: str) -> StreamConfig:
         """How a phase of the training reads its data; each phase has a different order."""

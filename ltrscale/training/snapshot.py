@@ -4,16 +4,17 @@ Tensors are weights, buffers and the optimizer's moments; the rest is plain data
 random generators need no saving: they are functions of the step and the seed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ltrscale.data.stream.batches import Position
+from ltrscale.data.stream.batches import GroupStream, Position
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.training.account import Account
+from ltrscale.training.auxiliary import AuxiliaryState
 from ltrscale.training.loop import State, Trainer
 from ltrscale.training.reduce import sum_over_workers
 
@@ -77,7 +78,8 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
 
     It is valid until the next snapshot into the same buffers.
     """
-    positions = _all_positions(trainer)  # a collective, so before any worker returns
+    positions = _all_positions(trainer.stream, trainer.state.positions)  # a collective, so before any worker returns
+    beside = _beside(trainer)
     if rank_and_world()[0] != 0:
         return None
     state = trainer.state
@@ -93,6 +95,7 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
             "count": state.count,
             "positions": positions,
             "optimizer": groups,
+            **beside,
         },
         tensors={
             "weights": buffers.copy("weights", trainer.model.state_dict()),
@@ -104,15 +107,27 @@ def take(trainer: Trainer, progress: Progress, buffers: Buffers) -> Snapshot | N
     )
 
 
-def _all_positions(trainer: Trainer) -> dict[str, list[int]]:
+def _all_positions(stream: GroupStream, positions: Mapping[int, Position]) -> dict[str, list[int]]:
     """The positions of the streams of all workers; empty at the start of an epoch.
 
     Each row is written by the one worker that has the stream, so the sum over workers gathers them.
     """
-    known = torch.zeros(trainer.stream.config.streams, 1 + len(Position()), dtype=torch.int64)
-    for stream, position in trainer.state.positions.items():
-        known[stream] = torch.tensor([1, *position])
+    known = torch.zeros(stream.config.streams, 1 + len(Position()), dtype=torch.int64)
+    for c, position in positions.items():
+        known[c] = torch.tensor([1, *position])
     return {str(c): row[1:] for c, row in enumerate(sum_over_workers(known).tolist()) if row[0]}
+
+
+def _beside(trainer: Trainer) -> dict[str, Any]:
+    """The progress of the auxiliary objective, if there is one."""
+    if (auxiliary := trainer.auxiliary) is None:
+        return {}
+    positions = _all_positions(auxiliary.stream, auxiliary.state.positions)
+    return {"auxiliary": {"epoch": auxiliary.state.epoch, "positions": positions}}
+
+
+def _positions(saved: Mapping[str, Sequence[int]]) -> dict[int, Position]:
+    return {int(stream): Position(*position) for stream, position in saved.items()}
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -139,5 +154,8 @@ def restore(trainer: Trainer, snapshot: Snapshot) -> None:
         account=Account(*saved["account"]),
         loss=saved["loss"],
         count=saved["count"],
-        positions={int(stream): Position(*position) for stream, position in saved["positions"].items()},
+        positions=_positions(saved["positions"]),
     )
+    if trainer.auxiliary is not None:
+        beside = saved["auxiliary"]
+        trainer.auxiliary.state = AuxiliaryState(beside["epoch"], _positions(beside["positions"]))

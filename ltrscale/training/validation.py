@@ -1,24 +1,28 @@
 """The data of a training with labels, and the validation that chooses the weights to keep."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from ltrscale import bundle
+from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
+from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, named
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
-from ltrscale.training.reduce import sum_over_workers
+from ltrscale.training.reduce import set_running_statistics, sum_over_workers
 from ltrscale.training.resumption import finish
 from ltrscale.training.snapshot import Progress, Snapshot
 
@@ -57,24 +61,32 @@ class Best:
 
     def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
         self.model, self.config, self.data = model, config, data
+        self.memory = memory_for(data.train, config.stream.memory_gb)
+        """Memory for the training groups, shared by all phases."""
+        self._validation_memory = memory_for(data.validation, config.stream.memory_gb)
         self.metric = f"validation_{config.validation_metric}"
         self.state = state_on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
         self._last_better = 0
         """The epoch of the current phase in which the value last rose."""
+        self._mean: dict[str, Tensor] = {}
+        """Running mean of the trained weights in the current phase, if weights are averaged."""
 
     def begin(self) -> None:
         """Load the best weights into the model; each phase starts from them."""
         self.model.load_state_dict(self.state)
-        self._last_better = 0
+        self._last_better, self._mean = 0, {}
 
     def update(self, phase: str, epoch: int) -> float:
-        """Validate, and keep the weights if they are the best so far; returns the metric.
+        """Validate, and keep the weights, or their mean, if they are the best so far; returns the metric.
 
         Raises:
             InputError: no validation group has a relevant document.
         """
-        value = validate(self.model, self.data.validation, self.config.validation_metric)
+        last = state_on_cpu(self.model) if self.config.average else None
+        if last is not None:
+            self._load_mean(epoch)
+        value = validate(self.model, self.data.validation, self.config.validation_metric, self._validation_memory)
         if math.isnan(value):
             raise InputError(
                 f"validation: none of its labelled groups has a relevant document, so {self.config.validation_metric} "
@@ -83,7 +95,28 @@ class Best:
         if value > self.value:
             self.value, self.phase, self.epoch, self.state = value, phase, epoch, state_on_cpu(self.model)
             self._last_better = epoch
+        if last is not None:  # training goes on from there
+            self.model.load_state_dict(last)
         return value
+
+    @torch.no_grad()
+    def _load_mean(self, epoch: int) -> None:
+        """Take the weights into the mean, and load it into the model with BatchNorm statistics of its own.
+
+        The mean of the first epochs is a plain one, until their number reaches that of the weight.
+        """
+        new = {name: p.detach().cpu() for name, p in self.model.named_parameters() if p.requires_grad}
+        share = max(1 - self.config.average, 1 / epoch)
+        self._mean = {name: self._mean.get(name, value).lerp(value, share) for name, value in new.items()}
+        self.model.load_state_dict(self._mean, strict=False)
+        norms = [m for m in self.model.modules() if isinstance(m, MicroBatchNorm) and m.training]  # not the frozen ones
+        if norms:
+            self.model.eval()
+            for norm in norms:
+                norm.train()
+            for groups in _shared(self.data.train, self.model, self.memory):
+                self.model(groups)
+            set_running_statistics(norms)
 
     def is_stale(self, epoch: int) -> bool:
         """Whether to end the phase after this epoch: the value has not risen for `patience` epochs."""
@@ -93,12 +126,13 @@ class Best:
         """The state that a checkpoint of the current phase adds to the trainer's."""
         best = None if self.value == -math.inf else [self.value, self.phase, self.epoch]  # JSON has no infinity
         place = {"phase": phase, "last_better": self._last_better, "best": best}
-        return Progress(steps_before, place, {"best": self.state})
+        return Progress(steps_before, place, {"best": self.state, **({"mean": self._mean} if self._mean else {})})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state that `progress` added to a checkpoint."""
         self.state = dict(snapshot.tensors["best"])
         self._last_better = snapshot.progress["last_better"]
+        self._mean = dict(snapshot.tensors.get("mean", {}))
         if (best := snapshot.progress["best"]) is not None:
             self.value, self.phase, self.epoch = best
 
@@ -130,20 +164,28 @@ class Best:
         finish(out)
 
 
-def validate(model: AnyRanker, selection: Selection, metric: str) -> float:
-    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share."""
-    rank, world = rank_and_world()
-    where = next(model.parameters()).device
+@torch.no_grad()
+def validate(model: AnyRanker, selection: Selection, metric: str, memory: Memory | None = None) -> float:
+    """Mean of a metric over the groups where it is defined, NaN if there are none; each worker scores a share.
+
+    `memory` is as for `GroupStream`.
+    """
     measure = named(metric)
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
-    with torch.no_grad():
-        for index, groups in enumerate(iterate(selection, docs_per_batch=16_384)):
-            if index % world == rank:
-                groups = groups.to(where)
-                assert groups.labels_N is not None
-                value_Q = measure.of(model(groups), groups.labels_N, groups.offsets_Q1)
-                defined_Q = value_Q[~value_Q.isnan()]
-                totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
+    for groups in _shared(selection, model, memory):
+        assert groups.labels_N is not None
+        value_Q = measure.of(model(groups), groups.labels_N, groups.offsets_Q1)
+        defined_Q = value_Q[~value_Q.isnan()]
+        totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
     total, count = sum_over_workers(totals).tolist()
     return total / count if count else math.nan
+
+
+def _shared(selection: Selection, model: AnyRanker, memory: Memory | None) -> Iterator[QueryGroups]:
+    """This worker's share of a selection in fixed batches, on the model's device."""
+    rank, world = rank_and_world()
+    where = next(model.parameters()).device
+    for index, groups in enumerate(iterate(selection, docs_per_batch=16_384, memory=memory)):
+        if index % world == rank:
+            yield groups.to(where)

@@ -22,7 +22,7 @@ from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
 from ltrscale.workflows.stage import LabelledStage, Origin, Stage
@@ -191,8 +191,10 @@ class FinetuneJob(LabelledStage, TrainingStage):
         return self.finetune.identity()
 
     def made_from(self) -> list[str]:
-        """The pretrained bundle."""
-        return [self.pretrained] if self.pretrained else []
+        """The pretrained bundle, and those that it has kept if probes choose among them."""
+        if self.pretrained is None:
+            return []
+        return kept_encoders(self.pretrained) if self.finetune.probe_epochs else [self.pretrained]
 
     def work(self, origin: Origin, report: Report) -> None:
         """Finetune, and commit the bundle."""

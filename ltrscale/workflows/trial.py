@@ -146,7 +146,8 @@ class Trial:
                 pretrained = self._pretrained(student_as)
                 self._finetune(settings.of(finetune), pretrained, student, scores)
                 head_epochs = finetune.head_epochs if pretrained else 0  # as the method itself is trained
-                self._finetune(finetune.replace(keep_head=True, head_epochs=head_epochs), student, out, labels)
+                last = finetune.replace(keep_head=True, heads=1, probe_epochs=0, head_epochs=head_epochs)
+                self._finetune(last, student, out, labels)
             case GBDTMethod(gbdt=trees):
                 assert not isinstance(settings, NetworkStudent)
                 first = settings.trees.replace(seed=self.seed, per_query=trees.per_query)

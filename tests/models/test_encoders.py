@@ -24,7 +24,7 @@ from ltrscale.models.encoders import (
 )
 from ltrscale.models.features import FeatureTransform, Kind, TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
-from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm
+from ltrscale.models.layers import Dropout, Encoder, MicroBatchNorm, depths
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
@@ -320,3 +320,15 @@ def test_an_encoder_fits_the_transform() -> None:
     assert encoder.width == 4
     assert encoder.features.width == 4
     assert encoder(transform(x_NF)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("kind", [kind_of(cls) for cls in members(EncoderConfig)])
+def test_every_parameter_has_one_depth(kind: str) -> None:
+    config: Any = TypeAdapter(EncoderConfig).validate_python({"kind": kind})
+    encoder = config.build(torch.tensor([True, True, False]), [5])
+    layers = depths(encoder)
+    ids = [id(parameter) for layer in layers for parameter in layer]
+    assert sorted(ids) == sorted(map(id, encoder.parameters()))
+    assert id(encoder.features.table.weight) in map(id, layers[0])
+    expected = {"resnet": 5, "identity": 1, "mlp": 4, "industrial_mlp": 5, "deepfm": 4, "dcnv2": 6}
+    assert kind not in expected or len(layers) == expected[kind]

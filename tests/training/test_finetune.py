@@ -12,12 +12,13 @@ from ltrscale import bundle
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, ConcatRanker
+from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import MethodConfig
-from ltrscale.ranking.metrics import mrr, precision
+from ltrscale.ranking.metrics import mrr, ndcg, precision
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig, combine
@@ -318,3 +319,156 @@ def test_debiasing_without_its_column_is_an_error(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(synthetic_dataset, tmp_path / "out", loss={"kind": "softmax"}, debias={"kind": debias})
+
+
+def test_weights_do_not_depend_on_what_is_kept_in_memory(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(readers, "_open", lambda url, real=readers._open: (opened.append(url), real(url))[1])
+    counts = {}
+    for name, gigabytes in (("kept", 1.0), ("anew", 0.0)):
+        opened.clear()
+        stream = {"docs_per_batch": 500, "streams": 2, "memory_gb": gigabytes}
+        run(synthetic_dataset, tmp_path / name, pretrained, stream=stream)
+        counts[name] = len(opened)
+    kept, anew = (bundle.load(str(tmp_path / name)) for name in counts)
+    assert kept.content == anew.content
+    assert kept.metrics == anew.metrics
+    assert counts["anew"] == counts["kept"] + 3 * (2 + 1)  # three epochs over two weeks and the week of validation
+
+
+def test_a_best_epoch_that_is_the_last_one_is_a_warning(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, rate, epochs in (("rising", 1e-3, 3), ("over", 0.1, 8)):
+        caplog.clear()
+        records = run(synthetic_dataset, tmp_path / name, epochs=epochs, optimizer={"learning_rate": rate})
+        values = [r["validation_ndcg@5"] for r in records]
+        warnings = [message for message in caplog.messages if "is the best one" in message]
+        last = values.index(max(values)) == epochs - 1  # type: ignore[type-var]
+        assert last == (name == "rising")
+        expected = f"finetuning (full): its last epoch, {epochs}, is the best one, so more may be better; raise epochs"
+        assert warnings == ([expected] if last else [])
+
+
+def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    """One step of plain gradient descent moves each weight by its factor times the same gradient."""
+    moves = {}
+    rates = {"encoder": 0.5, "layer_decay": 0.25}
+    whole = {"docs_per_batch": 10**6, "streams": 1}
+    for name, changes in (("even", {}), ("own", {"rates": rates})):
+        sgd = {"kind": "sgd", "learning_rate": 10.0, "momentum": 0, "clip_norm": None}
+        options = {"head_epochs": 0, "epochs": 1, "optimizer": sgd, "stream": whole, "projector_layers": 1}
+        run(synthetic_dataset, tmp_path / name, pretrained, network={}, **options, **changes)
+        made, before = ranker(tmp_path / name), bundle.load(pretrained).weights()
+        new = dict(made.named_parameters())
+        moves[name] = {
+            key: (new[key] - before[key.replace("neck.", "projector.layers.")]).norm().item()
+            for key in new
+            if not key.startswith("head.")
+        }
+        moves[name]["head"] = made.head[-1].bias.item()
+    decays = {"neck.0": 1, "encoder.norm": 2, "encoder.blocks.0": 2, "encoder.linear": 3}
+    if any("encoder.features" in key for key in moves["even"]):
+        decays["encoder.features"] = 4
+    checked = set()
+    for key, even in moves["even"].items():
+        depth = next((d for layer, d in decays.items() if key.startswith(layer)), None)
+        factor = 1.0 if depth is None else 0.5 * 0.25**depth
+        assert (depth is None) == (key == "head")
+        assert moves["own"][key] == pytest.approx(factor * even, rel=1e-2, abs=1e-6), key
+        checked.add(depth)
+    assert checked >= {None, 1, 2, 3}
+
+
+def test_the_head_has_its_own_rate_in_its_phase(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    """The factor of the phase and the same factor of the rate are one."""
+    for name, rate, factor in (("factor", 1e-3, 8.0), ("rate", 8e-3, 1.0)):
+        changes = {"optimizer": {"learning_rate": rate}, "rates": {"head_phase": factor}}
+        run(synthetic_dataset, tmp_path / name, pretrained, head_epochs=2, epochs=0, **changes)
+    one, other = (ranker(tmp_path / name).state_dict() for name in ("factor", "rate"))
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    records = run(synthetic_dataset, tmp_path / "out", pretrained, heads=3)
+    made = bundle.load(str(tmp_path / "out")).ranker()
+    assert isinstance(made, MeanRanker)
+    for layer in ("head.0.weight", "encoder.linear.weight"):
+        assert len({part.get_parameter(layer).sum().item() for part in made.parts}) == 3
+    run(synthetic_dataset, tmp_path / "probe", pretrained, heads=2, epochs=0)
+    probed, before = bundle.load(str(tmp_path / "probe")).ranker(), bundle.load(pretrained).encoder().state_dict()
+    for part in probed.parts:
+        assert all(torch.equal(value, before[name]) for name, value in part.encoder.state_dict().items())
+    validation = next(iterate(select(splits(synthetic_dataset)[1], labelled=True), docs_per_batch=10**6))
+    value_Q = ndcg(made(validation), validation.labels_N, validation.offsets_Q1, k=5)
+    assert float(value_Q.nanmean()) == pytest.approx(max(r["validation_ndcg@5"] for r in records), rel=1e-5)
+    check_scores(tmp_path / "out", synthetic_dataset)
+
+
+def test_a_linear_probe_chooses_the_start(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ltrscale")
+    start = str(tmp_path / "pretrained")
+    values = {"network": NETWORK, "epochs": 3, "keep_every": 1, "stream": {"docs_per_batch": 300, "streams": 2}}
+    config = PretrainConfig.model_validate({**values, "optimizer": {"learning_rate": 0.05}})
+    pretrain(config, splits(synthetic_dataset)[0], start, origin={}, report=lambda _: None)
+    candidates = [f"{start}/epochs/00001", f"{start}/epochs/00002", start]
+    probed = {}
+    for number, url in enumerate(candidates):
+        probe = {"head": {"layers": 1}, "head_epochs": 3, "epochs": 0}
+        records = run(synthetic_dataset, tmp_path / f"probe-{number}", url, **probe)
+        probed[url] = max(r["validation_ndcg@5"] for r in records)  # type: ignore[type-var]
+    best = max(candidates, key=probed.__getitem__)
+    caplog.clear()
+    run(synthetic_dataset, tmp_path / "out", start, probe_epochs=3, head_epochs=1)
+    (line,) = [message for message in caplog.messages if message.startswith("starts from ")]
+    assert line.startswith(f"starts from {best}: validation NDCG@5 {probed[best]:.4f}")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.is_dir()) == ["preflight"]
+    run(synthetic_dataset, tmp_path / "alone", best, head_epochs=1)
+    assert bundle.load(str(tmp_path / "out")).content == bundle.load(str(tmp_path / "alone")).content
+
+
+@pytest.mark.parametrize("average", [0.999, 0.5])
+def test_the_mean_of_the_weights_is_validated_with_its_own_statistics(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: float
+) -> None:
+    states: list[dict[str, torch.Tensor]] = []
+    validate = validation.validate
+
+    def listening(model: AnyRanker, *rest: typing.Any) -> float:
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+        return validate(model, *rest)
+
+    monkeypatch.setattr(validation, "validate", listening)
+    options = {"head_epochs": 0, "epochs": 4}
+    run(synthetic_dataset, tmp_path / "last", pretrained, **options)
+    last, states = states, []
+    records = run(synthetic_dataset, tmp_path / "mean", pretrained, average=average, **options)
+    parameters = [name for name, _ in ranker(tmp_path / "mean").named_parameters()]
+    for name in parameters:
+        mean = last[0][name]
+        for epoch, state in enumerate(last[1:], start=2):
+            mean = mean + max(1 / epoch, 1 - average) * (state[name] - mean)
+            torch.testing.assert_close(states[epoch - 1][name], mean, rtol=1e-5, atol=1e-6)
+        if average > 0.9:
+            plain = torch.stack([state[name] for state in last]).mean(0)
+            torch.testing.assert_close(states[-1][name], plain, rtol=1e-4, atol=1e-5)
+    values = [r["validation_ndcg@5"] for r in records]
+    best = values.index(max(values))  # type: ignore[type-var]
+    made = ranker(tmp_path / "mean")
+    assert all(torch.equal(value, states[best][name]) for name, value in made.state_dict().items())
+    batches = list(iterate(select(splits(synthetic_dataset)[0], labelled=True)))
+    x_NF = torch.cat([made.transform(g.features_NF, g.offsets_Q1) for g in batches])
+    inputs_ND = made.encoder.linear(made.encoder.features(x_NF))
+    norm = made.encoder.blocks[0].norm
+    torch.testing.assert_close(norm.running_mean, inputs_ND.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm.running_var, inputs_ND.var(0), rtol=1e-4, atol=1e-5)
+
+
+def test_averaging_leaves_a_frozen_encoder_as_it_is(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
+    run(synthetic_dataset, tmp_path / "probe", pretrained, head_epochs=3, epochs=0, average=0.9)
+    before, after = bundle.load(pretrained).encoder(), ranker(tmp_path / "probe").encoder
+    assert all(torch.equal(after.state_dict()[name], value) for name, value in before.state_dict().items())

@@ -10,6 +10,7 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import RankFormerConfig
+from ltrscale.models.combine import MeanRanker
 from ltrscale.models.encoders import IdentityConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
@@ -192,3 +193,22 @@ def test_an_empty_list_adds_nothing_to_the_list_loss() -> None:
 def test_what_does_not_fit_together_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         FinetuneConfig.model_validate(settings)
+
+
+def test_the_parts_of_a_mean_learn_as_if_each_were_alone() -> None:
+    parts = [ranker(head=HeadConfig(layers=2)) for _ in range(3)]
+    for part in parts[1:]:
+        for parameter in part.parameters():
+            torch.nn.init.normal_(parameter)
+    config, expected, values = FinetuneConfig(loss=loss_config("softmax")), [], []
+    for part in parts:
+        loss, count = RankingObjective(part, config)(groups(), noise())
+        values.append(loss.item())
+        expected += torch.autograd.grad(loss, list(part.parameters()))
+    assert len(set(values)) == 3
+    loss, counted = RankingObjective(MeanRanker(parts), config)(groups(), noise())
+    assert counted == count == len(RELEVANT)
+    assert loss.item() == pytest.approx(sum(values) / 3)
+    together = torch.autograd.grad(loss, [p for part in parts for p in part.parameters()])
+    for mine, alone in zip(together, expected, strict=True):
+        torch.testing.assert_close(3 * mine, alone)

@@ -140,6 +140,44 @@ def test_finetuning_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_averaged_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped_after_every_other_step(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path
+) -> None:
+    stream = {"docs_per_batch": 4000, "groups_per_batch": 40, "streams": 2, "steps_per_epoch": 7}
+    rates = {"head_phase": 3, "encoder": 0.5, "layer_decay": 0.8}
+    run = finetuning(
+        synthetic_dataset, pretrained, head_epochs=1, epochs=2, stream=stream, rates=rates, heads=2, average=0.7
+    )
+    records = whole(run, tmp_path / "whole")
+    epochs = [record for record in records if "epoch" in record]
+    groups = select(splits(synthetic_dataset)[0], labelled=True).n_groups
+    assert [record["groups"] for record in epochs] == [-(-7 * 40 // groups) * groups] * 3
+    assert sum("step" in record for record in records) >= 3 * 7
+    again, _ = stopped_again_and_again(run, tmp_path / "stopped", first=2)
+    assert again == records
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("method", ["simclr_rank", "scarf"])
+def test_finetuning_with_an_auxiliary_loss_stopped_after_every_other_step(
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, method: str
+) -> None:
+    stream = {"docs_per_batch": 900, "streams": 2, "window": 2}
+    auxiliary = {"weight": 0.5, "every": 2, "method": {"kind": method}, "stream": stream}
+    run = finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=3, auxiliary=auxiliary)
+    records = whole(run, tmp_path / "whole")
+    n = sum("step" in record for record in records)
+    again, stops = stopped_again_and_again(run, tmp_path / "stopped", first=2)
+    assert stops == [*range(2, n + 1, 2)]
+    assert again == records
+    losses = [r["auxiliary_loss"] for r in records if "step" in r and r["phase"] == "full"]
+    assert all((loss is None) == bool(step % 2) for step, loss in enumerate(losses))
+    check_equal(tmp_path / "whole", tmp_path / "stopped")
+    plain = whole(finetuning(synthetic_dataset, pretrained, head_epochs=1, epochs=3), tmp_path / "plain")
+    assert [record for record in plain if record["phase"] == "head"] == [r for r in records if r["phase"] == "head"]
+    assert plain != records
+
+
 @pytest.mark.parametrize("first", [2, 3])
 def test_combining_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int

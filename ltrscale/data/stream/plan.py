@@ -9,11 +9,14 @@ Shapes: Q groups.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.draws import mix, permutation, uniforms
+
+T = TypeVar("T")
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
@@ -59,7 +62,7 @@ def canonical_streams(
     return dealt
 
 
-def windows(row_groups: Sequence[int], window: int) -> list[list[int]]:
+def windows(row_groups: Sequence[T], window: int) -> list[list[T]]:
     """Cut a stream into windows of at most `window` row groups.
 
     Example:

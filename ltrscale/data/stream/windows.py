@@ -6,7 +6,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all gro
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,15 @@ from ltrscale.data.dataset.split import RowGroup, Selection
 from ltrscale.data.stream.readers import REMEDY
 from ltrscale.errors import InputError
 
+Scalar = TypeVar("Scalar", bound=np.generic)
+
 _OPTIONAL = ("weights", "positions")
 _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
 
 
 @dataclass(frozen=True)
 class Window:
-    """Query groups in the order in which they are served.
+    """Query groups, in file order or in the order in which they are served.
 
     `features` has for each group a flat view of an Arrow buffer, or a copy of the features served; `columns_N` has the
     labels, weights and positions if present, NaN where a group has none. `ids_Q` is None if groups mix documents of
@@ -39,6 +41,44 @@ class Window:
     offsets_Q1: NDArray[np.int64]
     features: list[NDArray[np.float32]]
     columns_N: dict[str, NDArray[np.float32]]
+    mean_times_Q: NDArray[np.float64] | None = None
+    """How often each group is served per epoch on average, where a column says so."""
+
+    def take(self, groups_M: NDArray[np.int64]) -> "Window":
+        """The groups with these numbers, in this order; a number may repeat."""
+        lengths_M = np.diff(self.offsets_Q1)[groups_M]
+        rows_N = _runs(self.offsets_Q1[groups_M], lengths_M)
+        return Window(
+            None if self.ids_Q is None else self.ids_Q[groups_M],
+            _offsets(lengths_M),
+            [self.features[group] for group in groups_M.tolist()],
+            {name: column_N[rows_N] for name, column_N in self.columns_N.items()},
+            None if self.mean_times_Q is None else self.mean_times_Q[groups_M],
+        )
+
+    def copied(self) -> "Window":
+        """The same groups without Arrow's buffers, which may hold many more."""
+        return replace(self, features=[view.copy() for view in self.features])
+
+    @staticmethod
+    def joined(windows: Sequence["Window"]) -> "Window":
+        """The groups of several windows, which have the same columns, one window after the other."""
+        columns_N = {
+            name: np.concatenate([window.columns_N[name] for window in windows]) for name in windows[0].columns_N
+        }
+        return Window(
+            _concatenated([window.ids_Q for window in windows]),
+            _offsets(np.concatenate([np.diff(window.offsets_Q1) for window in windows])),
+            list(itertools.chain.from_iterable(window.features for window in windows)),
+            columns_N,
+            _concatenated([window.mean_times_Q for window in windows]),
+        )
+
+
+def _concatenated(parts: Sequence[NDArray[Scalar] | None]) -> NDArray[Scalar] | None:
+    """The parts as one array; None if one of them is."""
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if len(there) == len(parts) else None
 
 
 class Cut(NamedTuple):

@@ -1,5 +1,6 @@
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, iterate
+from ltrscale.data.stream.memory import Memory
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 
@@ -320,6 +322,8 @@ def test_streams_that_no_worker_or_no_row_group_fills(made: Any, make_dataset: M
 def test_a_budget_below_a_document_a_stream_is_refused() -> None:
     with pytest.raises(InputError, match="docs_per_batch must be at least streams = 8"):
         config.validate(StreamConfig, {"docs_per_batch": 7, "streams": 8}, "test")
+    with pytest.raises(InputError, match="groups_per_batch must be at least streams = 8"):
+        config.validate(StreamConfig, {"groups_per_batch": 7, "streams": 8}, "test")
 
 
 @pytest.mark.parametrize(
@@ -336,3 +340,76 @@ def test_a_file_that_is_not_the_manifests_is_named(make_dataset: Make, change: d
     other = replace(selection, row_groups=(replace(selection.row_groups[0], **change),))
     with pytest.raises(InputError, match=f"part-00000.*{message}.*; prepare the data set again"):
         list(iterate(other))
+
+
+@pytest.mark.parametrize(("streams", "most", "budget"), [(1, 1, 1000), (1, 7, 60), (3, 12, 2000)])
+def test_batches_counted_in_groups_take_what_fits_of_both_budgets(
+    made: Any, streams: int, most: int, budget: int
+) -> None:
+    settings = StreamConfig(docs_per_batch=budget, groups_per_batch=most, streams=streams, window=3, seed=2)
+    selection = choose(made, labelled=True)
+    steps = global_run(selection, settings, 1)
+    for c in range(streams):
+        batches = [step[c] for step in steps if step[c] is not None]
+        for groups, following in itertools.pairwise(batches):
+            assert groups.n_groups <= most // streams
+            assert groups.n_documents <= budget // streams or groups.n_groups == 1
+            full = groups.n_groups == most // streams
+            assert full or groups.n_documents + int(following.lengths_Q[0]) > budget // streams
+    served = [gid for step in steps for groups in step.values() for gid in gids(groups)]
+    assert sorted(served) == made.labelled
+    for world in range(2, streams + 1):
+        assert global_steps(selection, settings, world) == global_steps(selection, settings, 1)
+    if budget == 1000:
+        assert len(steps) == len(served)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"docs_per_batch": 300, "streams": 1}, 20),
+        ({"docs_per_batch": 4000, "groups_per_batch": 6, "streams": 2}, 40),
+        ({"docs_per_batch": 10**6, "streams": 1}, 3),
+    ],
+)
+def test_an_epoch_of_several_passes_serves_each_group_as_often_and_has_the_steps(
+    made: Any, settings: dict[str, int], steps: int
+) -> None:
+    config = StreamConfig(**settings, steps_per_epoch=steps, window=3)
+    selection = choose(made, labelled=True, fraction=0.1)
+    stream = GroupStream(selection, config)
+    assert stream.passes > 1
+    whole = global_run(selection, config, 1)
+    counts = Counter(gid for step in whole for groups in step.values() for gid in gids(groups))
+    assert set(counts.values()) == {stream.passes}
+    assert len(counts) == selection.n_groups
+    assert stream.groups_per_epoch == counts.total()
+    least = steps if "groups_per_batch" in settings else 0.7 * steps  # documents are an estimate
+    assert least <= len(whole) <= 1.5 * steps + 1
+    again = GroupStream(selection, config, memory=Memory(selection))
+    for one, other in zip(again.epoch(2), whole, strict=True):
+        for c, groups in one.micro_batches.items():
+            assert_equal(groups, other[c])
+
+
+def test_passes_differ_in_order_and_one_pass_is_an_epoch_as_before(made: Any) -> None:
+    selection = choose(made, labelled=True, fraction=0.3)
+    plain = StreamConfig(docs_per_batch=60, groups_per_batch=1)
+    passes = global_steps(selection, plain.replace(steps_per_epoch=2 * selection.n_groups), 1)
+    both = [global_steps(selection, plain, 1, epoch) for epoch in (0, 1)]
+    assert passes == [*both[0], *both[1]]
+    assert both[0] != both[1]
+    assert global_steps(selection, plain.replace(steps_per_epoch=1), 1, epoch=1) == both[1]
+
+
+def test_an_epoch_of_several_passes_resumes_at_any_step_with_any_workers(made: Any) -> None:
+    settings = StreamConfig(docs_per_batch=90, streams=2, window=3, steps_per_epoch=12)
+    selection = choose(made, labelled=True, fraction=0.2)
+    whole = global_run(selection, settings, 1)
+    positions: dict[int, Position] = {}
+    for done, step in enumerate(GroupStream(selection, settings).epoch(2)):
+        positions |= step.positions
+        rest = global_run(selection, settings, 2, positions)
+        for one, other in zip(rest, whole[done + 1 :], strict=True):
+            for c in range(2):
+                assert_equal(one[c], other[c])

@@ -1,0 +1,182 @@
+"""An auxiliary objective: a pretext loss on unlabelled groups beside the ranking loss on labelled ones.
+
+Few labels alone may undo what pretraining has learnt; the pretext loss keeps it while the ranker learns.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale import bundle
+from ltrscale.batch import QueryGroups
+from ltrscale.config import Config
+from ltrscale.data.dataset.split import Selection
+from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig
+from ltrscale.data.stream.parts import Run
+from ltrscale.draws import mix
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.ranker import Ranker
+from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
+from ltrscale.pretext.mask import MaskConfig
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.training.account import Account
+from ltrscale.training.feed import Fed, read_ahead
+from ltrscale.training.masking import masked_features
+from ltrscale.training.network import sample_inputs
+
+
+class AuxiliaryConfig(Config):
+    """A pretext loss on all groups of the training split, beside the ranking loss in the phase `full`.
+
+    A step minimises `ranking loss + weight * pretext loss`, each a mean over its own batch of all workers.
+    """
+
+    weight: float = Field(0.1, gt=0)
+    """Weight of the pretext loss; SimCLR-Rank's is about log(2 L - 1) for lists of L documents, far above most ranking
+    losses. No paper here has it: choose by validation."""
+    every: int = Field(1, ge=1)
+    """Only one step in this many has it; a batch of unlabelled groups may cost more than one of labelled groups."""
+    method: MethodConfig = SimCLRRankConfig()
+    """The pretext objective; that of pretraining goes on with its projector, if the projector's settings are equal."""
+    augment: AugmentConfig = ZeroingConfig()
+    """How a view differs from the document, as in pretraining."""
+    mask: MaskConfig = MaskConfig()
+    """Features that are masked in the views, as in pretraining."""
+    stream: StreamConfig = StreamConfig(docs_per_batch=4096, streams=1)
+    """Batch size and order of the unlabelled groups."""
+
+    def groups(self, selection: Selection, transform: FeatureTransform, *, run: Run) -> "Unlabelled":
+        """The groups to learn from, with a sample of their documents where the method draws values from it.
+
+        Raises:
+            InputError: the data cannot be read.
+        """
+        config = self.replace(mask=masked_features(self.mask, selection, transform.kinds, run=run))
+        draws = self.method.needs_marginals(self.augment)
+        return Unlabelled(config, selection, sample_inputs(selection, transform, run=run) if draws else None)
+
+    def order(self, phase: str, seed: int) -> StreamConfig:
+        """How a phase reads the unlabelled groups."""
+        regroup = self.stream.regroup or self.method.regroups
+        return self.stream.replace(seed=mix("auxiliary", phase, seed, self.stream.seed), regroup=regroup)
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """What an auxiliary objective reads, the same value on every worker."""
+
+    config: AuxiliaryConfig
+    selection: Selection
+    """All groups of the training split, without labels."""
+    marginals_SF: Tensor | None
+    """Documents from which corrupted values are drawn; None where the method draws none."""
+
+
+class AuxiliaryObjective(nn.Module):
+    """The pretext loss of the encoders of some rankers, which learn side by side.
+
+    Args:
+        unlabelled: method, augmentation and marginals.
+        rankers: their encoders are trained, and the method's own parts beside them.
+        start: the pretrained bundle, which may have a projector to go on with.
+    """
+
+    def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.Bundle | None) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(_pretrainer(unlabelled, ranker, start) for ranker in rankers)
+
+    def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
+        """The loss summed over documents, as a mean over the rankers, and the number of documents."""
+        losses = [net(groups, generator)[0] for net in self.nets]
+        return torch.stack(losses).mean(), float(groups.n_documents)
+
+
+def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.Bundle | None) -> Pretrainer:
+    config, made = unlabelled.config, ranker.architecture
+    network = NetworkConfig(transform=made.transform, encoder=made.encoder)
+    names = [feature.name for feature in unlabelled.selection.features]
+    rates_F = torch.tensor(config.mask.rates(ranker.transform.kinds, names))
+    net = Pretrainer(ranker.transform, network, config.method, config.augment, unlabelled.marginals_SF, rates_F)
+    net.encoder = ranker.encoder  # shared with the ranker: its own has served for the sizes
+    if start is not None and net.projector is not None and start.projector() == net.projector.config:
+        start.initialise_projector(net.projector)
+    return net
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a phase learns beside its own objective."""
+
+    config: AuxiliaryConfig
+    objective: AuxiliaryObjective
+    selection: Selection
+
+    @classmethod
+    def of(cls, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.Bundle | None) -> Self:
+        """The objective for some rankers."""
+        return cls(unlabelled.config, AuxiliaryObjective(unlabelled, rankers, start), unlabelled.selection)
+
+
+@dataclass
+class AuxiliaryState:
+    """Progress in the unlabelled groups: all that an exact resume needs."""
+
+    epoch: int = 0
+    positions: dict[int, Position] = field(default_factory=dict)
+
+
+class Reduced(NamedTuple):
+    """Sums of one auxiliary step over all workers."""
+
+    loss: float
+    documents: float
+    groups: float
+
+
+class Auxiliary:
+    """The endless stream of unlabelled micro-batches of one worker, epoch after epoch.
+
+    Args:
+        beside: objective and settings.
+        stream: this worker's share of the unlabelled groups.
+        device: destination of the micro-batches.
+    """
+
+    def __init__(self, beside: Beside, stream: GroupStream, device: torch.device) -> None:
+        self.config, self.objective, self.stream, self.device = beside.config, beside.objective, stream, device
+        self.state = AuxiliaryState()
+        self._reading: Generator[Fed] | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the step with this number has an auxiliary loss."""
+        return step % self.config.every == 0
+
+    def next(self) -> Fed:
+        """The next micro-batches of this worker's streams; none where they have run out in this epoch."""
+        if self._reading is None:
+            steps = self.stream.epoch(self.state.epoch, self.state.positions or None)
+            self._reading = read_ahead(steps, depth=self.stream.config.prefetch, device=self.device)
+        return next(self._reading, Fed({}, self.state.positions, Account()))
+
+    def advance(self, fed: Fed, total: Reduced) -> None:
+        """Go on behind a step; where no worker had a group left, the next epoch begins."""
+        if total.groups:
+            self.state.positions = fed.positions
+            return
+        if not self.state.positions:
+            raise RuntimeError("an epoch of unlabelled groups served none")
+        self.close()
+        self.state = AuxiliaryState(self.state.epoch + 1)
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
