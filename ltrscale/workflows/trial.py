@@ -18,9 +18,12 @@ from ltrscale.workflows.methods import (
     NeuralMethod,
     SemiMethod,
     StackMethod,
+    TunedMethod,
 )
+from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob, StackedJob
+from ltrscale.workflows.tune import TuneJob
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Trial:
         seed: replaces the seeds of the stages.
         workers: data-parallel workers of the neural stages.
         out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `folds/K-of-N/METHOD/model`.
-        whole: if this trial leaves out a fold, the trial on all folds. Pretrained encoders come from there: they see no
-            labels, so one serves all folds.
+        encoders: the trial that pretrains for this one; empty to pretrain here. Encoders see no labels, so those of one
+            trial serve all folds and all samples of labelled groups.
     """
 
     methods: Mapping[str, Method]
@@ -42,7 +45,7 @@ class Trial:
     seed: int
     workers: WorkersConfig
     out: str
-    whole: "Trial | None" = None
+    encoders: "Trial | None" = None
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""
@@ -55,7 +58,10 @@ class Trial:
             case SemiMethod():
                 SemiJob(out=out, splits=self.splits, semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
-                self._finetune(method, self._pretrained(name), out, self.seed)
+                self._finetune(method, self.pretrained(name), out, self.seed)
+            case TunedMethod():
+                (stage,) = self._tuned(name, method).stages(out)
+                stage.run()
             case CombinedMethod():
                 self._combine([self.model(part) for part in method.parts], method.combine, out)
             case EnsembleMethod():
@@ -88,19 +94,19 @@ class Trial:
         """The trial on all labelled groups except those of a fold."""
         out = self._folder("folds", f"{fold.number}-of-{fold.of}")
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
-        return replace(self, splits=self.splits.replace(train=train), out=out, whole=self)
+        return replace(self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self)
 
     def _folder(self, *names: str) -> str:
         return join(self.out, *names)
 
-    def _pretrained(self, name: str) -> str | None:
+    def pretrained(self, name: str) -> str | None:
         """The pretrained encoder that a method starts from."""
-        if self.whole is not None:
-            return self.whole._pretrained(name)
+        if self.encoders is not None:
+            return self.encoders.pretrained(name)
         method = self.methods[name]
         assert isinstance(method, NeuralMethod)
         if method.pretrained_as is not None:
-            return self._pretrained(method.pretrained_as)
+            return self.pretrained(method.pretrained_as)
         if method.pretrain is None:
             return None
         out, settings = self._folder(name, "pretrained"), method.pretrain.replace(seed=self.seed)
@@ -111,6 +117,22 @@ class Trial:
         settings = method.finetune.replace(seed=seed)
         FinetuneJob(out=out, pretrained=pretrained, splits=self.splits, finetune=settings, workers=self.workers).run()
 
+    def _tuned(self, name: str, tuned: TunedMethod) -> Searched:
+        """The job of the tuned method, with the settings that the search found."""
+        method, settings = self.methods[tuned.of], tuned.model_dump(include={"space", "trials", "search"})
+        job: Searched
+        if isinstance(method, GBDTMethod):
+            job = GBDTSearch(splits=self.splits, gbdt=method.gbdt.replace(seed=self.seed))
+        else:
+            assert isinstance(method, NeuralMethod)
+            job = FinetuneSearch(
+                splits=self.splits,
+                finetune=method.finetune.replace(seed=self.seed),
+                pretrained=self.pretrained(tuned.of),
+                workers=self.workers,
+            )
+        return TuneJob(out=self._folder(name, "search"), job=job, **settings).best_here()
+
     def _runs(self, ensemble: EnsembleMethod, name: str) -> list[str]:
         """The runs of an ensemble: the method's own, and more from the same pretrained encoder."""
         method = self.methods[ensemble.of]
@@ -118,7 +140,7 @@ class Trial:
         runs = [self.model(ensemble.of)]
         for run in range(1, ensemble.runs):
             runs.append(self._folder(name, f"run-{run}"))
-            self._finetune(method, self._pretrained(ensemble.of), runs[-1], mix("run", self.seed, run) % 2**31)
+            self._finetune(method, self.pretrained(ensemble.of), runs[-1], mix("run", self.seed, run) % 2**31)
         return runs
 
     def _combine(self, bundles: list[str], settings: CombineConfig, out: str) -> None:
