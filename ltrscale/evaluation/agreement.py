@@ -21,9 +21,10 @@ from ltrscale.bundle import load
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.evaluate import GROUPS, CutOff
 from ltrscale.evaluation.pages import Findings
-from ltrscale.evaluation.summarise import Floats, Summary, scopes
+from ltrscale.evaluation.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
 
 TAU = "tau"
@@ -162,7 +163,7 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     Raises:
         InputError: a bundle or the scores are missing, or belong to other data.
     """
-    selection = select(config.test.replace(scores=config.scores, labels="labels"), labelled=True)
+    selection = select(config.test.with_scores(config.scores), labelled=True)
     values_QTM, gids_Q, documents = _measure(config, selection)
     of_models = np.split(values_QTM, len(config.models), axis=1)
     found = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)

@@ -57,7 +57,8 @@ def crossed_means(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) 
     estimate of their variance is negative and counts as 0: `max(MS_draws, MS_rest)` in place of `MS_draws`, so that
     the error never falls below that of the other parts. Degrees of freedom follow Satterthwaite (1946), from the mean
     squares as found: taking the larger one there would make a t of about T - 1 degrees of an error that hardly depends
-    on the draws. Intervals cover about 95% from ten draws on, and at least 93% with five, wherever the variance lies (skewed draws cost some 1 to 2%).
+    on the draws. Intervals cover about 95% from ten draws on, and at least 93% with five, wherever the variance lies;
+    skewed draws cost some 1 to 2%.
 
     With one draw only the groups vary: the mean and its error are those of Student's test of Q values.
 

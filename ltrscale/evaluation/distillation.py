@@ -19,6 +19,7 @@ from ltrscale.evaluation.pages import (
     bullets,
     definitions,
     draw_interval,
+    intervals,
     markdown,
     number,
     rows_of_methods,
@@ -91,7 +92,14 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
     column = list(evaluation.methods[0].everywhere.summaries).index(primary)
     values_K = [values_QtM[:, :, [column]] for values_QtM in read_groups(evaluation_url, evaluation)]
-    with_teacher = scopes(values_K, [primary], baseline=names.index(TEACHER), samples=evaluation.resamples, seed=seed)
+    with_teacher = scopes(
+        values_K,
+        [primary],
+        baseline=names.index(TEACHER),
+        samples=evaluation.resamples,
+        seed=seed,
+        labels_K=[method.labels or (None,) * len(method.bundles) for method in evaluation.methods],
+    )
     methods = tuple(
         DistilledMethod(
             name=method.name,
@@ -180,6 +188,8 @@ def _difference(name: str, other: str, metric: str, comparison: Comparison | Non
     if comparison is None:
         return f"{name} cannot be compared with {other}: no group defines {metric}."
     figures = against(comparison)[0]
+    if comparison.low is None or comparison.high is None:
+        return f"The draws of labels are too few to judge {name} against {other}: {metric} {figures}."
     if comparison.low > 0 or comparison.high < 0:
         return f"{name} ranks {'better' if comparison.low > 0 else 'worse'} than {other}: {metric} {figures}."
     return f"No difference between {name} and {other} is shown: {metric} {figures} has 0 in its interval."
@@ -204,8 +214,8 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     primary = metric_label(found.primary)
     lines = [
         *definitions(found.methods[0].everywhere.summaries, found.relevant_from),
-        f"Differences, intervals and p (adjusted by Holm) are paired, over {found.resamples:,} bootstrap resamples and "
-        "sign flips of query groups. They speak of these models, not of others that the same training might give.",
+        "Differences, intervals and p are paired.",
+        *intervals((scope for m in found.methods for scope in (m.everywhere, m.outliers)), found.resamples),
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "
         f"the mean over those of the {found.agreement_groups:,} test groups, with and without labels, that define it: "
         "with an order to compare, or with more than K documents. An overlap is expected over the orders of ties.",
@@ -249,5 +259,5 @@ def plot(found: Distillation, path: Path) -> None:
     speed.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     speed.xaxis.set_major_formatter(EngFormatter(sep=""))
     speed.xaxis.set_minor_formatter(NullFormatter())
-    figure.supxlabel("dots are means, lines their 95% bootstrap intervals over query groups", fontsize=9)
+    figure.supxlabel("dots are means, lines their 95% intervals", fontsize=9)
     save_picture(figure, path)

@@ -17,16 +17,18 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Scorer, load
-from ltrscale.config import Config, members
+from ltrscale.bundle import Bundle, Scorer, load
+from ltrscale.config import Config, members, validate
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
+from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, page, plot
-from ltrscale.evaluation.summarise import Floats, Scope, scopes
+from ltrscale.evaluation.summarise import Scope, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
 from ltrscale.ranking.letor import LetorPrecisionConfig
@@ -58,7 +60,7 @@ class EvaluateSettings(Config):
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found."""
     resamples: int = Field(default=10_000, ge=100)
-    """Number of bootstrap resamples, and of random sign patterns of the test."""
+    """Number of bootstrap resamples, and of random sign patterns of the test, where there is one draw of labels."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(default=65_536, ge=1)
@@ -75,7 +77,8 @@ class EvaluateConfig(EvaluateSettings):
     """The bundles to evaluate, the groups, and the settings of the evaluation."""
 
     models: dict[str, Texts] = Field(min_length=1)
-    """Bundles of each method by its name; several bundles of one method are its trials (seeds)."""
+    """Bundles of each method by its name; several bundles of one method are its trials, over other labels or seeds.
+    Five different draws of labels, the same ones for all methods, are the fewest that judge."""
     scores: dict[str, str] = Field(default_factory=dict)
     """Methods without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
     splits: Splits
@@ -106,7 +109,7 @@ class EvaluateConfig(EvaluateSettings):
     @property
     def scored(self) -> list[Split]:
         """The test split with each of the scores as its labels."""
-        return [self.splits.test.replace(scores=url, labels="labels") for url in self.scores.values()]
+        return [self.splits.test.with_scores(url) for url in self.scores.values()]
 
 
 def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Evaluation:
@@ -152,18 +155,35 @@ class _Trial:
     number: int
     url: str
     kind: str
-    labelled_groups: int | None
-    """Number of labelled groups that it was trained on; None if the bundle does not state it."""
     scorer: Scorer
+    labelled_groups: int | None = None
+    """Number of labelled groups that it was trained on; None if the bundle does not state it."""
+    validation_groups: int | None = None
+    """Number of labelled groups that it was selected on; None if the bundle does not state it."""
+    labels: str | None = None
+    """Identity of all these labels; None if the bundle does not state it."""
 
 
 def _trial(method: str, number: int, url: str, test: Selection, config: EvaluateConfig) -> _Trial:
     """Open a bundle or committed scores for evaluation."""
     if method in config.scores:
-        return _Trial(method, number, url, "scores", None, committed_scorer(url, config.splits.test))
+        return _Trial(method, number, url, "scores", committed_scorer(url, config.splits.test))
     bundle = load(url)
-    labelled, scorer = bundle.metrics.get("labelled_groups"), bundle.scorer(features=test.features)
-    return _Trial(method, number, url, bundle.kind, labelled if isinstance(labelled, int) else None, scorer)
+    return _Trial(
+        method,
+        number,
+        url,
+        bundle.kind,
+        bundle.scorer(features=test.features),
+        labelled_groups=_count(bundle, "labelled_groups"),
+        validation_groups=_count(bundle, "validation_groups"),
+        labels=validate(Provenance, bundle.made_by, url).labels(),
+    )
+
+
+def _count(bundle: Bundle, metric: str) -> int | None:
+    count = bundle.metrics.get(metric)
+    return count if isinstance(count, int) else None
 
 
 @dataclass(frozen=True)
@@ -250,21 +270,25 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
 
 def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, config: EvaluateConfig) -> Evaluation:
     """Compute all figures of the report."""
-    everywhere = _scopes(measured.values_QTM, measured.metrics, config)
-    outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, config)
+    of_methods = [[trial for trial in trials if trial.method == name] for name in config.trials]
+    labels_K = [[trial.labels for trial in of_method] for of_method in of_methods]
+    everywhere = _scopes(measured.values_QTM, measured.metrics, labels_K, config)
+    outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, labels_K, config)
     methods = []
-    for k, (name, urls) in enumerate(config.trials.items()):
-        of_method = [trial for trial in trials if trial.method == name]
+    for k, ((name, urls), of_method) in enumerate(zip(config.trials.items(), of_methods, strict=True)):
         methods.append(
             MethodResult(
                 name=name,
                 bundles=urls,
                 kinds=tuple(trial.kind for trial in of_method),
                 labelled_groups=tuple(trial.labelled_groups for trial in of_method),
+                validation_groups=tuple(trial.validation_groups for trial in of_method),
+                labels=tuple(labels_K[k]),
                 everywhere=everywhere[k],
                 outliers=outliers[k],
             )
         )
+    validation = select(config.splits.validation, labelled=False)
     data = EvaluatedData(
         data=config.splits.test.data,
         periods=tuple(dict.fromkeys(measured.periods_Q)),
@@ -280,16 +304,19 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
         relevant_from=config.relevant_from,
         resamples=config.resamples,
         test=data,
+        validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
         detector=measured.detector,
     )
 
 
-def _scopes(values_QTM: Floats, metrics: Sequence[str], config: EvaluateConfig) -> list[Scope]:
+def _scopes(
+    values_QTM: Floats, metrics: Sequence[str], labels_K: Sequence[Sequence[str | None]], config: EvaluateConfig
+) -> list[Scope]:
     """Summaries and comparisons of each method over the given groups."""
     ends = np.cumsum([len(urls) for urls in config.trials.values()])[:-1]
     baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
     values_K = np.split(values_QTM, ends, axis=1)
-    return scopes(values_K, metrics, baseline=baseline, samples=config.resamples, seed=config.seed)
+    return scopes(values_K, metrics, baseline=baseline, samples=config.resamples, seed=config.seed, labels_K=labels_K)
 
 
 def _schema(metrics: Sequence[str]) -> pa.Schema:

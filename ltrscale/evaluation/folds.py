@@ -7,6 +7,7 @@ five comparisons on a fifth of the queries each.
 Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.evaluate import GROUPS
 from ltrscale.evaluation.pages import (
     Findings,
@@ -31,17 +33,19 @@ from ltrscale.evaluation.pages import (
     bullets,
     definitions,
     has_letor,
+    intervals,
     markdown,
     number,
     policies,
     print_report,
     rows_of_methods,
     save_picture,
+    verdicts,
     with_error,
     write_report,
 )
 from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.summarise import Floats, Scope, scopes
+from ltrscale.evaluation.summarise import Scope, scopes
 from ltrscale.markdown import escape
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
@@ -130,8 +134,22 @@ def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
 
 
 def _settings(evaluation: Evaluation) -> tuple[object, ...]:
-    methods = [(method.name, len(method.bundles), *method.everywhere.summaries) for method in evaluation.methods]
+    drawn = _draws(evaluation)
+    methods = [
+        (method.name, draws, *method.everywhere.summaries)
+        for method, draws in zip(evaluation.methods, drawn, strict=True)
+    ]
     return methods, evaluation.baseline, evaluation.primary, evaluation.relevant_from, evaluation.resamples
+
+
+def _draws(evaluation: Evaluation) -> list[list[str | None]]:
+    """The draw of labels of each trial of each method, numbered in the order of their first appearance.
+
+    Each fold draws from other groups, so that draws of several folds have no more than their numbers in common.
+    """
+    labels = [method.labels or (None,) * len(method.bundles) for method in evaluation.methods]
+    numbers = {draw: str(number) for number, draw in enumerate(dict.fromkeys(itertools.chain(*labels)))}
+    return [[numbers[draw] for draw in of_method] for of_method in labels]
 
 
 def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
@@ -154,12 +172,15 @@ def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[
     first = next(iter(evaluations.values()))
     names = [method.name for method in first.methods]
     metrics = list(first.methods[0].everywhere.summaries)
+    sizes = [len(of_fold[0]) for of_fold in values.values()]
     pooled = scopes(
         [np.concatenate([values[fold][k] for fold in values]) for k in range(len(names))],
         metrics,
         baseline=None if first.baseline is None else names.index(first.baseline),
         samples=first.resamples,
         seed=seed,
+        labels_K=_draws(first),
+        folds_Q=np.repeat(np.arange(len(sizes)), sizes),
     )
     methods = []
     for k, name in enumerate(names):
@@ -238,11 +259,16 @@ def plot(found: Crossval, path: Path) -> None:
 
 
 def _tables(found: Crossval) -> list[str]:
-    """The table of methods, and a table of both policies if the folds were evaluated under both."""
+    """The table of methods, a table of both policies if the folds were evaluated under both, and what they can show."""
     means = {
         method.name: {metric: _mean(of_folds) for metric, of_folds in method.folds.items()} for method in found.methods
     }
-    return [table(found), *([policies(means)] if has_letor(found.methods[0].folds) else [])]
+    shown = verdicts({m.name: m.pooled.comparisons.get(found.primary) for m in found.methods}, found.primary)
+    return [
+        table(found),
+        *([policies(means)] if has_letor(found.methods[0].folds) else []),
+        *([bullets(shown)] if shown else []),
+    ]
 
 
 def _how_to_read(found: Crossval) -> str:
@@ -250,10 +276,10 @@ def _how_to_read(found: Crossval) -> str:
         "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
         f"{f' and {found.trials} trials' if found.trials > 1 else ''}.",
         *definitions(found.methods[0].folds, found.relevant_from),
-        "Differences, their intervals and p are over the test groups of all folds together, each group with its mean "
-        f"over trials: percentiles of {found.resamples:,} bootstrap resamples, and the paired sign-flip test, adjusted "
-        "for the number of methods by Holm. Models of different folds share training queries, which neither accounts "
-        "for; both speak of these models on queries to come.",
+        "Differences, their intervals and p are over the test groups of all folds together. Draws of labels are "
+        "counted within a fold, for each fold draws from its own training groups. Models of different folds share "
+        "training queries, which nothing here accounts for.",
+        *intervals((method.pooled for method in found.methods), found.resamples),
     ]
     return bullets(lines)
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from ltrscale import storage
 from ltrscale.config import Config, by_kind
 from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import MetricConfig, metric_class, metric_label
@@ -95,6 +96,8 @@ def against_header(metric: str, baseline: str) -> list[str]:
 def against(comparison: Comparison | None) -> list[str]:
     """The difference from the baseline with its interval, and the adjusted p value; dashes for the baseline itself.
 
+    A difference over too few draws of labels has neither.
+
     Example:
         >>> against(Comparison(difference=0.01, low=-0.02, high=0.04, p=0.1, p_holm=0.2))
         ['+0.0100 [-0.0200, +0.0400]', '0.2000']
@@ -102,7 +105,58 @@ def against(comparison: Comparison | None) -> list[str]:
     if comparison is None:
         return ["-", "-"]
     c = comparison
-    return [f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]", f"{c.p_holm:.4f}"]
+    if c.low is None or c.high is None:
+        return [f"{c.difference:+.4f} (cannot judge)", number(c.p_holm)]
+    return [f"{c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}]", number(c.p_holm)]
+
+
+def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[str]:
+    """What the comparisons of several methods can say: those that cannot judge, and what the others would have seen.
+
+    Example:
+        >>> few = Comparison(difference=0.1, low=None, high=None, p=None, p_holm=None, draws=3)
+        >>> seen = Comparison(difference=0.1, low=0.0, high=0.2, p=0.04, p_holm=0.04, draws=9, detectable=0.15)
+        >>> for line in verdicts({"trees": few, "network": seen}, "ndcg@5"):
+        ...     print(line)
+        Cannot judge: fewer than 5 draws of labels (trees 3); add seeds.
+        Smallest difference in NDCG@5 that would have been seen (two-sided 5%, power 80%): network 0.1500 (9 draws).
+    """
+    known = {name: c for name, c in comparisons.items() if c is not None}
+    few = [f"{name} {c.draws}" for name, c in known.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
+    seen = [
+        f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
+        for name, c in known.items()
+        if c.detectable is not None
+    ]
+    lines = [f"Cannot judge: fewer than {FEWEST_DRAWS} draws of labels ({', '.join(few)}); add seeds."] if few else []
+    if seen:
+        what = f"Smallest difference in {metric_label(metric)} that would have been seen (two-sided 5%, power 80%)"
+        lines.append(f"{what}: {', '.join(seen)}.")
+    return lines
+
+
+def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
+    """How intervals and p values were made, for those that occur, and what they speak of."""
+    scopes = list(scopes)
+    summaries = [next(iter(scope.summaries.values())).draws for scope in scopes]
+    compared = [c.draws for scope in scopes for c in scope.comparisons.values()]
+    lines = []
+    if 1 in (*summaries, *compared):
+        lines.append(
+            f"With one draw of labels, intervals are percentiles of {resamples:,} bootstrap resamples of query groups, "
+            "and p is that of the paired sign-flip test over groups; with fewer than about 30 groups both say little. "
+            "They speak of these labels only: other labels may give another order of the methods."
+        )
+    if any(draws > 1 for draws in (*summaries, *compared)):
+        lines.append(
+            "With several draws of labels, every draw is tested on every group, and both count as samples: intervals "
+            "and p are those of Student's t with the crossed variance of draws and groups and Satterthwaite's degrees "
+            f"of freedom. They speak of other labels and other queries. Fewer than {FEWEST_DRAWS} draws know their "
+            "spread too badly to judge a difference. A method of one draw is compared, as it is, with every draw."
+        )
+    if compared:
+        lines.append("p is adjusted for the number of methods by Holm.")
+    return lines
 
 
 def all_summaries(scopes: Scopes) -> str:
@@ -113,8 +167,8 @@ def all_summaries(scopes: Scopes) -> str:
         figures = [with_error(s.mean, s.std_error), f"[{number(s.low)}, {number(s.high)}]"]
         best = s.as_one if metric_class(metric).normalised else None
         counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(best)]
-        rows.append([groups, metric_label(metric), method, *figures, *counts])
-    header = ["groups", "metric", "method", "mean", "95% interval", "defined", "undefined", "with 0", "with 1"]
+        rows.append([groups, metric_label(metric), method, *figures, f"{s.draws}", *counts])
+    header = ["groups", "metric", "method", "mean", "95% interval", "draws", "defined", "undefined", "with 0", "with 1"]
     return markdown(header, rows)
 
 
@@ -123,8 +177,10 @@ def all_comparisons(scopes: Scopes) -> str:
     rows = []
     for groups, metric, method, scope in _each(scopes):
         if c := scope.comparisons.get(metric):
-            rows.append([groups, metric_label(metric), method, against(c)[0], f"{c.p:.4f}", f"{c.p_holm:.4f}"])
-    return markdown(["groups", "metric", "method", "difference [95%]", "p", "p (Holm)"], rows)
+            figures = [against(c)[0], number(c.p), number(c.p_holm), f"{c.draws}", number(c.detectable)]
+            rows.append([groups, metric_label(metric), method, *figures])
+    header = ["groups", "metric", "method", "difference [95%]", "p", "p (Holm)", "draws", "detectable"]
+    return markdown(header, rows)
 
 
 def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:

@@ -19,11 +19,13 @@ from ltrscale.evaluation.pages import (
     definitions,
     draw_interval,
     has_letor,
+    intervals,
     markdown,
     policies,
     print_report,
     rows_of_methods,
     save_picture,
+    verdicts,
     with_error,
 )
 from ltrscale.evaluation.summarise import Scope, Summary
@@ -42,6 +44,10 @@ class MethodResult(Config):
     """Kind of each bundle, neural or trees."""
     labelled_groups: tuple[int | None, ...]
     """Number of labelled groups that each bundle was trained on; None if it does not state it."""
+    validation_groups: tuple[int | None, ...] = ()
+    """Number of labelled groups that each bundle was selected on; None if it does not state it."""
+    labels: tuple[str | None, ...] = ()
+    """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
     everywhere: Scope
     outliers: Scope
 
@@ -69,6 +75,8 @@ class Evaluation(Findings):
     relevant_from: float
     resamples: int
     test: EvaluatedData
+    validation_groups: int | None = None
+    """All labelled groups of the validation split."""
     detector: OutlierDetector
 
 
@@ -134,7 +142,7 @@ def plot(evaluation: Evaluation, path: Path) -> None:
             draw_interval(axes, row, summary, "tab:gray" if is_baseline else "tab:blue")
             if is_baseline and summary.mean is not None:
                 axes.axvline(summary.mean, color="tab:gray", linestyle=":", linewidth=1, zorder=0)
-    figure.supxlabel("mean and its 95% bootstrap interval over query groups", fontsize=9)
+    figure.supxlabel("mean and its 95% interval", fontsize=9)
     save_picture(figure, path)
 
 
@@ -151,12 +159,19 @@ def _data(evaluation: Evaluation) -> str:
 
 
 def _tables(evaluation: Evaluation) -> list[str]:
-    """The table of methods, and a table of both policies if the evaluation was under both."""
+    """The table of methods, a table of both policies if the evaluation was under both, and what they can show."""
     means = {
         method.name: {metric: _mean(summary) for metric, summary in method.everywhere.summaries.items()}
         for method in evaluation.methods
     }
-    return [table(evaluation), *([policies(means)] if has_letor(_metrics(evaluation)) else [])]
+    primary = evaluation.primary
+    compared = {method.name: method.everywhere.comparisons.get(primary) for method in evaluation.methods}
+    shown = verdicts(compared, primary)
+    return [
+        table(evaluation),
+        *([policies(means)] if has_letor(_metrics(evaluation)) else []),
+        *([bullets(shown)] if shown else []),
+    ]
 
 
 def _metrics(evaluation: Evaluation) -> list[str]:
@@ -167,13 +182,32 @@ def _how_to_read(evaluation: Evaluation) -> str:
     lines = definitions(_metrics(evaluation), evaluation.relevant_from)
     lines.append("The means with 0 and with 1 in place of undefined values stand under All metrics.")
     if any(len(method.bundles) > 1 for method in evaluation.methods):
-        lines.append("± is the standard error of the mean over trials; tests use each group's mean over trials.")
-    lines.append(
-        f"Intervals are percentiles of {evaluation.resamples:,} bootstrap resamples of query groups; p is that of the "
-        "paired sign-flip test over groups, adjusted for the number of methods by Holm. With fewer than about 30 "
-        "groups both say little."
-    )
+        lines.append(
+            "± is the standard error of the mean over trials, one for each bundle. It leaves out that the test groups "
+            "are a sample, so intervals are wider."
+        )
+    scopes = [scope for method in evaluation.methods for scope in (method.everywhere, method.outliers)]
+    lines += intervals(scopes, evaluation.resamples)
+    if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
+        lines.append("Bundles that do not state their labels count as trained on the same ones.")
+    lines += _validation(evaluation)
     return bullets(lines)
+
+
+def _validation(evaluation: Evaluation) -> list[str]:
+    """On how many labelled groups of the validation split the models were selected, as far as they state it."""
+    everything = evaluation.validation_groups
+    counts = sorted({n for method in evaluation.methods for n in method.validation_groups if n is not None})
+    if everything is None or not counts:
+        return []
+    if counts == [everything]:
+        return [f"Models were selected on all {everything:,} labelled groups of the validation split: fully labelled."]
+    used = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    share = f"{counts[0] / everything:.1%}" if len(counts) == 1 else f"{counts[0] / everything:.1%} and more"
+    return [
+        f"Models were selected on {used} of the {everything:,} labelled groups of the validation split ({share}): a "
+        "sample, as the training labels are."
+    ]
 
 
 def _scopes(evaluation: Evaluation) -> Scopes:
@@ -205,15 +239,22 @@ def _outliers(detector: OutlierDetector) -> str:
 
 def _methods(methods: Sequence[MethodResult]) -> str:
     rows = [
-        [method.name, kind, "-" if groups is None else f"{groups:,}", code(url)]
+        [method.name, kind, *("-" if n is None else f"{n:,}" for n in counts), code(url)]
         for method in methods
-        for kind, groups, url in zip(method.kinds, method.labelled_groups, method.bundles, strict=True)
+        for kind, *counts, url in zip(
+            method.kinds,
+            method.labelled_groups,
+            method.validation_groups or [None] * len(method.bundles),
+            method.bundles,
+            strict=True,
+        )
     ]
     text = (
         "A job leaves its whole configuration in `run/config.yaml` beside this page; "
         "`python -m jobs.evaluate --config run/config.yaml --set out=DIRECTORY` repeats the evaluation."
     )
-    return f"{markdown(['method', 'kind', 'labelled groups trained on', 'bundle'], rows)}\n\n{text}"
+    header = ["method", "kind", "labelled groups trained on", "selected on", "bundle"]
+    return f"{markdown(header, rows)}\n\n{text}"
 
 
 def _mean(summary: Summary) -> str:

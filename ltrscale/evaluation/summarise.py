@@ -1,22 +1,25 @@
 """From the metrics of every group and trial to means, intervals and comparisons: is one method better than another?
 
-The query group is the unit: a method with several trials enters with each group's mean over its trials, so that a
-difference generalises to new queries, not to new seeds. Both resamplings draw the same groups or signs for all columns,
-which keeps methods and metrics paired.
+Trials with the same labels enter with each group's mean, so several seeds count as one draw of labels. Between methods
+of one draw each, the query group is the unit: a result holds for other queries, not for other labels. Both resamplings
+draw the same groups or signs for all columns, which keeps methods and metrics paired. Several draws of labels are a
+second sample, crossed with the groups: see `crossed`.
 
-Shapes: Q groups, t trials of one method, K methods, M metrics or columns (methods, metrics), S resamples. NaN marks a
-group that a metric leaves undefined.
+Shapes: Q groups, t trials of one method, T draws of labels, K methods, M metrics or columns (methods, metrics), S
+resamples. NaN marks a group that a metric leaves undefined.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.config import Config
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
 
-Floats = NDArray[np.float64]
 _BLOCK = 1 << 22
 _INTERVAL = (0.025, 0.975)
 
@@ -99,7 +102,7 @@ class Summary(Config):
     mean: float | None
     """Mean over the groups where the metric is defined, and over trials."""
     low: float | None
-    """Lower end of the 95% bootstrap interval of the mean over groups."""
+    """Lower end of the 95% interval of the mean: over groups by the bootstrap, or over several draws too."""
     high: float | None
     """Upper end."""
     trials: tuple[float | None, ...]
@@ -114,20 +117,26 @@ class Summary(Config):
     """The mean with undefined values counted as 0."""
     as_one: float | None
     """The mean with undefined values counted as 1."""
+    draws: int = 1
+    """Different labels among the trials; with several the interval is over groups and draws."""
 
 
 class Comparison(Config):
     """A method against the baseline, on the groups where both are defined; positive differences favour the method."""
 
     difference: float
-    low: float
-    """Lower end of the 95% bootstrap interval of the difference."""
-    high: float
+    low: float | None
+    """Lower end of the 95% interval of the difference; None, as is all below, if the draws are too few to judge."""
+    high: float | None
     """Upper end."""
-    p: float
-    """Two-sided p value of the sign-flip test."""
-    p_holm: float
+    p: float | None
+    """Two-sided p value: of the sign-flip test for one draw, of the crossed t test for several."""
+    p_holm: float | None
     """The p value, adjusted for the number of compared methods."""
+    draws: int = 1
+    """Draws of labels that the methods share; a method with one draw is compared with each of the other's."""
+    detectable: float | None = None
+    """The smallest difference that the design would have seen (two-sided 5%, power 80%)."""
 
 
 class Scope(Config):
@@ -138,8 +147,43 @@ class Scope(Config):
     """Comparisons with the baseline; none for the baseline itself, nor for a metric that no group defines."""
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """A method's values by draw of labels, [Q, T, M], each the mean over the trials of that draw."""
+
+    draws: tuple[str | None, ...]
+    values_QTM: Floats
+
+    @classmethod
+    def of(cls, values_QtM: Floats, labels_t: Sequence[str | None]) -> Self:
+        """Trials with equal labels are one draw."""
+        draws = tuple(dict.fromkeys(labels_t))
+        of_draws = ([i for i, labels in enumerate(labels_t) if labels == draw] for draw in draws)
+        return cls(draws, np.stack([values_QtM[:, trials].mean(axis=1) for trials in of_draws], axis=1))
+
+    def minus(self, other: Self) -> tuple[Floats, int]:
+        """Differences by shared draw, [Q, T, M], and their number; one draw is compared with each of the other's.
+
+        Two methods without a shared draw have only the difference of their means, with T = 1.
+        """
+        if 1 in (len(self.draws), len(other.draws)):
+            return self.values_QTM - other.values_QTM, max(len(self.draws), len(other.draws))
+        shared = [draw for draw in self.draws if draw in other.draws]
+        if not shared:
+            return (self.values_QTM.mean(axis=1) - other.values_QTM.mean(axis=1))[:, None], 0
+        one_QTM, other_QTM = (x.values_QTM[:, [x.draws.index(draw) for draw in shared]] for x in (self, other))
+        return one_QTM - other_QTM, len(shared)
+
+
 def scopes(
-    values_K: Sequence[Floats], metrics: Sequence[str], *, baseline: int | None, samples: int, seed: int
+    values_K: Sequence[Floats],
+    metrics: Sequence[str],
+    *,
+    baseline: int | None,
+    samples: int,
+    seed: int,
+    labels_K: Sequence[Sequence[str | None]] | None = None,
+    folds_Q: NDArray[np.int64] | None = None,
 ) -> list[Scope]:
     """Summaries of each method over the given groups, and comparisons with the baseline.
 
@@ -149,74 +193,131 @@ def scopes(
         baseline: index of the method to compare the others with, or None.
         samples: bootstrap resamples, and random sign patterns of the test.
         seed: of the resampling.
+        labels_K: for each method the identity of the labels of every trial; None if all have the same.
+        folds_Q: fold of each group, if each fold has its own draws; None for one fold.
 
     Example:
         >>> worse, better = scopes([np.zeros((9, 1, 1)), np.ones((9, 2, 1))], ["map"], baseline=0, samples=99, seed=0)
         >>> better.summaries["map"].mean, better.comparisons["map"].difference
         (1.0, 1.0)
     """
-    values_QKM = np.stack([values_QtM.mean(axis=1) for values_QtM in values_K], axis=1)
-    q, k, m = values_QKM.shape
-    means_SKM = bootstrap_means(values_QKM.reshape(q, k * m), samples=samples, seed=seed).reshape(samples, k, m)
+    labels_K = labels_K or [[None] * values_QtM.shape[1] for values_QtM in values_K]
+    drawn_K = [_Drawn.of(*of_method) for of_method in zip(values_K, labels_K, strict=True)]
+    means_K = _resampled(drawn_K, samples, seed)
     comparisons: list[dict[str, Comparison]] = [{} for _ in values_K]
     if baseline is not None:
-        p_KM = _p_values(values_QKM, baseline, samples, seed)
-        comparisons = _comparisons(values_QKM, means_SKM, p_KM, metrics, baseline)
-    return [
-        Scope(
-            summaries={metric: _summary(values_K[i][:, :, j], means_SKM[:, i, j]) for j, metric in enumerate(metrics)},
-            comparisons=comparisons[i],
-        )
-        for i in range(k)
-    ]
+        base = drawn_K[baseline]
+        verdicts = {
+            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), samples, seed, folds_Q)
+            for k in range(len(drawn_K))
+            if k != baseline
+        }
+        for k, of_method in _comparisons(verdicts, metrics).items():
+            comparisons[k] = of_method
+    found = []
+    for values_QtM, drawn, means_SM, of_method in zip(values_K, drawn_K, means_K, comparisons, strict=True):
+        ends_2M = _ends(means_SM) if means_SM is not None else crossed_means(drawn.values_QTM, folds_Q).interval()
+        summaries = {
+            metric: _summary(values_QtM[:, :, j], (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
+            for j, metric in enumerate(metrics)
+        }
+        found.append(Scope(summaries=summaries, comparisons=of_method))
+    return found
 
 
-def _summary(values_Qt: Floats, means_S: Floats) -> Summary:
+def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Floats | None]:
+    """Bootstrap means [S, M] of the methods of one draw, all from the same resamples; None for the others."""
+    single = [drawn.values_QTM[:, 0] for drawn in drawn_K if len(drawn.draws) == 1]
+    if not single:
+        return [None] * len(drawn_K)
+    means_SM = bootstrap_means(np.concatenate(single, axis=1), samples=samples, seed=seed)
+    parts = iter(np.split(means_SM, len(single), axis=1))
+    return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
+
+
+def _minus(one: Floats | None, other: Floats | None) -> Floats | None:
+    return None if one is None or other is None else one - other
+
+
+def _ends(means_SM: Floats) -> tuple[Floats, Floats]:
+    """Ends of the bootstrap intervals; NaN for a column that no group defines."""
+    low_M, high_M = np.full((2, means_SM.shape[1]), math.nan)
+    for m in np.flatnonzero(~np.isnan(means_SM).all(axis=0)):
+        low_M[m], high_M[m] = np.nanquantile(means_SM[:, m], _INTERVAL)
+    return low_M, high_M
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """The differences of one method from the baseline, by metric; NaN where nothing can be said."""
+
+    difference_M: Floats
+    low_M: Floats
+    high_M: Floats
+    p_M: Floats
+    detectable_M: Floats
+    draws: int
+
+
+def _verdict(
+    differences_QTM: Floats,
+    draws: int,
+    resampled_SM: Floats | None,
+    samples: int,
+    seed: int,
+    folds_Q: NDArray[np.int64] | None,
+) -> _Verdict:
+    """Interval and test of paired differences, by resampling if neither method has several draws."""
+    means = crossed_means(differences_QTM, folds_Q)
+    if resampled_SM is not None:
+        p_M = sign_flip_p(differences_QTM[:, 0], samples=samples, seed=seed)
+        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), draws)
+    if draws < FEWEST_DRAWS:
+        unknown_M = np.full_like(means.mean_M, math.nan)
+        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, draws)
+    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), draws)
+
+
+def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
+    """Comparisons by method, for each metric that at least one group defines."""
+    found: dict[int, dict[str, Comparison]] = {k: {} for k in verdicts}
+    for j, metric in enumerate(metrics):
+        tested = [k for k, verdict in verdicts.items() if not math.isnan(verdict.p_M[j])]
+        adjusted = dict(zip(tested, holm(np.array([verdicts[k].p_M[j] for k in tested])), strict=True))
+        for k, verdict in verdicts.items():
+            if math.isnan(verdict.difference_M[j]):
+                continue
+            found[k][metric] = Comparison(
+                difference=verdict.difference_M[j],
+                low=_known(verdict.low_M[j]),
+                high=_known(verdict.high_M[j]),
+                p=_known(verdict.p_M[j]),
+                p_holm=_known(adjusted.get(k, math.nan)),
+                draws=verdict.draws,
+                detectable=_known(verdict.detectable_M[j]),
+            )
+    return found
+
+
+def _summary(values_Qt: Floats, ends: tuple[float, float], draws: int) -> Summary:
     """One metric of one method; it is defined on the same groups in all trials, for that depends only on labels."""
     defined_Q = ~np.isnan(values_Qt[:, 0])
     n, undefined = int(defined_Q.sum()), int((~defined_Q).sum())
     total_t = values_Qt[defined_Q].sum(axis=0)
     trials = [total / n if n else math.nan for total in total_t.tolist()]
     mean = float(np.mean(trials))
-    low, high = np.nanquantile(means_S, _INTERVAL) if n else (math.nan, math.nan)
     return Summary(
         mean=_known(mean),
-        low=_known(low),
-        high=_known(high),
+        low=_known(ends[0]),
+        high=_known(ends[1]),
         trials=tuple(map(_known, trials)),
         std_error=_known(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
         groups=n,
         undefined=undefined,
         as_zero=_known(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
         as_one=_known((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,
+        draws=draws,
     )
-
-
-def _p_values(values_QKM: Floats, baseline: int, samples: int, seed: int) -> Floats:
-    """P values of each method's difference from the baseline, shape [K, M]."""
-    q, k, m = values_QKM.shape
-    differences_QKM = values_QKM - values_QKM[:, [baseline]]
-    return sign_flip_p(differences_QKM.reshape(q, k * m), samples=samples, seed=seed).reshape(k, m)
-
-
-def _comparisons(
-    values_QKM: Floats, means_SKM: Floats, p_KM: Floats, metrics: Sequence[str], baseline: int
-) -> list[dict[str, Comparison]]:
-    """Comparisons of each method with the baseline, for each metric that at least one group defines."""
-    k = values_QKM.shape[1]
-    found: list[dict[str, Comparison]] = [{} for _ in range(k)]
-    others = [i for i in range(k) if i != baseline]
-    differences_QKM = values_QKM - values_QKM[:, [baseline]]
-    for j, metric in enumerate(metrics):
-        defined_Q = ~np.isnan(differences_QKM[:, baseline, j])
-        if not defined_Q.any():
-            continue
-        adjusted = holm(p_KM[others, j])
-        for i, p_holm in zip(others, adjusted, strict=True):
-            low, high = np.nanquantile(means_SKM[:, i, j] - means_SKM[:, baseline, j], _INTERVAL)
-            difference = differences_QKM[defined_Q, i, j].mean()
-            found[i][metric] = Comparison(difference=difference, low=low, high=high, p=p_KM[i, j], p_holm=p_holm)
-    return found
 
 
 def _known(value: float) -> float | None:

@@ -119,6 +119,7 @@ class Best:
                 "phase": self.phase,
                 "epoch": self.epoch,
                 "labelled_groups": train.n_groups,
+                "validation_groups": self.data.validation.n_groups,
             },
             made_by=origin,
         )

@@ -96,6 +96,7 @@ def choose(
             "models": len(taken),
             "trees": sum(int(bundles[c].metrics["trees"] or 0) for c in taken),
             "labelled_groups": bundles[0].metrics["labelled_groups"],
+            "validation_groups": len(groups.ids_Q),
         },
         made_by=made_by,
     )

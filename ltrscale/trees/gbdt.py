@@ -141,7 +141,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
     check_labels(config, validation, validation.labels_N)
     with watching(config, validation, config.kind, context) as watch:
         model = _boost(config, train, targets_N, validation, merged(codes), watch)
-    metrics = watch.metrics()
+    metrics = {**watch.metrics(), "validation_groups": len(validation.ids_Q)}
     log.info("boosted %d trees with %s, %s %.4f", watch.kept, config.kind, watch.name, metrics[watch.name])
     return Grown(model, metrics)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import Field, SerializeAsAny
+from pydantic import SerializeAsAny
 
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
@@ -12,6 +12,7 @@ from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.scores import read_period
 from ltrscale.data.dataset.split import Split, Splits, check_disjoint, chosen_files, select, with_periods_named
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.evaluation.provenance import Provenance
 
 
 class Identity(Config):
@@ -43,19 +44,6 @@ def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:
     return hashes
 
 
-class _Seen(Config, extra="ignore"):
-    """The part of a stage's config that lists the splits for training and selection."""
-
-    splits: tuple[Split, ...] = ()
-
-
-class _Origin(Config, extra="ignore"):
-    """The part of a manifest's `made_by` from which the seen periods follow."""
-
-    config: _Seen = _Seen()
-    inputs: dict[str, str] = Field(default_factory=dict)
-
-
 def check_unseen(url: str, test: Split) -> None:
     """Check that a bundle, the bundles it was made from and its teacher have seen no period of the test split.
 
@@ -74,7 +62,7 @@ def check_unseen(url: str, test: Split) -> None:
 
 def _check_unseen_by(url: str, test: Split) -> list[str]:
     """Check the splits of one bundle; returns the URLs of its inputs and teachers."""
-    origin = validate(_Origin, (storage.read_manifest(url) or {}).get("made_by", {}), url)
+    origin = validate(Provenance, (storage.read_manifest(url) or {}).get("made_by", {}), url)
     seen = origin.config.splits
     made_from = list(origin.inputs) if seen else []
     if len(seen) != 2 or not all(map(_is_there, seen)):  # pretraining records one split: it reads no labels

@@ -132,6 +132,12 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
 
 
 def _splits(splits: Splits, data: str, seed: int) -> Splits:
-    """The splits of a trial: on the prepared data set, with the seed's sample of labelled groups."""
+    """The splits of a trial: on the prepared data set, with the seed's sample of labelled groups.
+
+    Where validation is a sample too, it is drawn anew with the training labels.
+    """
     of_data = splits.on(data)
-    return of_data.replace(train=of_data.train.replace(labelled_seed=splits.train.labelled_seed + seed))
+    drawn = {"train": of_data.train} | ({"validation": of_data.validation} if of_data.validation.size else {})
+    return of_data.replace(
+        **{name: split.replace(labelled_seed=split.labelled_seed + seed) for name, split in drawn.items()}
+    )

@@ -21,6 +21,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation, print_table, table
 from ltrscale.models.encoders import ResNetConfig
@@ -31,6 +32,7 @@ from ltrscale.ranking import letor, metrics
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -221,6 +223,69 @@ def test_directory_reads_back_and_the_report_says_it_all(
         assert part in text
     print_table(str(out))
     assert capsys.readouterr().out.startswith(table(evaluation))
+
+
+def drawn_trees(splits: Splits, folder: Path, *, seeds: range, trees: int, **sizes: Any) -> list[str]:
+    """Bundles of trees by the stage that records where they come from, each on another draw of labels."""
+    urls = [str(folder / f"{trees}-{seed}") for seed in seeds]
+    for seed, url in zip(seeds, urls, strict=True):
+        drawn = {name: splits.by_name[name].replace(labelled_seed=seed, **sizes) for name in ("train", "validation")}
+        GBDTJob(out=url, splits=splits.replace(**drawn), gbdt=LightGBMConfig(num_trees=trees, num_threads=1)).run()
+    return urls
+
+
+@pytest.mark.parametrize("draws", [4, 5])
+def test_draws_of_labels_are_known_from_the_bundles(
+    config: EvaluateConfig, splits: Splits, tmp_path: Path, draws: int
+) -> None:
+    seeds, sizes = range(draws), {"labelled_groups": 30}
+    few = drawn_trees(splits, tmp_path, seeds=seeds, trees=1, **sizes)
+    many = drawn_trees(splits, tmp_path, seeds=seeds, trees=20, **sizes)
+    same = config.replace(models={"gbdt": few, "more": many[::-1], "network": config.models["network"]})
+    out = tmp_path / "out"
+    base, more, fixed = evaluate(same, str(out), made_by={}, report=lambda _: None).methods
+    assert base.labels == more.labels[::-1]
+    assert len(set(base.labels)) == draws
+    assert fixed.labels == (None,) * 3
+    assert {*base.labelled_groups, *base.validation_groups} == {30}
+    rows = pq.read_table(out / "groups.parquet").to_pylist()
+    values = {
+        method: [
+            [math.nan if row["ndcg@5"] is None else row["ndcg@5"] for row in rows if row_is(row, method, trial)]
+            for trial in range(draws)
+        ]
+        for method in ("gbdt", "more")
+    }
+    differences_tQ = np.subtract(values["more"][::-1], values["gbdt"])
+    found, text = more.everywhere.comparisons["ndcg@5"], (out / "report.md").read_text()
+    assert found.difference == pytest.approx(np.nanmean(differences_tQ))
+    assert (found.draws, fixed.everywhere.comparisons["ndcg@5"].draws) == (draws, draws)
+    if draws == 4:
+        assert (found.low, found.p) == (None, None)
+        assert "Cannot judge: fewer than 5 draws of labels (more 4, network 4); add seeds." in text
+        assert "(cannot judge)" in text
+    else:
+        expected = crossed_means(differences_tQ.T[..., None])
+        assert found.p == pytest.approx(expected.p()[0])
+        assert f"more {expected.detectable()[0]:.4f} (5 draws)" in text
+        assert "Cannot judge" not in text
+    assert "Models were selected on 30 of the 72 labelled groups of the validation split (41.7%)" in text
+    assert "Bundles that do not state their labels count as trained on the same ones." in text
+
+
+def row_is(row: Mapping[str, Any], method: str, trial: int) -> bool:
+    return bool((row["method"], row["trial"]) == (method, trial))
+
+
+def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
+    urls = drawn_trees(splits, tmp_path, seeds=range(2), trees=2)
+    alone = config.replace(models={"gbdt": urls})
+    (method,) = evaluate(alone, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods
+    assert len(set(method.labels)) == 1
+    assert method.everywhere.summaries["ndcg@5"].draws == 1
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "They speak of these labels only" in text
+    assert "Models were selected on all 72 labelled groups of the validation split: fully labelled." in text
 
 
 def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluation, Path]) -> None:

@@ -1,12 +1,17 @@
-"""Laws of the resampling: exact small cases, coverage, size of the test, and agreement with scipy."""
+"""Laws of the resampling: exact small cases, coverage, size of the test, and agreement with scipy.
+
+And of the choice between it and the crossed test: by the draws of labels that methods have and share.
+"""
 
 import itertools
 
 import numpy as np
 import pytest
 import scipy.stats
+from numpy.typing import NDArray
 
-from ltrscale.evaluation.summarise import bootstrap_means, holm, sign_flip_p
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
+from ltrscale.evaluation.summarise import Scope, bootstrap_means, holm, scopes, sign_flip_p
 
 
 def test_bootstrap_agrees_with_scipy() -> None:
@@ -83,3 +88,98 @@ def test_holm_by_hand_and_order() -> None:
     order_M = np.random.default_rng(15).permutation(6)
     np.testing.assert_array_equal(holm(p_M)[order_M], holm(p_M[order_M]))
     assert (holm(p_M) >= p_M).all()
+
+
+def compared(values_K: list[Floats], labels_K: list[str], *, folds_Q: NDArray[np.int64] | None = None) -> list[Scope]:
+    """Each method's values of one metric [Q, t] as scopes; a letter of `labels_K` is a trial's draw of labels."""
+    return scopes(
+        [values_Qt[..., None] for values_Qt in values_K],
+        ["map"],
+        baseline=0,
+        samples=400,
+        seed=0,
+        labels_K=[list(labels) for labels in labels_K],
+        folds_Q=folds_Q,
+    )
+
+
+def two_methods(draws: int, *, seed: int = 16) -> list[Floats]:
+    """Values of two methods, [Q, t] each, on the same draws, which matter to both."""
+    rng = np.random.default_rng(seed)
+    of_draws_t = rng.normal(scale=0.3, size=(1, draws))
+    return [of_draws_t + rng.normal(shift, 1.0, size=(40, draws)) for shift in (0.0, 0.4)]
+
+
+def test_several_draws_are_compared_by_the_crossed_test_of_the_paired_differences() -> None:
+    worse_Qt, better_Qt = two_methods(6)
+    shuffled = [4, 2, 0, 1, 5, 3]
+    base, scope = compared([worse_Qt, better_Qt[:, shuffled]], ["abcdef", "ecabfd"])
+    expected = crossed_means((better_Qt - worse_Qt)[..., None])
+    found = scope.comparisons["map"]
+    ends = [float(end[0]) for end in expected.interval()]
+    assert [found.difference, found.low, found.high] == pytest.approx([expected.mean_M[0], *ends])
+    assert (found.p, found.p_holm) == pytest.approx((expected.p()[0], expected.p()[0]))
+    assert (found.detectable, found.draws) == (pytest.approx(expected.detectable()[0]), 6)
+    mean = crossed_means(worse_Qt[..., None]).interval()
+    summary = base.summaries["map"]
+    assert [summary.low, summary.high, summary.draws] == pytest.approx([mean[0][0], mean[1][0], 6])
+
+
+@pytest.mark.parametrize("draws", range(2, FEWEST_DRAWS + 1))
+def test_fewer_than_five_draws_judge_nothing(draws: int) -> None:
+    assert FEWEST_DRAWS == 5
+    labels = "abcde"[:draws]
+    found = compared(two_methods(draws), [labels, labels])[1].comparisons["map"]
+    given = [x is not None for x in (found.low, found.high, found.p, found.p_holm, found.detectable)]
+    assert given == [draws == FEWEST_DRAWS] * 5
+    assert found.draws == draws
+
+
+def test_trials_of_the_same_labels_are_one_draw() -> None:
+    worse_Qt, better_Qt = two_methods(12)
+    same = compared([worse_Qt, better_Qt], ["a" * 12, "a" * 12])[1].comparisons["map"]
+    means = [values_Qt.mean(axis=1, keepdims=True) for values_Qt in (worse_Qt, better_Qt)]
+    alone = compared(means, ["a", "b"])[1].comparisons["map"]
+    assert same.model_dump() == pytest.approx(alone.model_dump())
+    assert same.p == sign_flip_p(means[1] - means[0], samples=400, seed=0)[0]
+    seeds = compared([worse_Qt, better_Qt], ["abcdef" * 2, "abcdef" * 2])[1].comparisons["map"]
+    by_draw = [(values_Qt[:, :6] + values_Qt[:, 6:]) / 2 for values_Qt in (worse_Qt, better_Qt)]
+    assert seeds == compared(by_draw, ["abcdef", "abcdef"])[1].comparisons["map"]
+
+
+def test_methods_are_paired_by_the_draws_that_both_have() -> None:
+    worse_Qt, better_Qt = two_methods(8)
+    found = compared([worse_Qt[:, :7], better_Qt[:, 1:]], ["abcdefg", "bcdefgh"])[1].comparisons["map"]
+    both = compared([worse_Qt[:, 1:7], better_Qt[:, 1:7]], ["bcdefg", "bcdefg"])[1].comparisons["map"]
+    assert found == both
+    assert found.draws == 6
+    none = compared([worse_Qt, better_Qt], ["abcdefgh", "ijklmnop"])[1].comparisons["map"]
+    assert (none.draws, none.p, none.low) == (0, None, None)
+    assert none.difference == pytest.approx(better_Qt.mean() - worse_Qt.mean())
+    # a method of one draw is a fixed reference
+    fixed = compared([worse_Qt[:, :1], better_Qt], ["a", "abcdefgh"])[1].comparisons["map"]
+    expected = crossed_means((better_Qt - worse_Qt[:, :1])[..., None])
+    assert (fixed.draws, fixed.p) == (8, pytest.approx(expected.p()[0]))
+
+
+def test_holm_counts_the_methods_that_are_judged() -> None:
+    base_Qt, one_Qt = two_methods(6)
+    other_Qt, few_Qt = two_methods(6, seed=17)
+    found = [
+        scope.comparisons["map"]
+        for scope in compared([base_Qt, one_Qt, other_Qt, few_Qt[:, :3]], ["abcdef", "abcdef", "abcdef", "abc"])[1:]
+    ]
+    assert found[2].p is None
+    p = [one.p for one in found[:2]]
+    assert None not in p
+    assert [one.p_holm for one in found[:2]] == pytest.approx(holm(np.array(p, dtype=float)).tolist())
+
+
+def test_each_fold_has_draws_of_its_own() -> None:
+    worse_Qt, better_Qt = two_methods(6)
+    folds_Q = np.repeat([0, 1], [25, 15])
+    scope = compared([worse_Qt, better_Qt], ["abcdef", "abcdef"], folds_Q=folds_Q)[1]
+    expected = crossed_means((better_Qt - worse_Qt)[..., None], folds_Q)
+    assert scope.comparisons["map"].p == pytest.approx(expected.p()[0])
+    low, high = (float(end[0]) for end in crossed_means(better_Qt[..., None], folds_Q).interval())
+    assert (scope.summaries["map"].low, scope.summaries["map"].high) == pytest.approx((low, high))

@@ -12,6 +12,7 @@ from written_directories import written_directories
 from ltrscale import storage
 from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.folds import Crossval
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.workflows.crossval import CrossvalConfig, of_fold, run_crossval
@@ -127,6 +128,29 @@ def test_the_comparison_is_over_all_test_groups(done: tuple[Path, Crossval, list
     clear = gbdt.pooled.comparisons["ndcg@5"]
     assert clear.low > 0
     assert clear.p < 0.05
+
+
+@pytest.mark.slow
+def test_draws_of_labels_are_crossed_with_the_groups_of_their_fold(tmp_path: Path) -> None:
+    write_folds(tmp_path)
+    changes = settings(tmp_path)["pipeline"]
+    changes["splits"]["train"] |= {"labelled_fraction": 0.5}
+    run_crossval(config(tmp_path, pipeline={**changes, "seeds": range(5)}))
+    found = Crossval.read(str(tmp_path / "out" / "summary"))
+    for metric, comparison in found.methods[1].pooled.comparisons.items():
+        values = {}
+        for method in ("one_tree", "gbdt"):
+            rows = [row for fold in FOLDS for row in rows_of(tmp_path, fold, method)]
+            of_trials = [[row[metric] for row in rows if row["trial"] == trial] for trial in range(5)]
+            values[method] = np.array(of_trials, dtype=float).T
+        folds_Q = np.repeat(range(3), list(found.folds.values()))
+        expected = crossed_means((values["gbdt"] - values["one_tree"])[..., None], folds_Q)
+        assert comparison.draws == 5
+        assert comparison.p == pytest.approx(expected.p()[0])
+        assert [comparison.low, comparison.high] == pytest.approx([end[0] for end in expected.interval()])
+    text = (tmp_path / "out" / "summary" / "report.md").read_text()
+    assert "gbdt 0." in text
+    assert "(5 draws)" in text
 
 
 def test_the_report_says_it_all(done: tuple[Path, Crossval, list[str]], capsys: pytest.CaptureFixture[str]) -> None:

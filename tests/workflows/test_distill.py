@@ -19,9 +19,9 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.summarise import Floats
 from ltrscale.trees import export
 from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob

@@ -121,6 +121,15 @@ def test_all_methods_of_a_seed_share_their_labelled_groups_and_seeds_differ(tmp_
     assert one.validation == two.validation
 
 
+def test_a_sample_of_the_validation_labels_is_drawn_with_the_training_labels(tmp_path: Path) -> None:
+    from ltrscale.workflows.pipeline import _splits
+
+    config = small(tmp_path, "splits.validation.labelled_groups=7", "splits.validation.labelled_seed=20")
+    drawn = [_splits(config.splits, "data", seed).validation for seed in (0, 3)]
+    assert [split.labelled_seed for split in drawn] == [20, 23]
+    assert [split.labelled_groups for split in drawn] == [7, 7]
+
+
 def test_too_few_streams_for_the_workers_are_named_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"methods.no_pretraining has 2 streams for 3 workers"):
         small(tmp_path, "workers=3")

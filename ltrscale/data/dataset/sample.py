@@ -30,17 +30,20 @@ class Fold(Config):
         return self
 
 
-def keep_sample(n: int, *, fraction: float, sample: Literal["random", "first"], seed: int) -> NDArray[np.bool_]:
-    """Which of n labelled groups are in the sample, shape [n]; at least one of them."""
-    keep = max(1, round(fraction * n))
-    kept = np.zeros(n, dtype=np.bool_)
-    match sample:
-        case "random" if keep < n:
-            # the beginning of one permutation, so that a smaller sample is part of a larger one
-            kept[permutation(n, "labelled", seed)[:keep]] = True
-        case _:
-            kept[:keep] = True
-    return kept
+def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.int64]:
+    """The order in which n labelled groups join a sample, so that a smaller one is part of a larger one, shape [n]."""
+    return permutation(n, "labelled", seed) if sample == "random" else np.arange(n)
+
+
+def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
+    """How many groups of an order must join until so many of them have a relevant document; None if too few have one.
+
+    Example:
+        >>> to_reach(2, np.array([False, True, False, True, True])), to_reach(4, np.array([True]))
+        (4, None)
+    """
+    places = np.flatnonzero(relevant)
+    return int(places[n_relevant - 1]) + 1 if n_relevant <= len(places) else None
 
 
 def keep_fold(kept: NDArray[np.bool_], fold: Fold, where: str) -> NDArray[np.bool_]:

@@ -1,6 +1,7 @@
 """Splits: the periods of data sets that a job reads, and the part of their labels that it may use.
 
-The manifests alone resolve a split to row groups; no data file is opened.
+The manifests alone resolve a split to row groups; no data file is opened, except for the labels where a split counts
+groups with a relevant document.
 """
 
 import datetime
@@ -16,7 +17,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, open_dataset, places
-from ltrscale.data.dataset.sample import Fold, keep_fold, keep_sample
+from ltrscale.data.dataset.relevant import with_relevant
+from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
 from ltrscale.errors import InputError, nearest
 
@@ -43,10 +45,16 @@ class Split(Config):
     """Periods `P` or ranges `A..B`, both ends included, in text order; empty for all."""
     labelled_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the labelled groups whose labels are used; at least one group."""
+    labelled_groups: int | None = Field(default=None, ge=1)
+    """Number of the labelled groups whose labels are used, instead of a share."""
+    relevant_groups: int | None = Field(default=None, ge=1)
+    """Number of groups with a relevant document (a label above 0) whose labels are used, instead of a share: groups
+    join the sample in its order until so many have one, so groups without one come along in their natural share. This
+    reads the labels once."""
     labelled_sample: Literal["random", "first"] = "random"
     """How to choose them: a uniform sample, or the first groups of the split, as HOU24's public code does."""
     labelled_seed: int = 0
-    """Seed of the sample; with the same seed a smaller fraction is part of a larger one."""
+    """Seed of the sample; with the same seed a smaller sample is part of a larger one."""
     labels: LabelColumn = "labels"
     """Column whose values serve as labels; `relevance` has the labels from before a data set was relabelled."""
     scores: str | None = None
@@ -58,7 +66,35 @@ class Split(Config):
     def _has_one_kind_of_labels(self) -> Self:
         if self.scores is not None and self.labels != "labels":
             raise ValueError(f"scores and labels: {self.labels} both choose the labels; leave one out")
+        if self.scores is not None and self.relevant_groups is not None:
+            raise ValueError("relevant_groups needs labels, and scores are none; set labelled_groups")
         return self
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> Self:
+        if len(self.size) > 1:
+            raise ValueError(f"{' and '.join(self.size)} all say how many labels are used; leave all but one out")
+        return self
+
+    @property
+    def size(self) -> dict[str, float]:
+        """The settings that say how many labels are used; empty for all labels."""
+        sizes = {
+            "labelled_fraction": self.labelled_fraction if self.labelled_fraction < 1 else None,
+            "labelled_groups": self.labelled_groups,
+            "relevant_groups": self.relevant_groups,
+        }
+        return {name: value for name, value in sizes.items() if value is not None}
+
+    @property
+    def sample(self) -> dict[str, float | str]:
+        """The settings that say which labels are used; empty for all labels."""
+        how = self.labelled_seed if self.labelled_sample == "random" else self.labelled_sample
+        return {**self.size, "sample": how} if self.size else {}
+
+    def with_scores(self, url: str) -> Self:
+        """The same periods, in which the scores of all groups serve as labels."""
+        return self.replace(scores=url, labels="labels", relevant_groups=None)
 
 
 class Splits(Config):
@@ -194,14 +230,15 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
 
     Args:
         split: data sets, periods and labelled fraction.
-        labelled: serve only groups with labels, exactly `max(1, round(fraction * n))` of the n labelled ones, and of
-            these one fold or all others where a fold is named; otherwise serve all groups, without labels.
+        labelled: serve only groups with labels, of the n labelled ones exactly `max(1, round(fraction * n))` or as
+            many as the split names, and of these one fold or all others where a fold is named; otherwise serve all
+            groups, without labels.
         without: URLs of files to leave out, such as `Preflight.without`; URLs outside the split have no effect.
 
     Raises:
         InputError: a data set or period is missing, a data set lacks features of the first or is named twice, there
-            is no group (no labelled one, if `labelled`) to serve or too few for the folds, or the scores are not
-            those of the split's periods as they are now.
+            is no group (no labelled one, if `labelled`) to serve or too few for the folds or the number that the split
+            names, or the scores are not those of the split's periods as they are now.
     """
     parts, without = _resolve(split), frozenset(without)
     features = parts[0].dataset.manifest.features
@@ -220,7 +257,7 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         n = sum(row_group.labelled for row_group in row_groups)
         if n == 0 and not scored:
             raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
-        kept = _kept(n, split)
+        kept = _kept(n, split, row_groups, there)
         identity |= _labels_identity(split, parts)
     whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
@@ -336,6 +373,8 @@ def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
     sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
     identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
     # the rest only if it is set, so that the hash of a split without it does not depend on it
+    if split.labelled_fraction == 1:
+        identity |= split.size
     if split.labels != "labels":
         identity["labels"] = split.labels
     if split.scores is not None:
@@ -381,12 +420,33 @@ def _row_groups(parts: list[_SplitPart], without: Collection[str]) -> Iterator[R
                 first_labelled += labelled
 
 
-def _kept(n: int, split: Split) -> NDArray[np.bool_] | None:
+def _kept(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
     """Which of n labelled groups are served, shape [n], or None for all."""
-    kept = keep_sample(n, fraction=split.labelled_fraction, sample=split.labelled_sample, seed=split.labelled_seed)
+    kept = np.ones(n, dtype=np.bool_)
+    if split.size:
+        order_Q = order_of(n, sample=split.labelled_sample, seed=split.labelled_seed)
+        kept[order_Q[_size(split, order_Q, row_groups, where) :]] = False
     if split.fold is not None:
         kept = keep_fold(kept, split.fold, _name(split))
     return None if kept.all() else kept
+
+
+def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGroup], where: str) -> int:
+    """How many labelled groups join the sample, in this order."""
+    if split.relevant_groups is not None:
+        files = dict.fromkeys((row_group.url, row_group.source.sha256) for row_group in row_groups if row_group.source)
+        relevant_Q = with_relevant(tuple(files), split.labels)
+        size = to_reach(split.relevant_groups, relevant_Q[order_Q])
+        if size is None:
+            found = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
+            raise InputError(f"{where}: {found}, relevant_groups is {split.relevant_groups}; lower it")
+        return size
+    if split.labelled_groups is None:
+        return max(1, round(split.labelled_fraction * len(order_Q)))
+    if split.labelled_groups > len(order_Q):
+        found = f"it has {len(order_Q)} labelled groups"
+        raise InputError(f"{where}: {found}, labelled_groups is {split.labelled_groups}; lower it")
+    return split.labelled_groups
 
 
 def _name(split: Split) -> str:

@@ -99,7 +99,7 @@ def committed(url: str, split: Split) -> Scores:
     Raises:
         InputError: a period is not scored there, or was scored from other files than the data set has now.
     """
-    everything = split.replace(scores=url, labels="labels", labelled_fraction=1.0, fold=None)
+    everything = Split(data=split.data, periods=split.periods, scores=url)
     tables = list(read_direct(select(everything, labelled=True).row_groups, ["gid", SCORES]))
     lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
     ids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])

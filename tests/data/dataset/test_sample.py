@@ -1,0 +1,108 @@
+"""How many labels a split uses: shares, numbers of groups, numbers of groups with a relevant document."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ltrscale import config, storage
+from ltrscale.data.dataset.relevant import with_relevant
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def made(make_dataset: Callable[..., Any]) -> Any:
+    """Three files of three row groups of seven groups, a third without labels; about a seventh of the others has none
+    but label 0."""
+    return make_dataset({p: [[1, 1, 1, 2, 1, 2, 1]] * 3 for p in "abc"}, is_labelled=lambda gid: gid % 3 != 1)
+
+
+def kept(split: Split) -> set[int]:
+    """Numbers of the labelled groups that a split uses."""
+    found = select(split, labelled=True).kept_labelled
+    assert found is not None
+    return set(np.flatnonzero(found).tolist())
+
+
+def has_relevant(made: Any) -> list[bool]:
+    """For each labelled group whether it has a relevant document."""
+    return [bool((made.groups[gid].labels > 0).any()) for gid in made.labelled]
+
+
+@pytest.mark.parametrize("count", [1, 7, 30, 41])
+def test_a_number_of_labelled_groups_is_exact_and_equals_its_share(made: Any, count: int) -> None:
+    split = Split(data=(made.url,), labelled_groups=count, labelled_seed=3)
+    selection = select(split, labelled=True)
+    assert selection.n_groups == count
+    assert sum(groups.n_groups for groups in iterate(selection, docs_per_batch=50)) == count
+    share = Split(data=(made.url,), labelled_fraction=count / len(made.labelled), labelled_seed=3)
+    assert kept(split) == kept(share)
+
+
+@pytest.mark.parametrize("sample", ["random", "first"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_groups_join_until_so_many_have_a_relevant_document(made: Any, sample: str, seed: int) -> None:
+    relevant, before = has_relevant(made), set[int]()
+    assert 0 < relevant.count(False) < len(relevant)
+    split = Split(data=(made.url,), labelled_sample=sample, labelled_seed=seed)
+    for count in range(1, sum(relevant)):
+        now = kept(split.replace(relevant_groups=count))
+        (last,) = [number for number in now - before if relevant[number]]  # exactly one more has one
+        assert before < now
+        assert sum(relevant[number] for number in now) == count
+        if sample == "first":
+            assert now == set(range(last + 1))
+        before = now
+
+
+def test_groups_without_a_relevant_document_come_along_in_their_share(made: Any) -> None:
+    relevant = has_relevant(made)
+    sizes = [len(kept(Split(data=(made.url,), relevant_groups=9, labelled_seed=seed))) for seed in range(300)]
+    expected = 9 * (len(relevant) + 1) / (sum(relevant) + 1)  # the mean of the negative hypergeometric distribution
+    assert np.mean(sizes) == pytest.approx(expected, abs=4 * np.std(sizes) / 300**0.5)
+
+
+def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, tmp_path: Path) -> None:
+    files = [(row_group.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
+    assert with_relevant(files, "labels").tolist() == has_relevant(made)
+    assert with_relevant([], "labels").tolist() == []
+    columns = {"labels": [[0.0], None, [], [1.0, 0.0]], "relevance": [[2.0], [1.0], [], [0.0, 0.0]]}
+    pq.write_table(pa.table(columns), tmp_path / "two.parquet", row_group_size=3)
+    assert with_relevant([(str(tmp_path / "two.parquet"), "")], "labels").tolist() == [False, False, True]
+    assert with_relevant([(str(tmp_path / "two.parquet"), "")], "relevance").tolist() == [True, False, False]
+
+
+def test_labels_are_read_once_a_process(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = Split(data=(made.url,), relevant_groups=2, labelled_seed=5)
+    before = kept(split)
+    monkeypatch.setattr("ltrscale.data.dataset.relevant.pq", None)  # any further reading fails
+    assert kept(split) == before
+
+
+def test_the_hash_covers_the_number(made: Any) -> None:
+    split = Split(data=(made.url,))
+    others = [{"labelled_groups": 9}, {"labelled_groups": 10}, {"relevant_groups": 9}, {"relevant_groups": 10}, {}]
+    assert len({select(split.replace(**other), labelled=True).hash for other in others}) == len(others)
+
+
+def test_too_large_numbers_two_sizes_and_scores_are_errors(made: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it has 42 labelled groups, labelled_groups is 43; lower it"):
+        select(Split(data=(made.url,), labelled_groups=43), labelled=True)
+    found = f"{sum(has_relevant(made))} of its labelled groups have a relevant document, relevant_groups is 42; lower"
+    with pytest.raises(InputError, match=found):
+        select(Split(data=(made.url,), relevant_groups=42), labelled=True)
+    with pytest.raises(InputError, match="labelled_fraction and labelled_groups all say how many"):
+        config.validate(Split, {"data": made.url, "labelled_fraction": 0.5, "labelled_groups": 3}, "split")
+    with pytest.raises(InputError, match="relevant_groups needs labels, and scores are none"):
+        config.validate(Split, {"data": made.url, "scores": "there", "relevant_groups": 3}, "split")
+    storage.write_bytes(str(tmp_path / "bad.parquet"), b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"bad\.parquet: its column 'labels' cannot be read .*prepare the data set"):
+        with_relevant([(str(tmp_path / "bad.parquet"), "")], "labels")
+    with pytest.raises(InputError, match=r"none\.parquet"):
+        with_relevant([(str(tmp_path / "none.parquet"), "")], "labels")
