@@ -236,8 +236,8 @@ def _crossing(study: Study, versus: Versus) -> str:
     if len(counts) < 2:
         return f"{name}: measured at {counts[0]:,.0f} labelled groups only"
     if not versus.crossovers:
-        where = "ahead" if next(iter(versus.estimates.values())).mean > 0 else "behind"
-        return f"{name}: no crossover {span}, its mean is {where} of {other} throughout"
+        where = "ahead of" if next(iter(versus.estimates.values())).mean > 0 else "behind"
+        return f"{name}: no crossover {span}, its mean is {where} {other} throughout"
     said = [f"{'falls behind' if x.falls else 'overtakes'} at {_around(x, counts)}" for x in versus.crossovers]
     return f"{name}: {', '.join(said)}"
 
