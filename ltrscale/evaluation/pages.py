@@ -118,8 +118,8 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         >>> seen = Comparison(difference=0.1, low=0.0, high=0.2, p=0.04, p_holm=0.04, draws=9, detectable=0.15)
         >>> for line in verdicts({"trees": few, "network": seen}, "ndcg@5"):
         ...     print(line)
-        Cannot judge: fewer than 5 draws of labels (trees 3); add seeds.
-        Smallest difference in NDCG@5 that would have been seen (two-sided 5%, power 80%): network 0.1500 (9 draws).
+        Cannot judge: fewer than 5 shared draws of labels (trees 3); add seeds.
+        Smallest detectable difference in NDCG@5 (two-sided 5%, power 80%): network 0.1500 (9 draws).
     """
     known = {name: c for name, c in comparisons.items() if c is not None}
     few = [f"{name} {c.draws}" for name, c in known.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
@@ -128,9 +128,11 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         for name, c in known.items()
         if c.detectable is not None
     ]
-    lines = [f"Cannot judge: fewer than {FEWEST_DRAWS} draws of labels ({', '.join(few)}); add seeds."] if few else []
+    lines = []
+    if few:
+        lines.append(f"Cannot judge: fewer than {FEWEST_DRAWS} shared draws of labels ({', '.join(few)}); add seeds.")
     if seen:
-        what = f"Smallest difference in {metric_label(metric)} that would have been seen (two-sided 5%, power 80%)"
+        what = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
         lines.append(f"{what}: {', '.join(seen)}.")
     return lines
 

@@ -23,7 +23,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
-from ltrscale.evaluation.report import Evaluation, print_table, table
+from ltrscale.evaluation.report import Evaluation, page, print_table, table
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
@@ -262,7 +262,7 @@ def test_draws_of_labels_are_known_from_the_bundles(
     assert (found.draws, fixed.everywhere.comparisons["ndcg@5"].draws) == (draws, draws)
     if draws == 4:
         assert (found.low, found.p) == (None, None)
-        assert "Cannot judge: fewer than 5 draws of labels (more 4, network 4); add seeds." in text
+        assert "Cannot judge: fewer than 5 shared draws of labels (more 4, network 4); add seeds." in text
         assert "(cannot judge)" in text
     else:
         expected = crossed_means(differences_tQ.T[..., None])
@@ -286,6 +286,24 @@ def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, sp
     text = (tmp_path / "out" / "report.md").read_text()
     assert "They speak of these labels only" in text
     assert "Models were selected on all 72 labelled groups of the validation split: fully labelled." in text
+
+
+def test_an_evaluation_from_before_draws_were_known_reads(evaluated: tuple[Evaluation, Path]) -> None:
+    evaluation, _ = evaluated
+    values = evaluation.model_dump(mode="json")
+    del values["validation_groups"]
+    for method in values["methods"]:
+        del method["labels"], method["validation_groups"]
+        for scope in (method["everywhere"], method["outliers"]):
+            for summary in scope["summaries"].values():
+                del summary["draws"]
+            for comparison in scope["comparisons"].values():
+                del comparison["draws"], comparison["detectable"]
+    before = Evaluation.model_validate(values)
+    assert table(before) == table(evaluation)
+    text = page(before, picture="ndcg.png")
+    assert "Smallest detectable" not in text
+    assert "Models were selected" not in text
 
 
 def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluation, Path]) -> None:
