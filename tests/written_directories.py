@@ -8,8 +8,9 @@ from ltrscale.progress import log
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stack import StackJob
+from ltrscale.workflows.study_grid import StudyConfig
 
-ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob)
+ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob, StudyConfig)
 
 
 def written_directories(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:

@@ -140,7 +140,7 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
     trials = [_trial(name, i, url, test, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
-    measured = _measure(test, trials, _fit_detector(config, test), config)
+    measured = _measure(test, trials, fit_detector(config, config.splits.validation, test), config)
     evaluation = _summarise(measured, trials, test, config)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
@@ -208,8 +208,9 @@ class _Measured:
     detector: OutlierDetector
 
 
-def _fit_detector(config: EvaluateConfig, test: Selection) -> OutlierDetector:
-    validation = select(config.splits.validation, labelled=False)
+def fit_detector(config: EvaluateSettings, validation_split: Split, test: Selection) -> OutlierDetector:
+    """The outlier rules, fitted on all groups of the validation split."""
+    validation = select(validation_split, labelled=False)
     validation = validation.serving(test.features, whose="the test split", where="the validation split")
     return fit_outliers(
         lambda: iterate(validation, docs_per_batch=config.docs_per_batch),
@@ -219,7 +220,7 @@ def _fit_detector(config: EvaluateConfig, test: Selection) -> OutlierDetector:
     )
 
 
-def _metrics(config: EvaluateSettings) -> dict[str, Metric]:
+def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
     """Every metric of the chosen policies, by name."""
     classes: list[type[Metric]] = [*members(MetricConfig)]
     if config.policy == "letor4":
@@ -235,7 +236,7 @@ def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
     return config.precision_at if issubclass(cls, PrecisionConfig | LetorPrecisionConfig) else config.ndcg_at
 
 
-def _by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str, QueryGroups]]:
+def by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str, QueryGroups]]:
     """The groups of a selection, with their period."""
     for period in dict.fromkeys(row_group.period for row_group in selection.row_groups):
         part = replace(selection, row_groups=tuple(r for r in selection.row_groups if r.period == period))
@@ -245,21 +246,19 @@ def _by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str,
 
 def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetector, config: EvaluateConfig) -> _Measured:
     """Score the test groups with every bundle, in one pass over the data."""
-    metrics = _metrics(config)
+    metrics = metrics_of(config)
     values, gids, documents, outlier = [], [], [], []
     periods: list[str] = []
     with progress("evaluate", test.n_documents) as advance:
-        for period, groups in _by_period(test, config.docs_per_batch):
+        for period, groups in by_period(test, config.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
-            values_TMQ, left_out_Q = [], _constant(groups) & config.leave_out_constant
+            values_TMQ = []
             for trial in trials:
                 scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
                     raise InputError(f"{trial.url}: gives scores that are not finite (period {period}); train it again")
-                of_trial = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
-                values_MQ = torch.stack(of_trial).double()
-                values_TMQ.append(values_MQ.masked_fill(left_out_Q, torch.nan))
+                values_TMQ.append(values_of(scores_N, groups, metrics, config))
             values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
             gids.append(groups.ids_Q.numpy())
             documents.append(groups.lengths_Q.numpy())
@@ -277,13 +276,19 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
     )
 
 
-def _constant(groups: QueryGroups) -> Tensor:
-    """True for groups whose labels are all equal, shape [Q]."""
+def values_of(
+    scores_N: Tensor, groups: QueryGroups, metrics: Mapping[str, Metric], settings: EvaluateSettings
+) -> Tensor:
+    """The metrics of each group, shape [M, Q], float64; NaN where undefined or left out."""
     assert groups.labels_N is not None
+    of_metrics = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
+    values_MQ = torch.stack(of_metrics).double()
+    if not settings.leave_out_constant:
+        return values_MQ
     highest_Q, lowest_Q = (
         torch.segment_reduce(groups.labels_N, extreme, offsets=groups.offsets_Q1) for extreme in ("max", "min")
     )
-    return highest_Q == lowest_Q
+    return values_MQ.masked_fill(highest_Q == lowest_Q, torch.nan)
 
 
 def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, config: EvaluateConfig) -> Evaluation:

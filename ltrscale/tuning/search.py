@@ -18,7 +18,7 @@ from ltrscale import ray_internals, storage
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report, log, progress
-from ltrscale.tuning.history import History, Result, ended
+from ltrscale.tuning.history import History, Result, TrialRecord, best, ended
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, SearchConfig
 
 ReportValue = Callable[[int, float], None]
@@ -63,6 +63,41 @@ def run_search(
         if stopping():
             raise Stopped("asked to stop; the same command resumes the trials that have not ended")
     check_any_complete(history)
+
+
+def search_here(
+    config: SearchConfig,
+    trial: TrialFunction,
+    history: History,
+    *,
+    given: Params | None,
+    same: Callable[[Params], str],
+) -> TrialRecord:
+    """Run the trials of a search one after the other in this process; returns the best.
+
+    Proposals are those of `run_search` with one trial at a time. The arguments are its, too; the resources of the
+    config and its ASHA do not apply.
+
+    Raises:
+        InputError: all trials have failed.
+        Stopped: a trial was asked to stop; the same call resumes it.
+    """
+    _set_up_tune()
+    from ltrscale.tuning.under_tune import Proposals
+
+    past = history.trials()
+    proposals = Proposals(config, history, past, given=given, same=same)
+    for name in map(str, range(config.trials - len(ended(past)))):
+        proposal = proposals.suggest(name)
+        if proposals.exhausted:
+            break
+        number = proposal["number"]
+        history.end(number, attempt(trial, proposal["params"], history.folder(number), None))
+        proposals.on_trial_complete(name)
+    check_any_complete(history)
+    leader = best(history.trials())
+    assert leader is not None
+    return leader
 
 
 def check_any_complete(history: History) -> None:

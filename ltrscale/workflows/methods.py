@@ -22,6 +22,7 @@ from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws
 from ltrscale.trees.semi import SemiConfig
 from ltrscale.trees.stacking import StackConfig
+from ltrscale.tuning.space import SamplerConfig, Space
 from ltrscale.workflows.presets import over_preset
 
 
@@ -88,6 +89,22 @@ class NeuralMethod(ReadingMethod):
     def projector_layers(self) -> int | None:
         """Hidden layers of the projector that the method pretrains; None if it does not pretrain."""
         return None if self.pretrain is None else self.pretrain.method.projector_layers
+
+
+class TunedMethod(Config):
+    """Another method with the settings that a search finds best on the validation groups.
+
+    Each sample of labelled groups has its own search: the trials of a seed learn from its labels alone.
+    """
+
+    kind: Literal["tuned"] = "tuned"
+    of: str
+    """Name of a method of kind gbdt or neural, which is trial 0; pretraining is not part of a trial."""
+    space: Space = Field(min_length=1)
+    """Values of dotted keys of that method, `gbdt.NAME` or `finetune.NAME`, as in jobs.tune."""
+    trials: int = Field(30, ge=1)
+    """Number of trials; HOU24 uses up to 150 on its industrial log, and grids of 27 cells on public data."""
+    search: SamplerConfig = SamplerConfig()
 
 
 class CombinedMethod(Config):
@@ -162,14 +179,31 @@ class StackMethod(Config):
 MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
 """Also a directory's name."""
 BaseMethod = Annotated[
-    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | SelfTrainedMethod,
+    GBDTMethod | SemiMethod | NeuralMethod | TunedMethod | CombinedMethod | EnsembleMethod | SelfTrainedMethod,
     Field(discriminator="kind"),
 ]
 """The possible members of a stack."""
 Method = Annotated[
-    GBDTMethod | SemiMethod | NeuralMethod | CombinedMethod | EnsembleMethod | SelfTrainedMethod | StackMethod,
+    GBDTMethod
+    | SemiMethod
+    | NeuralMethod
+    | TunedMethod
+    | CombinedMethod
+    | EnsembleMethod
+    | SelfTrainedMethod
+    | StackMethod,
     Field(discriminator="kind"),
 ]
+
+
+def built_on(method: Method) -> tuple[str, ...]:
+    """The methods of the same trial that a method needs trained."""
+    match method:
+        case CombinedMethod(parts=names) | StackMethod(members=names):
+            return names
+        case EnsembleMethod(of=of) | SelfTrainedMethod(of=of):
+            return (of,)
+    return ()
 
 
 def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, where: str = "methods") -> None:
@@ -207,6 +241,12 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
                 method.finetune.check_start(start.projector_layers())
             except ValueError as error:
                 raise ValueError(f"{where}.{name}.{error}") from error
+        case TunedMethod(of=of):
+            match methods.get(of):
+                case NeuralMethod() | GBDTMethod(ensemble=None):
+                    pass
+                case _:
+                    raise ValueError(f"{where}.{name}.of: {of!r} is not a neural method nor one of a single gbdt")
         case CombinedMethod(parts=parts):
             if wrong := [part for part in parts if not isinstance(methods.get(part), NeuralMethod)]:
                 raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is not a neural method")

@@ -23,9 +23,12 @@ from ltrscale.workflows.methods import (
     SelfTrainedMethod,
     SemiMethod,
     StackMethod,
+    TunedMethod,
 )
+from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob, StackedJob
+from ltrscale.workflows.tune import TuneJob
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class Trial:
         seed: replaces the seeds of the stages.
         workers: data-parallel workers of the neural stages.
         out: directory for everything: `METHOD/model`, `METHOD/pretrained`, `METHOD/scores`, `METHOD/student`,
-            `folds/K-of-N/METHOD/model`, `runs/K/METHOD/model`.
-        whole: if this trial leaves out a fold or is a further run, the trial that it belongs to. Pretrained encoders
-            come from there: they see no labels, so one serves all folds and runs.
+            `METHOD/search`, `folds/K-of-N/METHOD/model`, `runs/K/METHOD/model`.
+        encoders: the trial that pretrains for this one; empty to pretrain here. Encoders see no labels, so those of one
+            trial serve all folds, all runs and all samples of labelled groups.
     """
 
     methods: Mapping[str, Method]
@@ -48,7 +51,7 @@ class Trial:
     seed: int
     workers: WorkersConfig
     out: str
-    whole: "Trial | None" = None
+    encoders: "Trial | None" = None
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""
@@ -62,7 +65,10 @@ class Trial:
             case SemiMethod():
                 SemiJob(out=out, splits=self._read_by(method), semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
-                self._finetune(method.finetune, self._pretrained(name), out, self._read_by(method))
+                self._finetune(method.finetune, self.pretrained(name), out, self._read_by(method))
+            case TunedMethod():
+                (stage,) = self._tuned(name, method).stages(out)
+                stage.run()
             case CombinedMethod():
                 self._combine([self.model(part) for part in method.parts], method.combine, out)
             case EnsembleMethod():
@@ -97,7 +103,7 @@ class Trial:
         """The trial on all labelled groups except those of a fold."""
         out = self._folder("folds", f"{fold.number}-of-{fold.of}")
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
-        return replace(self, splits=self.splits.replace(train=train), out=out, whole=self)
+        return replace(self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self)
 
     def _read_by(self, method: ReadingMethod) -> Splits:
         """The splits without the features that a method leaves out."""
@@ -106,14 +112,14 @@ class Trial:
     def _folder(self, *names: str) -> str:
         return join(self.out, *names)
 
-    def _pretrained(self, name: str) -> str | None:
+    def pretrained(self, name: str) -> str | None:
         """The pretrained encoder that a method starts from."""
-        if self.whole is not None:
-            return self.whole._pretrained(name)
+        if self.encoders is not None:
+            return self.encoders.pretrained(name)
         method = self.methods[name]
         assert isinstance(method, NeuralMethod)
         if method.pretrained_as is not None:
-            return self._pretrained(method.pretrained_as)
+            return self.pretrained(method.pretrained_as)
         if method.pretrain is None:
             return None
         out, settings = self._folder(name, "pretrained"), method.pretrain.replace(seed=self.seed)
@@ -124,10 +130,31 @@ class Trial:
         settings = settings.replace(seed=self.seed)
         FinetuneJob(out=out, pretrained=start, splits=splits, finetune=settings, workers=self.workers).run()
 
+    def _tuned(self, name: str, tuned: TunedMethod) -> Searched:
+        """The job of the tuned method, with the settings that the search found."""
+        method, settings = self.methods[tuned.of], tuned.model_dump(include={"space", "trials", "search"})
+        job: Searched
+        if isinstance(method, GBDTMethod):
+            job = GBDTSearch(splits=self._read_by(method), gbdt=method.gbdt.replace(seed=self.seed))
+        else:
+            assert isinstance(method, NeuralMethod)
+            job = FinetuneSearch(
+                splits=self._read_by(method),
+                finetune=method.finetune.replace(seed=self.seed),
+                pretrained=self.pretrained(tuned.of),
+                workers=self.workers,
+            )
+        return TuneJob(out=self._folder(name, "search"), job=job, **settings).best_here()
+
     def _runs(self, name: str, number: int) -> list[str]:
         """Runs of a method: its own, and more with other seeds, from the same pretrained encoder."""
         further = [
-            replace(self, seed=mix("run", self.seed, run) % 2**31, out=self._folder("runs", str(run)), whole=self)
+            replace(
+                self,
+                seed=mix("run", self.seed, run) % 2**31,
+                out=self._folder("runs", str(run)),
+                encoders=self.encoders or self,
+            )
             for run in range(1, number)
         ]
         return [trial.model(name) for trial in (self, *further)]
@@ -143,7 +170,7 @@ class Trial:
         match alike:
             case NeuralMethod(finetune=finetune):
                 assert isinstance(settings, NetworkStudent)
-                pretrained = self._pretrained(student_as)
+                pretrained = self.pretrained(student_as)
                 self._finetune(settings.of(finetune), pretrained, student, scores)
                 head_epochs = finetune.head_epochs if pretrained else 0  # as the method itself is trained
                 last = finetune.replace(keep_head=True, heads=1, probe_epochs=0, head_epochs=head_epochs)

@@ -24,13 +24,14 @@ from ltrscale.progress import Report, log
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, TrialRecord, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
-from ltrscale.tuning.search import run_search
+from ltrscale.tuning.search import run_search, search_here
 from ltrscale.tuning.space import Params, SearchConfig, Space
-from ltrscale.workflows.runs import RUN_FILES
+from ltrscale.workflows.runs import RUN_FILES, held
 from ltrscale.workflows.searched import (
     FinetuneSearch,
     GBDTSearch,
     PretrainSearch,
+    Searched,
     check_space,
     given_params,
     run_trial,
@@ -116,6 +117,30 @@ class TuneJob(SearchConfig, Stage):
                 cluster_cpus=_cluster_cpus(self),
             )
         write_found(self, history)
+
+    def best_here(self) -> Searched:
+        """Run the remaining trials one after the other in this process; returns the job with the best settings.
+
+        Writes the history alone. One of another search or of other data is removed first.
+
+        Raises:
+            InputError: the space does not fit the job, splits overlap, or all trials failed.
+        """
+        self.check()
+        with held(self.out), one_view() as view:
+            history, identity = History(self.out), history_of(self)
+            if history.identity() not in (None, identity):
+                log.info("tune: %s holds another search, which starts anew", self.out)
+                history.remove(RUN_FILES)
+            history.open(identity)
+            leader = search_here(
+                self,
+                functools.partial(run_trial, self.job, self.space, view=view),
+                history,
+                given=given_params(self.job, self.space),
+                same=functools.partial(_same, self),
+            )
+        return with_params(self.job, self.space, leader.begun.params)[0]
 
 
 def history_of(config: TuneJob) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""Independent tasks, some of which need others done: here one after the other, or in processes of a Ray cluster.
+
+A task that fails ends neither the others nor the run; only the tasks that need it are given up.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator, Field
+
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.engine import plain_errors, ray_cluster
+from ltrscale.errors import InputError, Stopped
+from ltrscale.progress import log
+
+_RETRIES = 2
+"""How often Ray starts a task again whose process has died."""
+
+
+class TaskWorkersConfig(Config):
+    """The processes that run the tasks. Results depend on none of these settings but the threads of trees."""
+
+    number: int | None = Field(None, ge=0)
+    """Tasks that run at once, each in a process of a Ray cluster; empty for as many as the cluster has CPUs for. 0 runs
+    them one after the other in this process, without Ray."""
+    cpus: float = Field(1, gt=0)
+    """Logical CPUs of a task, which has as many threads."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of a task; a fraction shares one GPU among several tasks."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a task."""
+        return max(1, int(self.cpus))
+
+
+def _or_number(value: Any) -> Any:
+    return {"number": value} if isinstance(value, int) else value
+
+
+TaskWorkers = Annotated[TaskWorkersConfig, BeforeValidator(_or_number)]
+"""Workers of tasks in a config, where a plain number is their number."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call that commits its results to storage; the tasks named in `needs` must be done before."""
+
+    name: str
+    call: Callable[[], object]
+    """Pickled to the process that runs it."""
+    needs: tuple[str, ...] = ()
+
+
+Ended = Callable[[Task, str | None], None]
+"""Receives a task that has ended, and why it failed or None."""
+
+
+def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
+    """Run all tasks in their order, as far as what they need allows; returns when each has ended.
+
+    Args:
+        tasks: with different names; each comes after those that it needs.
+        workers: the processes.
+        ended: called in this thread for each task that ends, with the reason of its failure.
+
+    Raises:
+        Stopped: this process was asked to stop; tasks that run are ended.
+    """
+    queue = _Queue(tasks, ended)
+    if workers.number == 0:
+        while (task := queue.next()) is not None:
+            queue.end(task, _attempt(task.call))
+        return
+    with ray_cluster(math.ceil((workers.number or 1) * workers.cpus)):
+        _run_with_ray(queue, workers)
+
+
+class _Queue:
+    """The tasks that have not begun, and the outcome of those that have ended."""
+
+    def __init__(self, tasks: Iterable[Task], ended: Ended) -> None:
+        self._waiting = {task.name: task for task in tasks}
+        self._ended, self._failures = ended, dict[str, str | None]()
+
+    def next(self) -> Task | None:
+        """The first task that can begin, None if there is none now; gives up those that need a failed one."""
+        for task in list(self._waiting.values()):
+            lost = [name for name in task.needs if self._failures.get(name) is not None]
+            if lost:
+                del self._waiting[task.name]
+                self.end(task, f"needs {lost[0]}, which failed")
+            elif all(name in self._failures for name in task.needs):
+                return self._waiting.pop(task.name)
+        return None
+
+    def end(self, task: Task, failure: str | None) -> None:
+        """Record the outcome of a task."""
+        self._failures[task.name] = failure
+        self._ended(task, failure)
+
+
+def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig) -> None:
+    import ray  # imported late: many processes never use Ray
+
+    remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RETRIES)
+    room = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
+    leases, running = storage.held(), dict[Any, Task]()
+    try:
+        while True:
+            while len(running) < room and (task := queue.next()) is not None:
+                running[remote.remote(task.call, workers.threads, leases)] = task
+            if not running:
+                return
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            task = running.pop(ready)
+            failure: str | None
+            try:
+                with plain_errors(f"{task.name}: its process", "lower workers.number"):
+                    failure = ray.get(ready)
+            except InputError as error:
+                failure = str(error)
+            queue.end(task, failure)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...]) -> str | None:
+    """Run a task in a process of Ray, which Ray uses again for later tasks."""
+    storage.join_leases(leases)
+    torch.set_num_threads(threads)
+    log.setLevel(logging.INFO)  # for the log beside each stage's output
+    try:
+        return _attempt(call)
+    except Stopped as error:
+        return str(error)
+
+
+def _attempt(call: Callable[[], object]) -> str | None:
+    """Run a task; returns why it failed, None if it did not."""
+    try:
+        call()
+    except Stopped:
+        raise
+    except InputError as error:
+        return str(error)
+    except Exception as error:  # a defect, or a full GPU: the other tasks go on
+        log.exception("the task failed")
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return None

@@ -1,0 +1,212 @@
+"""A small study in this process: what is trained once, what failures cost, and figures by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from written_directories import written_directories
+
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import crossed_means
+from ltrscale.evaluation.study import Study
+from ltrscale.workflows.study import run_study
+from ltrscale.workflows.study_grid import StudyConfig, cells_of, shared_encoders
+from ltrscale.workflows.study_models import Spent
+
+NETWORK = {"encoder": {"width": 8, "blocks": 1}}
+FINETUNE = {"network": NETWORK, "head_epochs": 1, "epochs": 2, "stream": {"docs_per_batch": 500}}
+PRETRAIN = {"method": {"kind": "simclr_rank"}, "network": NETWORK, "epochs": 1, "stream": {"docs_per_batch": 2000}}
+TREES = {"num_trees": 8, "num_leaves": 4, "min_data_in_leaf": 5}
+METHODS = {
+    "gbdt": {"kind": "gbdt", "gbdt": TREES},
+    "plain": {"kind": "neural", "finetune": FINETUNE},
+    "simclr": {"kind": "neural", "pretrain": PRETRAIN, "finetune": FINETUNE},
+    "probed": {"kind": "neural", "pretrain": PRETRAIN, "finetune": {**FINETUNE, "head": {"layers": 1}, "epochs": 0}},
+}
+GRID = [{"labelled": [8, 30], "draws": 2}]
+
+
+def study(data: str, out: Path, **changes: Any) -> StudyConfig:
+    values: dict[str, Any] = {
+        "out": str(out),
+        "data": data,
+        "splits": {
+            "train": {"periods": "2026-W01..2026-W02"},
+            "validation": {"periods": "2026-W03"},
+            "test": {"periods": "2026-W04"},
+        },
+        "methods": METHODS,
+        "grid": GRID,
+        "control": "plain",
+        "evaluate": {"outliers": {"known": {"f_00": {"at_least": 0.5}}, "gap": None}},
+        "workers": 0,
+        **changes,
+    }
+    return validate(StudyConfig, values, "test")
+
+
+def names(written: list[str]) -> set[str]:
+    """The trained bundles among the directories written, without what is measured and reported."""
+    return {name for name in written if name.endswith(("/model", "/pretrained"))}
+
+
+@pytest.fixture(scope="module")
+def done(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    out = tmp_path_factory.mktemp("study") / "out"
+    return out, written_directories(run_study, study(synthetic_dataset, out))
+
+
+def values_of(out: Path, number: int, draw: int, method: str) -> np.ndarray:
+    folder = out / "models" / str(number) / f"draw-{draw}" / "seed-0" / method / "measured"
+    return pq.read_table(folder / "groups.parquet")["ndcg@5"].to_numpy()
+
+
+def test_all_draws_and_methods_share_one_pretraining(done: tuple[Path, list[str]]) -> None:
+    _, written = done
+    expected = {f"models/{n}/draw-{d}/seed-0/{m}/model" for n in (8, 30) for d in (0, 1) for m in METHODS}
+    assert names(written) == {*expected, "pretrained/seed-0/simclr/pretrained"}
+    assert len(names(written)) == len([name for name in written if name.endswith(("/model", "/pretrained"))])
+
+
+def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -> None:
+    out, _ = done
+    found = Study.read(str(out / "summary"))
+    outliers = {row["gid"]: row["outlier"] for row in pq.read_table(out / "test" / "groups.parquet").to_pylist()}
+    gids = pq.read_table(out / "models/8/draw-0/seed-0/gbdt/measured/groups.parquet")["gid"].to_pylist()
+    rows = {"all": np.ones(len(gids), bool), "outliers": np.array([outliers[gid] for gid in gids])}
+    assert 0 < rows["outliers"].sum() < len(gids)
+    for number in (8, 30):
+        drawn = {m: np.stack([values_of(out, number, d, m) for d in (0, 1)], axis=1) for m in METHODS}
+        for method in METHODS:
+            point = found.find(method, str(number))
+            assert point is not None
+            for groups, of in rows.items():
+                expected = crossed_means(drawn[method][of][:, :, None])
+                estimate = point.estimates[groups]["ndcg@5"]  # type: ignore[index]
+                assert estimate.mean == pytest.approx(expected.mean_M[0])
+                assert (estimate.draws, estimate.groups, estimate.low) == (2, of.sum(), None)
+        versus = found.against("gbdt")["simclr"].estimates[str(number)]
+        assert versus.mean == pytest.approx((drawn["simclr"] - drawn["gbdt"]).mean())
+    assert set(found.against("plain")) == {"simclr", "probed"}, "trees are no share of pretraining"
+    assert found.trained_on["8"] is not None
+    assert found.trained_on["8"] >= 8, "groups without a relevant document come along"
+    assert found.costs["simclr"].pretraining_minutes is not None
+    assert all(cost.scored_documents_per_s for cost in found.costs.values())
+
+
+def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path, list[str]]) -> None:
+    out, _ = done
+    text = (out / "summary" / "report.md").read_text()
+    for words in (
+        "fewer than 5 draws cannot judge",
+        "Pretraining's own share",
+        "HOU24, table 1",
+        "linear probing: probed",
+        "Percent of gbdt",
+        "Outlier-NDCG@5",
+        "Training groups with a relevant document: 8 (",
+    ):
+        assert words in text, words
+    assert "HOU24, tables 14 and 15" not in text, "there is one augmentation only"
+    for picture in ("curves.png", "differences.png"):
+        assert picture in text
+        assert (out / "summary" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
+    synthetic_dataset: str, done: tuple[Path, list[str]]
+) -> None:
+    out, _ = done
+    assert written_directories(run_study, study(synthetic_dataset, out)) == []
+    time_before = Spent.read(str(out / "models/8/draw-0/seed-0/simclr"))
+    grid = [*GRID, {"labelled": [8], "draws": 3, "methods": ["gbdt"]}]
+    more = written_directories(run_study, study(synthetic_dataset, out, grid=grid))
+    assert more == ["models/8/draw-2/seed-0/gbdt/model", "models/8/draw-2/seed-0/gbdt/measured", "summary"]
+    assert Spent.read(str(out / "models/8/draw-0/seed-0/simclr")) == time_before
+    (out / "models/30/draw-1/seed-0/plain/measured" / storage.MANIFEST).unlink()  # as if killed before it was there
+    again = written_directories(run_study, study(synthetic_dataset, out, grid=grid))
+    assert again == ["models/30/draw-1/seed-0/plain/measured", "summary"], "trained nothing again"
+    switched = study(synthetic_dataset, out, grid=grid, evaluate={"baseline": "plain"})
+    assert written_directories(run_study, switched) == ["test", "summary"]
+
+
+def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset: str, tmp_path: Path) -> None:
+    wild = {**FINETUNE, "optimizer": {"kind": "sgd", "learning_rate": 1e30}}
+    methods = {
+        "gbdt": METHODS["gbdt"],
+        "wild": {"kind": "neural", "finetune": wild},
+        "plain": METHODS["plain"],
+        "mean": {"kind": "combined", "parts": ["plain", "wild"], "combine": {"how": "mean"}},
+    }
+    config = study(synthetic_dataset, tmp_path / "out", methods=methods, grid=[{"labelled": [30], "draws": 1}])
+    with pytest.raises(InputError, match=r"2 tasks failed, the first is models/30/draw-0/seed-0/wild .*NaN"):
+        run_study(config)
+    found = Study.read(str(tmp_path / "out" / "summary"))
+    assert {point.method for point in found.points} == {"gbdt", "plain"}
+    assert set(found.failed) == {f"models/30/draw-0/seed-0/{name}" for name in ("wild", "mean")}
+    assert "needs models/30/draw-0/seed-0/wild" in found.failed["models/30/draw-0/seed-0/mean"]
+    text = (tmp_path / "out" / "summary" / "report.md").read_text()
+    assert "2 of 4 models are measured" in text
+    assert "scores contain NaN" in text
+
+
+def test_validation_labels_shrink_with_the_training_labels_if_asked(synthetic_dataset: str, tmp_path: Path) -> None:
+    config = study(synthetic_dataset, tmp_path, validation_share=0.5)
+    sized = config.sized(30)
+    assert (sized.train.relevant_groups, sized.validation.relevant_groups) == (30, 15)
+    share = study(synthetic_dataset, tmp_path, validation_share=0.5, grid=[{"labelled": [0.1]}]).sized(0.1)
+    assert (share.train.labelled_fraction, share.validation.labelled_fraction) == (0.1, 0.05)
+    full = study(synthetic_dataset, tmp_path, counts="labelled").sized(30)
+    assert (full.train.labelled_groups, full.validation.size) == (30, {})
+
+
+def test_too_many_labels_are_refused_before_anything_is_trained(synthetic_dataset: str, tmp_path: Path) -> None:
+    config = study(synthetic_dataset, tmp_path / "out", grid=[{"labelled": [8, 100_000]}])
+    with pytest.raises(InputError, match="relevant_groups is 100000; lower it"):
+        run_study(config)
+    assert not (tmp_path / "out" / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": [{"labelled": [8, 0.5]}]}, "labelled mixes counts with shares"),
+        ({"grid": [{"labelled": [8], "methods": ["gbtd"]}]}, "'gbtd' is not among the methods"),
+        ({"control": "none"}, "control 'none' is not among the methods"),
+        ({"evaluate": {"baseline": "trees"}}, "evaluate.baseline 'trees' is not among the methods"),
+        ({"grid": [{"labelled": [0]}]}, "greater than or equal to 1"),
+    ],
+)
+def test_a_study_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        study("nowhere", Path("nowhere"), **changes)
+
+
+def test_parts_of_the_grid_join_and_methods_come_after_those_that_they_need() -> None:
+    methods = {
+        "mean": {"kind": "combined", "parts": ["plain", "simclr"], "combine": {"how": "mean"}},
+        **{name: METHODS[name] for name in ("gbdt", "plain", "simclr", "probed")},
+    }
+    grid = [
+        {"labelled": [8, 30], "draws": 2, "methods": ["gbdt"]},
+        {"labelled": [30], "draws": 3, "seeds": [0, 1], "methods": ["gbdt", "mean"]},
+    ]
+    cells = cells_of(study("nowhere", Path("nowhere"), methods=methods, grid=grid, control=None))
+    assert len({cell.folder for cell in cells}) == len(cells) == 2 + 3 * 2 * 4
+    order = [cell.method for cell in cells if (cell.draw, cell.seed, cell.labelled) == (0, 0, 30)]
+    assert order.index("mean") > max(order.index("plain"), order.index("simclr"))
+    assert [cell.draw for cell in cells] == sorted(cell.draw for cell in cells), "draw after draw"
+
+
+def test_methods_with_equal_pretraining_share_it() -> None:
+    config = study("nowhere", Path("nowhere"))
+    shared = json.loads(json.dumps({n: m.model_dump(mode="json") for n, m in shared_encoders(config.methods).items()}))
+    assert shared["probed"]["pretrained_as"] == "simclr"
+    assert shared["probed"]["pretrain"] is None
+    assert shared["probed"]["finetune"] == config.methods["probed"].model_dump(mode="json")["finetune"]
+    assert shared["simclr"]["pretrain"] is not None

@@ -1,0 +1,93 @@
+"""Tasks that need others: their order, and what the failure of one means for the rest."""
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ltrscale.errors import InputError
+from ltrscale.workflows.tasks import Task, TaskWorkersConfig, run_all
+
+HERE = TaskWorkersConfig(number=0)
+
+
+def touch(folder: Path, name: str) -> None:
+    with (folder / "log").open("a") as log:
+        log.write(f"{name} {os.getpid()}\n")
+
+
+def fail() -> None:
+    raise InputError("no such file; make it")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait(folder: Path, name: str) -> None:
+    """Touch, then wait until another task has, too: ends only if both run at once."""
+    touch(folder, name)
+    limit = time.monotonic() + 60
+    while len((folder / "log").read_text().splitlines()) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def run(tasks: list[Task], workers: TaskWorkersConfig) -> dict[str, str | None]:
+    ended: dict[str, str | None] = {}
+
+    def end(task: Task, failure: str | None) -> None:
+        assert task.name not in ended
+        ended[task.name] = failure
+
+    run_all(tasks, workers, end)
+    return ended
+
+
+def some(folder: Path) -> list[Task]:
+    """Two chains, one of which fails at its beginning."""
+
+    def task(name: str, *needs: str) -> Task:
+        return Task(name, functools.partial(touch, folder, name), needs)
+
+    return [Task("bad", fail), task("a"), task("after bad", "bad"), task("b", "a"), task("last", "b", "after bad")]
+
+
+def check(ended: dict[str, str | None], folder: Path) -> None:
+    assert ended == {
+        "bad": "no such file; make it",
+        "a": None,
+        "after bad": "needs bad, which failed",
+        "b": None,
+        "last": "needs after bad, which failed",
+    }
+    assert [line.split()[0] for line in (folder / "log").read_text().splitlines()] == ["a", "b"]
+
+
+def test_a_failed_task_is_named_and_only_those_that_need_it_are_given_up(tmp_path: Path) -> None:
+    check(run(some(tmp_path), HERE), tmp_path)
+
+
+def test_a_defect_is_a_failure_too(tmp_path: Path) -> None:
+    tasks = [Task("defect", functools.partial(int, "x")), Task("other", functools.partial(touch, tmp_path, "other"))]
+    ended = run(tasks, HERE)
+    assert ended["other"] is None
+    assert str(ended["defect"]).startswith("ValueError: invalid literal")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_tasks_run_in_processes_at_once_and_a_dead_process_is_one_failure(tmp_path: Path) -> None:
+    two = TaskWorkersConfig(number=2, cpus=0.5)
+    check(run(some(tmp_path), two), tmp_path)
+    both = tmp_path / "both"
+    both.mkdir()
+    ended = run([Task("dead", die), *(Task(name, functools.partial(wait, both, name)) for name in "xy")], two)
+    assert ended["x"] is ended["y"] is None
+    assert str(ended["dead"]).startswith("dead: its process ended several times")
+    pids = {line.split()[1] for line in (both / "log").read_text().splitlines()}
+    assert len(pids) == 2
+    assert str(os.getpid()) not in pids
