@@ -5,10 +5,10 @@ It imitates the search of a shop. A query has an intent i (buy, compare, find an
 youth and price. None of these but the seller is written.
 
     r   = A[i, k] + b_k . x              relevance: what a kind is worth to an intent, and slopes of its own     (1)
-    f_j = g_j(w_j . tanh(V [u, x] + v) + s_j e_j),    u = m_k + 0.2 e            numeric features                (2)
+    f_j = g_j(w_j . tanh(V [u, x] + v) + s_j e_j),    u = m_k + 0.1 e            numeric features                (2)
 
 A, b, m, V, v and w are drawn once for a seed, e is normal noise. V and w are sparse: a feature shows three of the 24
-hidden values, and a hidden value depends on four of the eight entries of place u and factors x. g_j makes a score, a
+hidden values, and a hidden value depends on four of the seven entries of place u and factors x. g_j makes a score, a
 count, an amount, a ratio or a plain number. Some features show the intent and are constant in a list, and some are pure
 noise. The label is the grade of r plus noise. So relevance is far from linear in the features: the sign of a factor
 depends on the kind, and no feature alone tells the kind. Yet documents of a kind lie close together in the joint
@@ -47,8 +47,8 @@ GENERATOR = {"generator": "2"}
 """Part of a log's identity: raise it when the same settings come to give other rows."""
 
 _INTENTS, _KINDS = 4, 12
-_PLACE, _FACTORS = 4, 4  # entries of the place, which tells the kind, and of the factors
-_WITHIN = 0.2  # spread of places within a kind
+_PLACE, _FACTORS = 3, 4  # entries of the place, which tells the kind, and of the factors
+_WITHIN = 0.1  # spread of places within a kind
 _HIDDEN = 24
 _SELLERS = 400
 _CATEGORIES = ("audio", "books", "clothing", "garden", "games", "kitchen", "phones", "sports", "tools", "toys")

@@ -244,9 +244,9 @@ def test_more_labels_help_and_relevance_is_far_from_linear(whole: list[pa.Table]
     filled = np.nan_to_num(np.concatenate([values, -values], axis=1), nan=-np.inf)
     single = max(mean_ndcg(column, labels, bounds) for column in filled.T)
     few, plenty = trees(train, test, 50), trees(train, test, 1000)
-    assert chance < 0.35 < single < few < plenty - 0.05
-    assert ridge(standardised(whole), whole, groups=1000, draws=1, penalty=100.0) < plenty - 0.05
-    assert plenty > 0.6
+    assert chance < 0.33 < single - 0.05 < few - 0.05 < plenty - 0.1
+    assert ridge(standardised(whole), whole, groups=1000, draws=1, penalty=100.0) < plenty - 0.1
+    assert plenty > 0.55
 
 
 def test_groups_without_labels_reveal_what_few_labels_need(whole: list[pa.Table]) -> None:
@@ -254,5 +254,5 @@ def test_groups_without_labels_reveal_what_few_labels_need(whole: list[pa.Table]
     raw = standardised(whole)
     found = closeness_to_clusters(*raw)
     few = {"groups": 75, "draws": 8}
-    assert ridge(found, whole, **few, penalty=1.0) > ridge(raw, whole, **few, penalty=100.0) + 0.02
+    assert ridge(found, whole, **few, penalty=1.0) > ridge(raw, whole, **few, penalty=100.0) + 0.06
     assert ridge(found, whole, groups=1000, draws=1, penalty=1.0) < trees(*whole, 1000) - 0.03
