@@ -1,14 +1,27 @@
 """A synthetic search log, so that everything can be tried without a download.
 
-It imitates the search of a shop. A query has topics and a taste (for cheap, for new, a device); a document has topics
-near those of the query that retrieved it, a seller, quality, popularity, age and price. These latent factors are never
-written. The numeric features are nonlinear, noisy, long-tailed views of a few factors each (scores, counts, amounts,
-ratios); some are constant in a list, and some are pure noise. Relevance is the match of topics, quality and taste, with
-interactions; its noisy grade is the label. Unlabelled groups come from the same distribution. Nothing here is fitted to
-real traffic: use it to check that a pipeline works and how methods react to scarce labels, not to claim that one method
-is better.
+It imitates the search of a shop. A query has an intent i (buy, compare, find an accessory). A document has a kind k
+(the product itself, a newer model, an accessory, a spare part), a seller, and four factors x: quality, popularity,
+youth and price. None of these but the seller is written.
 
-Shapes: N documents, Q queries, F numeric features, T topics, Z latent factors, S sellers, G grades above 0.
+    r   = A[i, k] + b_k . x              relevance: what a kind is worth to an intent, and slopes of its own     (1)
+    f_j = g_j(w_j . tanh(V [u, x] + v) + s_j e_j),    u = m_k + 0.1 e            numeric features                (2)
+
+A, b, m, V, v and w are drawn once for a seed, e is normal noise. V and w are sparse: a feature shows three of the 24
+hidden values, and a hidden value depends on four of the seven entries of place u and factors x. g_j makes a score, a
+count, an amount, a ratio or a plain number. Some features show the intent and are constant in a list, and some are pure
+noise. The label is the grade of r plus noise. So relevance is far from linear in the features: the sign of a factor
+depends on the kind, and no feature alone tells the kind. Yet documents of a kind lie close together in the joint
+distribution of all features: groups without labels can teach an encoder what a kind is, and few labels can then teach
+what it is worth. Unlabelled groups come from the same distribution, and no feature is computed from the label. The
+shares of categories, and with them of intents, drift in time. The seller nearly identifies a document within its list,
+as columns of real logs do: views for a contrast should hide it.
+
+Nothing here is fitted to real traffic: use it to check that a pipeline works and how methods react to scarce labels,
+not to claim that one method is better.
+
+Shapes: N documents, Q queries, F numeric features, C categories, I intents, K kinds, P entries of the place, X factors,
+Z = P + X, H hidden values, S sellers, G grades above 0.
 """
 
 import datetime
@@ -30,11 +43,17 @@ from ltrscale.progress import Report, log
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_TOPICS = 6
+GENERATOR = {"generator": "2"}
+"""Part of a log's identity: raise it when the same settings come to give other rows."""
+
+_INTENTS, _KINDS = 4, 12
+_PLACE, _FACTORS = 3, 4  # entries of the place, which tells the kind, and of the factors
+_WITHIN = 0.1  # spread of places within a kind
+_HIDDEN = 24
 _SELLERS = 400
 _CATEGORIES = ("audio", "books", "clothing", "garden", "games", "kitchen", "phones", "sports", "tools", "toys")
 _DEVICES = ("desktop", "phone", "tablet")
-_GRADE_SHARES = (0.24, 0.11, 0.05, 0.02)  # documents of at least grade 1, 2, 3, 4 if the query has an answer
+_GRADE_SHARES = (0.24, 0.11, 0.05, 0.015)  # documents of at least grade 1, 2, 3, 4 if the query has an answer
 _BLOCK = 1024  # queries drawn at once, and a Parquet row group
 _FLAG = 1e6  # the value that a broken upstream job writes for "unknown"
 _DAY_MS = 24 * 3600 * 1000
@@ -86,7 +105,7 @@ def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[s
     UTC), `label` (0 to 4, null in an unlabelled query), `f_*` numeric, `c_*` categorical. Memory does not grow with
     the number of queries. If the same log is already committed, nothing is written.
     """
-    origin = made_by("synthetic_log", config, {})
+    origin = made_by("synthetic_log", config, GENERATOR)
     weeks = week_names(config.first_week, config.weeks)
     names = [f"week={week}/part-0.parquet" for week in weeks]
     files = [storage.join(out, name) for name in names]
@@ -148,17 +167,21 @@ def _schema(config: SyntheticLogConfig) -> pa.Schema:
 
 @dataclass(frozen=True)
 class _World:
-    """The constants of all weeks: how features show the factors, the sellers, the threshold of each grade."""
+    """The constants of all weeks: kinds, intents, sellers, how features show the factors, the threshold of a grade."""
 
-    family_F: Ints
-    linear_ZF: Floats
-    bend_ZF: Floats
-    bend_F: Floats
-    noise_F: Floats
-    scale_F: Floats
+    intent_CI: Floats
+    affinity_IK: Floats
+    slope_KX: Floats
+    centre_KP: Floats
     quality_S: Floats
     popularity_S: Floats
-    category_CT: Floats
+    family_F: Ints
+    hidden_ZH: Floats
+    shift_H: Floats
+    shown_HF: Floats
+    intent_IF: Floats
+    noise_F: Floats
+    scale_F: Floats
     missing_F: Floats
     location: float
     spread: float
@@ -170,7 +193,9 @@ class _Draw:
     """Queries and documents before features are measured: the latent factors and the values derived from them."""
 
     query_N: Ints
-    latent_NZ: Floats
+    intent_Q: Ints
+    place_NP: Floats
+    factors_NX: Floats
     category_N: Ints
     device_Q: Ints
     seller_N: Ints
@@ -179,22 +204,22 @@ class _Draw:
 
 def _make_world(config: SyntheticLogConfig) -> _World:
     rng = default_rng([config.seed])
-    n_query, n_document = _TOPICS + 2, 2 * _TOPICS + 4
-    family_F = np.resize(_DEAL, config.n_features)
-    visible_ZF = np.ones((n_query + n_document, config.n_features), bool)
-    visible_ZF[n_query:, family_F == _QUERY] = False
-    visible_ZF[:, family_F == _NOISE] = False
+    n_categories, f, z = len(_CATEGORIES), config.n_features, _PLACE + _FACTORS
     world = _World(
-        family_F=family_F,
-        linear_ZF=_sparse(rng, visible_ZF),
-        bend_ZF=_sparse(rng, visible_ZF),
-        bend_F=rng.normal(0, 1, config.n_features),
-        noise_F=rng.uniform(0.3, 1.0, config.n_features),
-        scale_F=np.exp(rng.normal(0, 2, config.n_features)),
+        intent_CI=rng.dirichlet(np.full(_INTENTS, 1.0), n_categories),
+        affinity_IK=rng.normal(0, 1, _KINDS) + 0.4 * rng.normal(0, 1, (_INTENTS, _KINDS)),
+        slope_KX=0.4 * rng.normal(0, 1, (_KINDS, _FACTORS)),
+        centre_KP=rng.normal(0, 1, (_KINDS, _PLACE)),
         quality_S=rng.normal(0, 1, _SELLERS),
         popularity_S=1 / np.arange(1, _SELLERS + 1) ** 0.8,
-        category_CT=rng.normal(0, 1, (len(_CATEGORIES), _TOPICS)),
-        missing_F=np.minimum(rng.gamma(1.0, config.missing, config.n_features), 0.6),
+        family_F=np.resize(_DEAL, f),
+        hidden_ZH=_sparse(rng, (z, _HIDDEN), terms=4, scale=2.5),
+        shift_H=rng.normal(0, 0.7, _HIDDEN),
+        shown_HF=_sparse(rng, (_HIDDEN, f), terms=3, scale=1.5),
+        intent_IF=rng.normal(0, 1, (_INTENTS, f)),
+        noise_F=rng.uniform(0.1, 0.4, f),
+        scale_F=np.exp(rng.normal(0, 2, f)),
+        missing_F=np.minimum(rng.gamma(1.0, config.missing, f), 0.6),
         location=0.0,
         spread=1.0,
         bars_G=np.zeros(len(_GRADE_SHARES)),
@@ -202,74 +227,55 @@ def _make_world(config: SyntheticLogConfig) -> _World:
     return _calibrate(config, world, rng)
 
 
-def _sparse(rng: Generator, visible_ZF: NDArray[np.bool_], factors: int = 3) -> Floats:
-    """Random weights by which each feature shows a few of the factors visible to it."""
-    rank_ZF = np.argsort(np.argsort(rng.random(visible_ZF.shape) + ~visible_ZF, axis=0), axis=0)
-    return np.where((rank_ZF < factors) & visible_ZF, rng.normal(0, 0.7, visible_ZF.shape), 0.0)
+def _sparse(rng: Generator, shape: tuple[int, int], *, terms: int, scale: float) -> Floats:
+    """Random weights whose columns have this norm and this many terms that are not 0."""
+    rank = rng.random(shape).argsort(axis=0).argsort(axis=0)
+    weights = np.where(rank < terms, rng.normal(0, 1, shape), 0.0)
+    return np.asarray(scale * weights / np.linalg.norm(weights, axis=0))
 
 
 def _calibrate(config: SyntheticLogConfig, world: _World, rng: Generator) -> _World:
     """Standardise relevance and set the thresholds so that grades have their shares for any seed and noise."""
-    relevance_N = _draw(world, rng, np.full(2048, 16)).relevance_N
-    location, spread = float(relevance_N.mean()), float(relevance_N.std())
-    noisy_N = (relevance_N - location) / spread + rng.normal(0, config.noise, len(relevance_N))
+    draw = _draw(world, rng, np.full(2048, 16))
+    location, spread = float(draw.relevance_N.mean()), float(draw.relevance_N.std())
+    world = replace(world, location=location, spread=spread)
+    noisy_N = _noisy(config, world, draw, rng, 2048)
     bars_G = np.quantile(noisy_N, 1 - np.array(_GRADE_SHARES))
-    return replace(world, location=location, spread=spread, bars_G=bars_G)
+    return replace(world, bars_G=bars_G)
 
 
 def _draw(world: _World, rng: Generator, lengths_Q: Ints) -> _Draw:
-    """Draw queries with lists of these lengths.
-
-    Relevance adds up the match, the tastes for new and for cheap documents, and the interactions of quality with match
-    and of popularity with price.
-    """
+    """Draw queries with lists of these lengths: intents, kinds and factors, and relevance, formula (1)."""
     n_queries, query_N = len(lengths_Q), np.repeat(np.arange(len(lengths_Q)), lengths_Q)
     n = len(query_N)
     category_Q = rng.choice(len(_CATEGORIES), n_queries, p=rng.dirichlet(np.full(len(_CATEGORIES), 5.0)))
-    topics_QT = world.category_CT[category_Q] + rng.normal(0, 0.7, (n_queries, _TOPICS))
+    intent_Q = (world.intent_CI[category_Q].cumsum(1) < rng.random((n_queries, 1))).sum(1).clip(max=_INTENTS - 1)
     device_Q = rng.choice(len(_DEVICES), n_queries, p=(0.4, 0.5, 0.1))
-    taste_Q2 = rng.normal(0, 1, (n_queries, 2)) + (device_Q == 1)[:, None] * (0.8, 0.0)
-    cheap_N, new_N = taste_Q2[query_N].T
 
+    kind_N = rng.integers(0, _KINDS, n)
+    place_NP = world.centre_KP[kind_N] + _WITHIN * rng.normal(0, 1, (n, _PLACE))
     seller_N = rng.choice(_SELLERS, n, p=world.popularity_S / world.popularity_S.sum())
     quality_N = 0.6 * world.quality_S[seller_N] + rng.normal(0, 0.8, n)
     youth_N = rng.normal(0, 1, n)
     popularity_N = 0.5 * quality_N - 0.4 * youth_N + rng.normal(0, 0.8, n)
     price_N = 0.4 * quality_N + rng.normal(0, 0.9, n)
-    closeness_N = rng.uniform(0.2, 1.0, n)[:, None]  # retrieval returns both near and far documents
-    topics_NT = closeness_N * topics_QT[query_N] + (1.1 - closeness_N) * rng.normal(0, 1.3, (n, _TOPICS))
-    distance_NT = np.abs(topics_NT - topics_QT[query_N])
-    match_N = 2.0 - distance_NT.mean(1) * 2.0
+    factors_NX = np.column_stack([quality_N, popularity_N, youth_N, price_N])
 
-    relevance_N = (
-        1.3 * np.tanh(match_N)
-        + 0.5 * quality_N * (1 + np.tanh(match_N))
-        + 0.5 * np.tanh(popularity_N - price_N)
-        + 0.5 * np.maximum(new_N, 0) * youth_N
-        - 0.5 * np.logaddexp(0, cheap_N) * price_N
-    )
-    of_query_QZ = np.concatenate([topics_QT, taste_Q2], axis=1)
-    of_document_NZ = np.column_stack([topics_NT, distance_NT, quality_N, popularity_N, youth_N, price_N])
-    latent_NZ = np.concatenate([of_query_QZ[query_N], of_document_NZ], axis=1)
-    category_N = np.where(
-        rng.random(n) < 0.15, rng.integers(0, len(_CATEGORIES), n), _nearest(topics_NT, world.category_CT)
-    )
-    return _Draw(query_N, latent_NZ, category_N, device_Q, seller_N, relevance_N)
-
-
-def _nearest(points_NT: Floats, centres_CT: Floats) -> Ints:
-    """The nearest centre of each point."""
-    distances_NC: Floats = (centres_CT**2).sum(1) - 2 * points_NT @ centres_CT.T
-    return np.asarray(distances_NC.argmin(1))
+    relevance_N = world.affinity_IK[intent_Q[query_N], kind_N] + (world.slope_KX[kind_N] * factors_NX).sum(1)
+    strange_N = rng.random(n) < 0.3  # retrieval returns documents of other categories, too
+    category_N = np.where(strange_N, rng.integers(0, len(_CATEGORIES), n), category_Q[query_N])
+    return _Draw(query_N, intent_Q, place_NP, factors_NX, category_N, device_Q, seller_N, relevance_N)
 
 
 def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Floats:
-    """Numeric features, shape [N, F]: each family's view of the latent factors; noise levels differ by document."""
+    """Numeric features, shape [N, F], formula (2); noise levels differ by document."""
     n, f = len(draw.query_N), len(world.family_F)
-    of_query_F = world.family_F == _QUERY
+    of_query = world.family_F == _QUERY
     noise_NF = rng.normal(0, 1, (n, f)) * np.exp(rng.normal(0, 0.4, (n, 1)))
-    noise_NF[:, of_query_F] = rng.normal(0, 1, (len(lengths_Q), int(of_query_F.sum())))[draw.query_N]
-    view_NF = draw.latent_NZ @ world.linear_ZF + np.tanh(2 * draw.latent_NZ @ world.bend_ZF) * world.bend_F
+    noise_NF[:, of_query] = rng.normal(0, 1, (len(lengths_Q), int(of_query.sum())))[draw.query_N]
+    hidden_NH = np.tanh(np.hstack([draw.place_NP, draw.factors_NX]) @ world.hidden_ZH + world.shift_H)
+    view_NF = hidden_NH @ world.shown_HF
+    view_NF[:, of_query] = world.intent_IF[:, of_query][draw.intent_Q[draw.query_N]]
     view_NF = np.clip(view_NF + world.noise_F * noise_NF, -6, 6)
     query_scale_N1 = np.exp(rng.normal(0, 0.5, len(lengths_Q)))[draw.query_N, None]
 
@@ -286,7 +292,7 @@ def _measure(world: _World, draw: _Draw, rng: Generator, lengths_Q: Ints) -> Flo
 
 def _blank(features_NF: Floats, world: _World, draw: _Draw, rng: Generator) -> None:
     """Remove values at random; ratios are missing more often in unpopular documents."""
-    popularity_N = draw.latent_NZ[:, -3]  # followed by youth and price, see `_draw`
+    popularity_N = draw.factors_NX[:, 1]
     share_NF = np.broadcast_to(world.missing_F, features_NF.shape).copy()
     share_NF[:, world.family_F == _RATIO] *= (2 / (1 + np.exp(2 * popularity_N)))[:, None]
     features_NF[rng.random(features_NF.shape) < share_NF] = np.nan
@@ -303,12 +309,16 @@ def _break(features_NF: Floats, config: SyntheticLogConfig, draw: _Draw, rng: Ge
     features_NF[hit_NF & flag_N1 & (rng.random(features_NF.shape) < 0.5)] = _FLAG
 
 
-def _grade(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> pa.Array:
-    """Labels: the number of thresholds below the noisy relevance; all 0 in unanswered, null in unlabelled queries."""
+def _noisy(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> Floats:
+    """Standardised relevance with the labels' noise; some queries are easier than others."""
     standard_N = (draw.relevance_N - world.location) / world.spread
     ease_Q = rng.normal(0, 0.4, n_queries)
-    noisy_N = standard_N + ease_Q[draw.query_N] + rng.normal(0, config.noise, len(draw.query_N))
-    grade_N = (noisy_N[:, None] > world.bars_G).sum(1)
+    return np.asarray(standard_N + ease_Q[draw.query_N] + rng.normal(0, config.noise, len(standard_N)))
+
+
+def _grade(config: SyntheticLogConfig, world: _World, draw: _Draw, rng: Generator, n_queries: int) -> pa.Array:
+    """Labels: the number of thresholds below the noisy relevance; all 0 in unanswered, null in unlabelled queries."""
+    grade_N = (_noisy(config, world, draw, rng, n_queries)[:, None] > world.bars_G).sum(1)
     grade_N[(rng.random(n_queries) < config.unanswered)[draw.query_N]] = 0
     unlabelled_Q = rng.random(n_queries) >= config.labelled
     return pa.array(grade_N.astype(np.int8), mask=unlabelled_Q[draw.query_N])

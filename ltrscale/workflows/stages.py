@@ -19,7 +19,7 @@ from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
-from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
+from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
 from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
@@ -40,8 +40,8 @@ class SyntheticLog(Stage):
         return self.log
 
     def inputs(self) -> dict[str, str]:
-        """None."""
-        return {}
+        """The version of the generator."""
+        return GENERATOR
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Write the files."""

@@ -2,6 +2,7 @@
 
 import datetime
 import itertools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from sklearn.cluster import MiniBatchKMeans
 from synthetic_columns import COLUMN_MAPPING
 
 from ltrscale import storage
@@ -99,6 +101,29 @@ def test_writing_again_is_a_no_op_and_another_config_replaces(tmp_path: Path) ->
     assert not storage.exists(files[1])
 
 
+def test_a_log_of_an_earlier_generator_is_written_again(tmp_path: Path) -> None:
+    config, made = SMALL.replace(weeks=1, groups_per_week=5), str(tmp_path)
+    (file,) = write_log(config, made, report=lambda _: None)
+    rows, written_by = pq.read_table(file), storage.read_manifest(made)
+    assert written_by is not None
+    earlier = {**written_by, "made_by": {**written_by["made_by"], "inputs": {"generator": "1"}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(earlier))
+    records: list[Mapping[str, object]] = []
+    write_log(config, made, report=records.append)
+    assert len(records) == 1
+    assert pq.read_table(file).equals(rows)
+    assert storage.read_manifest(made) == written_by
+
+
+@pytest.mark.parametrize("labels", [{"noise": 2.0}, {"unanswered": 0.5}])
+def test_labels_leave_no_trace_in_the_features(
+    tables: list[pa.Table], tmp_path: Path, labels: dict[str, float]
+) -> None:
+    (other,) = written(SMALL.replace(weeks=1, **labels), tmp_path)
+    assert not other["label"].equals(tables[0]["label"])
+    assert other.drop_columns("label").equals(tables[0].drop_columns("label"))
+
+
 def test_hiding_labels_changes_nothing_else(tables: list[pa.Table], tmp_path: Path) -> None:
     full = written(SMALL.replace(labelled=1.0), tmp_path)
     for part, whole in zip(tables, full, strict=True):
@@ -169,24 +194,65 @@ def mean_ndcg(scores: np.ndarray, labels: np.ndarray, bounds: np.ndarray, k: int
     return float(np.mean(values))
 
 
-def test_trees_learn_from_labels_and_more_labels_help(tmp_path: Path) -> None:
-    """The purpose of the log: random < best single feature < trees on few labels < trees on all labels."""
-    train, test = written(SMALL.replace(groups_per_week=800, labelled=1.0), tmp_path)
-    train_labels, test_labels = train["label"].to_numpy(), test["label"].to_numpy()
-    values, bounds = features(test), offsets(test)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
+    """A training week and a test week in which every query has labels."""
+    return written(SyntheticLogConfig(weeks=2, groups_per_week=1000, labelled=1.0), tmp_path_factory.mktemp("whole"))
 
-    def trees(groups: int) -> float:
-        rows = offsets(train)[groups]
-        data = lightgbm.Dataset(
-            features(train)[:rows], train_labels[:rows], group=np.diff(offsets(train)[: groups + 1])
-        )
-        settings = {"objective": "lambdarank", "num_leaves": 15, "verbose": -1, "num_threads": 1, "deterministic": True}
-        return mean_ndcg(lightgbm.train(settings, data, 40).predict(values), test_labels, bounds)
 
-    chance = mean_ndcg(np.random.default_rng(0).random(len(test)), test_labels, bounds)
+def trees(train: pa.Table, test: pa.Table, groups: int) -> float:
+    """Test NDCG@5 of LightGBM trained on the first groups."""
+    bounds = offsets(train)[: groups + 1]
+    values, labels = features(train)[: bounds[-1]], train["label"].to_numpy()[: bounds[-1]]
+    data = lightgbm.Dataset(values, labels, group=np.diff(bounds))
+    settings = {"objective": "lambdarank", "num_leaves": 15, "verbose": -1, "num_threads": 1, "deterministic": True}
+    scores = lightgbm.train(settings, data, 60).predict(features(test))
+    return mean_ndcg(scores, test["label"].to_numpy(), offsets(test))
+
+
+def standardised(tables: list[pa.Table]) -> list[np.ndarray]:
+    """Features as a linear model likes them: logarithms, filled, scaled by the first table."""
+    logs = [np.sign(values) * np.log1p(np.abs(values)) for values in map(features, tables)]
+    centre, scale = np.nanmean(logs[0], 0), np.nanstd(logs[0], 0)
+    return [np.clip(np.nan_to_num((values - centre) / scale), -4, 4) for values in logs]
+
+
+def closeness_to_clusters(train: np.ndarray, test: np.ndarray) -> list[np.ndarray]:
+    """Soft membership in clusters that are found without labels."""
+    clusters = MiniBatchKMeans(60, n_init=2, random_state=0).fit(train)
+    weights = [np.exp(-1.5 * clusters.transform(values)) for values in (train, test)]
+    return [w / w.sum(1, keepdims=True) for w in weights]
+
+
+def ridge(inputs: list[np.ndarray], tables: list[pa.Table], *, groups: int, draws: int, penalty: float) -> float:
+    """Mean test NDCG@5 of linear regressions of the labels, each on the next so many groups."""
+    bounds, labels, values = offsets(tables[0]), tables[0]["label"].to_numpy(), []
+    for draw in range(draws):
+        rows = slice(bounds[draw * groups], bounds[(draw + 1) * groups])
+        centre = inputs[0][rows].mean(0)
+        x, y = inputs[0][rows] - centre, labels[rows] - labels[rows].mean()
+        weights = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T @ y)
+        values.append(mean_ndcg((inputs[1] - centre) @ weights, tables[1]["label"].to_numpy(), offsets(tables[1])))
+    return float(np.mean(values))
+
+
+def test_more_labels_help_and_relevance_is_far_from_linear(whole: list[pa.Table]) -> None:
+    """The purpose of the log: random < best single feature < trees on few labels, and linear on all < trees on all."""
+    train, test = whole
+    labels, bounds, values = test["label"].to_numpy(), offsets(test), features(test)
+    chance = mean_ndcg(np.random.default_rng(0).random(len(test)), labels, bounds)
     filled = np.nan_to_num(np.concatenate([values, -values], axis=1), nan=-np.inf)
-    single = max(mean_ndcg(column, test_labels, bounds) for column in filled.T)
-    scarce, plenty = trees(30), trees(800)
-    assert chance < 0.35 < single < plenty - 0.05
-    assert scarce + 0.03 < plenty
+    single = max(mean_ndcg(column, labels, bounds) for column in filled.T)
+    few, plenty = trees(train, test, 50), trees(train, test, 1000)
+    assert chance < 0.33 < single - 0.05 < few - 0.05 < plenty - 0.1
+    assert ridge(standardised(whole), whole, groups=1000, draws=1, penalty=100.0) < plenty - 0.1
     assert plenty > 0.55
+
+
+def test_groups_without_labels_reveal_what_few_labels_need(whole: list[pa.Table]) -> None:
+    """Clusters of the features' joint distribution, found without labels, serve few labels better than the features."""
+    raw = standardised(whole)
+    found = closeness_to_clusters(*raw)
+    few = {"groups": 75, "draws": 8}
+    assert ridge(found, whole, **few, penalty=1.0) > ridge(raw, whole, **few, penalty=100.0) + 0.06
+    assert ridge(found, whole, groups=1000, draws=1, penalty=1.0) < trees(*whole, 1000) - 0.03
