@@ -219,8 +219,8 @@ def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:
     """The documents in an order that is random within each group, shape [N].
 
     Example:
-        >>> shuffled(torch.tensor([0, 3, 5]), torch.Generator().manual_seed(1)).tolist()
-        [1, 2, 0, 4, 3]
+        >>> shuffled(torch.tensor([0, 3, 5]), torch.Generator().manual_seed(0)).tolist()
+        [2, 1, 0, 4, 3]
     """
     group_N = group_index(offsets_Q1)
     return (group_N + torch.rand(len(group_N), generator=generator, dtype=torch.float64)).argsort()
