@@ -16,10 +16,12 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError, Stopped
+from ltrscale.launch.workers import stop_on_sigterm
 from ltrscale.progress import log
 
 _RETRIES = 2
 """How often Ray starts a task again whose process has died."""
+_LOOK_S, _PATIENCE_S = 1.0, 10.0
 
 
 class TaskWorkersConfig(Config):
@@ -77,8 +79,9 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
         while (task := queue.next()) is not None:
             queue.end(task, _attempt(task.call))
         return
-    with ray_cluster(math.ceil((workers.number or 1) * workers.cpus)):
-        _run_with_ray(queue, workers)
+    # a handler that raises would not do: Ray keeps its exception back until a task has ended
+    with ray_cluster(math.ceil((workers.number or 1) * workers.cpus)), stop_on_sigterm() as stopping:
+        _run_with_ray(queue, workers, stopping)
 
 
 class _Queue:
@@ -105,7 +108,7 @@ class _Queue:
         self._ended(task, failure)
 
 
-def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig) -> None:
+def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[[], bool]) -> None:
     import ray  # imported late: many processes never use Ray
 
     remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RETRIES)
@@ -117,18 +120,24 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig) -> None:
                 running[remote.remote(task.call, workers.threads, leases)] = task
             if not running:
                 return
-            (ready,), _ = ray.wait(list(running), num_returns=1)
-            task = running.pop(ready)
+            done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
+            if stopping():
+                raise Stopped("asked to stop; the same command goes on")
+            if not done:
+                continue
+            task = running.pop(done[0])
             failure: str | None
             try:
                 with plain_errors(f"{task.name}: its process", "lower workers.number"):
-                    failure = ray.get(ready)
+                    failure = ray.get(done[0])
             except InputError as error:
                 failure = str(error)
             queue.end(task, failure)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
+        if running:  # the cluster must not go away while they end
+            ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE_S)
 
 
 def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...]) -> str | None:

@@ -3,6 +3,8 @@
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -91,3 +93,29 @@ def test_tasks_run_in_processes_at_once_and_a_dead_process_is_one_failure(tmp_pa
     pids = {line.split()[1] for line in (both / "log").read_text().splitlines()}
     assert len(pids) == 2
     assert str(os.getpid()) not in pids
+
+
+_LONG = """
+import functools, sys, time
+from ltrscale.errors import Stopped
+from ltrscale.workflows.tasks import Task, TaskWorkersConfig, run_all
+tasks = [Task("quick", functools.partial(time.sleep, 0)), Task("long", functools.partial(time.sleep, 500))]
+try:
+    run_all(tasks, TaskWorkersConfig(number=2, cpus=0.5), lambda task, _: print(task.name, flush=True))
+except Stopped as error:
+    sys.exit(f"stopped: {error}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_request_to_stop_does_not_wait_for_the_tasks() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "quick\n"
+        process.terminate()
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert errors.splitlines()[-1] == "stopped: asked to stop; the same command goes on"
