@@ -142,7 +142,6 @@ def main(command: Command[ConfigT]) -> None:
     overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
 
     def job() -> None:
-        signal.signal(signal.SIGTERM, _stop)  # a training stage replaces it with one that saves a checkpoint first
         if options.help is not None:
             print(command.help(options.help), end="")
             return
@@ -150,7 +149,7 @@ def main(command: Command[ConfigT]) -> None:
         if options.print_config:
             print(configs.dump(config), end="")
         else:
-            with _full_disk_named():
+            with _ending_on_sigterm(), _full_disk_named():
                 command.run(config)
 
     sys.excepthook = _show_defect
@@ -186,9 +185,26 @@ def _full_disk_named() -> Iterator[None]:
         ) from error
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    """Handle SIGTERM while there is no checkpoint to write."""
-    raise Stopped("asked to stop; the same command resumes from the committed stages")
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """End the block at a SIGTERM; a training stage replaces the handler with one that saves a checkpoint first.
+
+    Raises:
+        Stopped: SIGTERM has come.
+    """
+    asked: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt  # while Ray waits, it holds any other exception back until the wait is over
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not asked:
+            raise
+        raise Stopped("asked to stop; the same command resumes from the committed stages") from None
 
 
 def _show_defect(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:

@@ -175,7 +175,13 @@ def validate(model: AnyRanker, selection: Selection, metric: str, memory: Memory
     model.eval()
     for groups in _shared(selection, model, memory):
         assert groups.labels_N is not None
-        value_Q = measure.of(model(groups), groups.labels_N, groups.offsets_Q1)
+        scores_N = model(groups)
+        if scores_N.isnan().any():
+            raise InputError(
+                "validation: a score is NaN, training has diverged; lower optimizer.learning_rate or set "
+                "optimizer.clip_norm"
+            )
+        value_Q = measure.of(scores_N, groups.labels_N, groups.offsets_Q1)
         defined_Q = value_Q[~value_Q.isnan()]
         totals += torch.tensor([defined_Q.sum().item(), len(defined_Q)], dtype=torch.float64)
     total, count = sum_over_workers(totals).tolist()

@@ -97,7 +97,7 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
                 yield report
         except BaseException as error:
             # to the file alone: the job itself prints the error
-            trace = None if isinstance(error, InputError | Stopped) else sys.exc_info()
+            trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()
             record = log.makeRecord(log.name, logging.ERROR, "", 0, "failed: %s", (error,), trace)
             log.filter(record)
             handler.emit(record)

@@ -110,6 +110,33 @@ def test_a_request_to_stop_that_comes_in_a_fork_of_ray_is_heard() -> None:
     assert (done.stdout, done.stderr) == ("stopped\n", "")
 
 
+_STOPPED_WHILE_RAY_WAITS = """
+import os, signal, threading, time
+import ray
+from jobs.cli import Command, main
+from ltrscale.config import Config
+from ltrscale.engine import ray_cluster
+
+class Call(Config):
+    call: str
+
+def wait(config):
+    with ray_cluster(1):
+        endless = ray.remote(lambda: time.sleep(1000)).remote()
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        ray.get(endless) if config.call == "get" else ray.wait([endless])
+
+main(Command("wait", Call, wait, "A test."))
+"""
+
+
+@pytest.mark.parametrize("call", ["get", "wait"])
+def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str) -> None:
+    done = _run(_STOPPED_WHILE_RAY_WAITS, f"--set=call={call}")
+    line = "stopped: asked to stop; the same command resumes from the committed stages\n"
+    assert (done.returncode, done.stderr) == (143, line)
+
+
 _NODE_DIES = """
 import os, signal, sys, threading, time
 import ray

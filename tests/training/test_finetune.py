@@ -352,6 +352,15 @@ def test_a_best_epoch_that_is_the_last_one_is_a_warning(
         assert warnings == ([expected] if last else [])
 
 
+def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_dataset: str, tmp_path: Path) -> None:
+    run(synthetic_dataset, tmp_path / "out", epochs=1)
+    made = ranker(tmp_path / "out")
+    for parameter in made.parameters():
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(InputError, match="validation: a score is NaN, training has diverged; lower"):
+        validation.validate(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
+
+
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     """One step of plain gradient descent moves each weight by its factor times the same gradient."""
     moves = {}
