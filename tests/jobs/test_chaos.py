@@ -146,6 +146,9 @@ def test_all_that_a_command_started_is_found_and_ended(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('on', flush=True)"
     environment = {**os.environ, MARK: f"test-{tmp_path.name}.1"}
     subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True)
+    until = time.monotonic() + 10
+    while not marked(f"test-{tmp_path.name}") and time.monotonic() < until:
+        time.sleep(0.01)  # for a moment after its start, a program's environment cannot be read yet
     (orphan,) = marked(f"test-{tmp_path.name}")
     assert orphan.title == "sleep 60"
     assert marked("test-of-another") == []

@@ -129,8 +129,9 @@ def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     assert more == ["models/8/draw-2/seed-0/gbdt/model", "models/8/draw-2/seed-0/gbdt/measured", "summary"]
     assert Spent.read(str(out / "models/8/draw-0/seed-0/simclr")) == time_before
     (out / "models/30/draw-1/seed-0/plain/measured" / storage.MANIFEST).unlink()  # as if killed before it was there
-    again = written_directories(run_study, study(synthetic_dataset, out, grid=grid))
-    assert again == ["models/30/draw-1/seed-0/plain/measured", "summary"], "trained nothing again"
+    again, *rest = written_directories(run_study, study(synthetic_dataset, out, grid=grid))
+    assert again == "models/30/draw-1/seed-0/plain/measured", "trained nothing again"
+    assert rest in (["summary"], [])  # the summary stays if the measured time, too, is the same
     switched = study(synthetic_dataset, out, grid=grid, evaluate={"baseline": "plain"})
     assert written_directories(run_study, switched) == ["test", "summary"]
 
@@ -152,7 +153,7 @@ def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset
     assert "needs models/30/draw-0/seed-0/wild" in found.failed["models/30/draw-0/seed-0/mean"]
     text = (tmp_path / "out" / "summary" / "report.md").read_text()
     assert "2 of 4 models are measured" in text
-    assert "scores contain NaN" in text
+    assert "a score is NaN, training has diverged" in text
 
 
 def test_validation_labels_shrink_with_the_training_labels_if_asked(synthetic_dataset: str, tmp_path: Path) -> None:
