@@ -75,6 +75,11 @@ class Bundle:
         (content,) = self.contents.values()
         return content
 
+    def count(self, metric: str) -> int | None:
+        """A count among the metrics, such as `labelled_groups`, if it is stated."""
+        count = self.metrics.get(metric)
+        return count if isinstance(count, int) else None
+
     def network(self) -> Architecture:
         """The architecture of a single network.
 

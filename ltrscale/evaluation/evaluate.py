@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, Scorer, load
+from ltrscale.bundle import Scorer, load
 from ltrscale.config import Config, members, validate
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
 from ltrscale.data.stream import scored
@@ -184,15 +184,10 @@ def _trial(method: str, number: int, url: str, test: Selection, config: Evaluate
         url,
         bundle.kind,
         bundle.scorer(features=test.features),
-        labelled_groups=_count(bundle, "labelled_groups"),
-        validation_groups=_count(bundle, "validation_groups"),
+        labelled_groups=bundle.count("labelled_groups"),
+        validation_groups=bundle.count("validation_groups"),
         labels=validate(Provenance, bundle.made_by, url).labels(),
     )
-
-
-def _count(bundle: Bundle, metric: str) -> int | None:
-    count = bundle.metrics.get(metric)
-    return count if isinstance(count, int) else None
 
 
 @dataclass(frozen=True)

@@ -131,18 +131,12 @@ def measure(
     found = Measured(
         metrics=tuple(metrics),
         validation=_validation(bundle.metrics),
-        labelled_groups=groups_trained_on(bundle.metrics),
+        labelled_groups=bundle.count("labelled_groups"),
         documents=documents,
         seconds=round(seconds, 4),
     )
     _commit(found, pa.table([np.concatenate(gids), *columns], names=["gid", *metrics]), out, made_by)
     return found
-
-
-def groups_trained_on(metrics: Mapping[str, Any]) -> int | None:
-    """The number of labelled groups that a bundle's metrics state."""
-    labelled = metrics.get("labelled_groups")
-    return labelled if isinstance(labelled, int) else None
 
 
 def _validation(metrics: Mapping[str, Any]) -> dict[str, float]:

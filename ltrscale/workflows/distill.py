@@ -324,7 +324,7 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
             kind="trees" if bundle.kind == "trees" else "neural",
             bytes=sum(map(len, bundle.contents.values())),
             documents_per_second=groups.n_documents / time,
-            trained_on=trained_on if isinstance(trained_on := bundle.metrics.get("labelled_groups"), int) else None,
+            trained_on=bundle.count("labelled_groups"),
         )
         for (name, bundle), time in zip(bundles.items(), seconds, strict=True)
     }
