@@ -133,13 +133,10 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
     sums_V4 = _measured(net, method, settings.stream, sample, seed=config.seed)
     (loss, uninformed, found, rivalled), *permuted = sums_V4.tolist()
     n = sample.n_documents
-    names, rates = (
-        [f.name for f in opened.features],
-        [0.0] * len(opened.features) if net.rates_F is None else net.rates_F,
-    )
+    rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
     features = [
-        Permuted(name=name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None)
-        for name, kind, rate, of in zip(names, net.transform.kinds, map(float, rates), permuted, strict=True)
+        Permuted(name=feature.name, kind=kind, masked=rate, loss=of[0] / n, accuracy=of[2] / of[3] if of[3] else None)
+        for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
     ]
     contrast = Contrast(
         bundle=config.bundle,
