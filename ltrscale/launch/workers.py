@@ -64,11 +64,12 @@ class WorkersConfig(Config):
 ONE = WorkersConfig()
 
 
-def _or_number(value: Any) -> Any:
+def or_number(value: Any) -> Any:
+    """The settings of workers, of whom a config may give only the number."""
     return {"number": value} if isinstance(value, int | list | tuple) else value
 
 
-Workers = Annotated[WorkersConfig, BeforeValidator(_or_number)]
+Workers = Annotated[WorkersConfig, BeforeValidator(or_number)]
 """Workers in a job's config, where a plain number is their number."""
 
 

@@ -16,7 +16,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.workers import stop_on_sigterm
+from ltrscale.launch.workers import or_number, stop_on_sigterm
 from ltrscale.progress import log
 
 _RETRIES = 2
@@ -41,11 +41,7 @@ class TaskWorkersConfig(Config):
         return max(1, int(self.cpus))
 
 
-def _or_number(value: Any) -> Any:
-    return {"number": value} if isinstance(value, int) else value
-
-
-TaskWorkers = Annotated[TaskWorkersConfig, BeforeValidator(_or_number)]
+TaskWorkers = Annotated[TaskWorkersConfig, BeforeValidator(or_number)]
 """Workers of tasks in a config, where a plain number is their number."""
 
 
