@@ -128,6 +128,21 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "data")
 
 
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A Ray cluster of four logical CPUs, on a node with as many of a custom resource, `reader`.
+
+    Its workers have the environment of its start: a test of S3 asks for `s3` first.
+    """
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(address="local", num_cpus=4, resources={"reader": 4}, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A directory URL on a real S3 server (SeaweedFS) on this machine; the environment names endpoint and keys."""

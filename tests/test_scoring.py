@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +103,6 @@ def bundles(data: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     trees = LightGBMConfig(num_trees=5, num_threads=1, min_data_in_leaf=5)
     train_gbdt(trees, Splits.model_validate(splits), str(folder / "trees"), made_by={}, report=lambda _: None)
     return {"trees": str(folder / "trees"), "network": save_network(str(folder / "network"))}
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
 
 
 def config(data: str, bundle: str | list[str], **settings: Any) -> ScoreConfig:

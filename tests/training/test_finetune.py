@@ -172,10 +172,9 @@ def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("metric", ["mrr", "precision@1"])
-def test_any_metric_chooses_the_epoch(
-    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
-) -> None:
+@pytest.fixture
+def validated(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """The weights at each validation from now on."""
     states: list[dict[str, torch.Tensor]] = []
     validate = validation.validate
 
@@ -184,6 +183,13 @@ def test_any_metric_chooses_the_epoch(
         return validate(model, *rest)
 
     monkeypatch.setattr(validation, "validate", listening)
+    return states
+
+
+@pytest.mark.parametrize("metric", ["mrr", "precision@1"])
+def test_any_metric_chooses_the_epoch(
+    synthetic_dataset: str, tmp_path: Path, validated: list[dict[str, torch.Tensor]], metric: str
+) -> None:
     rate = {"learning_rate": 0.1}  # so high that the last epoch is not the best
     records = run(synthetic_dataset, tmp_path / "out", epochs=8, validation_metric=metric, optimizer=rate)
     values = [float(str(r[f"validation_{metric}"])) for r in records]
@@ -192,7 +198,7 @@ def test_any_metric_chooses_the_epoch(
     made = bundle.load(str(tmp_path / "out"))
     assert (made.metrics[f"validation_{metric}"], made.metrics["epoch"]) == (values[best], best + 1)
     for name, value in made.weights().items():
-        assert torch.equal(value, states[best][name]), name
+        assert torch.equal(value, validated[best][name]), name
     scorer, measure = made.scorer(), mrr if metric == "mrr" else partial(precision, k=1)
     value_Q = [
         measure(scorer(groups), groups.labels_N, groups.offsets_Q1)
@@ -442,33 +448,26 @@ def test_a_linear_probe_chooses_the_start(
 
 @pytest.mark.parametrize("average", [0.999, 0.5])
 def test_the_mean_of_the_weights_is_validated_with_its_own_statistics(
-    synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: float
+    synthetic_dataset: str, pretrained: str, tmp_path: Path, validated: list[dict[str, torch.Tensor]], average: float
 ) -> None:
-    states: list[dict[str, torch.Tensor]] = []
-    validate = validation.validate
-
-    def listening(model: AnyRanker, *rest: typing.Any) -> float:
-        states.append({name: value.clone() for name, value in model.state_dict().items()})
-        return validate(model, *rest)
-
-    monkeypatch.setattr(validation, "validate", listening)
     options = {"head_epochs": 0, "epochs": 4}
     run(synthetic_dataset, tmp_path / "last", pretrained, **options)
-    last, states = states, []
+    last = validated.copy()
+    validated.clear()
     records = run(synthetic_dataset, tmp_path / "mean", pretrained, average=average, **options)
     parameters = [name for name, _ in ranker(tmp_path / "mean").named_parameters()]
     for name in parameters:
         mean = last[0][name]
         for epoch, state in enumerate(last[1:], start=2):
             mean = mean + max(1 / epoch, 1 - average) * (state[name] - mean)
-            torch.testing.assert_close(states[epoch - 1][name], mean, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(validated[epoch - 1][name], mean, rtol=1e-5, atol=1e-6)
         if average > 0.9:
             plain = torch.stack([state[name] for state in last]).mean(0)
-            torch.testing.assert_close(states[-1][name], plain, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(validated[-1][name], plain, rtol=1e-4, atol=1e-5)
     values = [r["validation_ndcg@5"] for r in records]
     best = values.index(max(values))  # type: ignore[type-var]
     made = ranker(tmp_path / "mean")
-    assert all(torch.equal(value, states[best][name]) for name, value in made.state_dict().items())
+    assert all(torch.equal(value, validated[best][name]) for name, value in made.state_dict().items())
     batches = list(iterate(select(splits(synthetic_dataset)[0], labelled=True)))
     x_NF = torch.cat([made.transform(g.features_NF, g.offsets_Q1) for g in batches])
     inputs_ND = made.encoder.linear(made.encoder.features(x_NF))

@@ -72,20 +72,6 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_DOCS_PER_BATCH", 100)
 
 
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """Four CPUs, on a node with a custom resource."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            address="local", num_cpus=CPUS, resources={"reader": CPUS}, include_dashboard=False, log_to_driver=False
-        )
-        yield
-        ray.shutdown()
-
-
 @pytest.fixture
 def moments(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The float64 moments of each fit; the float32 transform would hide differences."""

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import Reader, read_direct
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]
@@ -75,22 +75,6 @@ def made(make_dataset: Make) -> Any:
 @pytest.fixture(scope="module")
 def scored(made: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_scores(str(tmp_path_factory.mktemp("scores")), made.url)
-
-
-@pytest.fixture(params=["direct", pytest.param("ray", marks=pytest.mark.ray)])
-def read(request: pytest.FixtureRequest) -> Reader:
-    return read_direct if request.param == "direct" else request.getfixturevalue("ray_reader")
-
-
-@pytest.fixture(scope="module")
-def ray_reader() -> Iterator[Reader]:
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield read_with_ray
-        ray.shutdown()
 
 
 def labels_served(selection: Selection, made: Any, *, reader: Reader = read_direct) -> dict[int, list[float]]:

@@ -31,7 +31,7 @@ TINY = 1e-6
 
 def by_ray(test: Callable[..., None]) -> Callable[..., None]:
     """Marks a test that uses the cluster."""
-    return pytest.mark.s3(pytest.mark.ray(pytest.mark.usefixtures("cluster")(test)))
+    return pytest.mark.s3(pytest.mark.ray(pytest.mark.usefixtures("s3", "ray_cluster")(test)))
 
 
 def config(inputs: Any, source: Mapping[str, Any] = LETOR, **settings: Any) -> PrepareConfig:
@@ -77,19 +77,6 @@ def write_dirty(folder: Path) -> list[dict[str, Any]]:
         inputs.append({"path": str(folder / f"in{k}"), "period": period})
     (folder / "in0" / "empty.txt").touch()
     return inputs
-
-
-@pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A Ray cluster of four logical CPUs, whose workers know the S3 server."""
-    request.getfixturevalue("s3")
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
 
 
 @contextmanager

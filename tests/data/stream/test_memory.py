@@ -15,7 +15,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, Position, Step, StreamConfig, iterate
 from ltrscale.data.stream.memory import Memory, memory_for
-from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
+from ltrscale.data.stream.readers import Reader
 
 Make = Callable[..., Any]
 EPOCHS = 3
@@ -60,25 +60,6 @@ def check_batches(one: QueryGroups | None, other: QueryGroups | None) -> None:
         assert one.weights_N is not None
         for a, b in zip(one.tensors(), other.tensors(), strict=True):
             assert torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
-
-
-@pytest.fixture(params=["direct", pytest.param("ray", marks=pytest.mark.ray)])
-def read(request: pytest.FixtureRequest) -> Reader:
-    if request.param == "direct":
-        return read_direct
-    request.getfixturevalue("cluster")
-    return read_with_ray
 
 
 @pytest.mark.filterwarnings(r"ignore:.* is deprecated:DeprecationWarning:ray\.data\.context")

@@ -2,7 +2,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,26 +34,6 @@ def made(make_dataset: Make) -> Any:
 
 def choose(made: Any) -> Selection:
     return select(Split(data=(made.url,)), labelled=True)
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of this process; tests ignore warnings about sockets that Ray leaves to the garbage collector."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
-
-
-@pytest.fixture(params=["direct", pytest.param("ray", marks=pytest.mark.ray)])
-def read(request: pytest.FixtureRequest) -> Reader:
-    if request.param == "direct":
-        return read_direct
-    request.getfixturevalue("ray_cluster")
-    return read_with_ray
 
 
 @pytest.mark.parametrize("how", ["other names", "the same names"])
