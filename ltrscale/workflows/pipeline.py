@@ -49,6 +49,8 @@ class PipelineConfig(Config):
     """Periods for training, validation and test; splits that name no data set read this one."""
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each seed; they replace the seeds of the stages."""
+    pretrain_once: bool = False
+    """Pretrain with the first seed, for all seeds: much faster, but the intervals leave out the chance in pretraining."""
     preset: Preset | None = None
     """The preset of every method that names none: the same features for trees and networks, pretrained or not."""
     methods: dict[MethodName, Method] = Field(min_length=1)
@@ -114,19 +116,22 @@ def _run(config: PipelineConfig) -> None:
 
 def _compare(config: PipelineConfig, data: str) -> None:
     """Train every method with every seed on a data set, and evaluate."""
-    _check_splits(_splits(config.splits, data, 0), config.evaluate_on)
-    _check_left_out(_splits(config.splits, data, 0), config.methods)
+    splits = config.splits.on(data)
+    _check_splits(splits, config.evaluate_on)
+    _check_left_out(splits, config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
+    encoders: Trial | None = None
     for seed in config.seeds:
         folder = join(config.out, f"seed-{seed}")
-        trial = Trial(config.methods, _splits(config.splits, data, seed), seed, config.workers, folder)
+        trial = Trial(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders)
+        if config.pretrain_once and encoders is None:
+            encoders = trial
         for name in config.methods:
             log.info("seed %d: %s", seed, name)
             models[name].append(trial.model(name))
     for column in config.evaluate_on:
-        splits = _splits(config.splits, data, 0)
-        splits = splits.replace(test={**splits.test.model_dump(), "labels": column})
-        evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=splits)
+        tested = splits.replace(test={**splits.test.model_dump(), "labels": column})
+        evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
         EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
 
 
@@ -155,15 +160,3 @@ def _check_left_out(splits: Splits, methods: Mapping[str, Method]) -> None:
                 select(splits.leaving_out(method.leave_out).train, labelled=True)
             except InputError as error:
                 raise InputError(f"methods.{name}.{error}") from error
-
-
-def _splits(splits: Splits, data: str, seed: int) -> Splits:
-    """The splits of a trial: on the prepared data set, with the seed's sample of labelled groups.
-
-    Where validation is a sample too, it is drawn anew with the training labels.
-    """
-    of_data = splits.on(data)
-    drawn = {"train": of_data.train} | ({"validation": of_data.validation} if of_data.validation.size else {})
-    return of_data.replace(
-        **{name: split.replace(labelled_seed=split.labelled_seed + seed) for name, split in drawn.items()}
-    )

@@ -185,10 +185,7 @@ class Work:
 
     def splits(self, labelled: int | float, draw: int) -> Splits:
         """The splits, with a draw of that many labelled groups."""
-        splits = self.config.sized(labelled)
-        drawn = {"train": splits.train} | ({"validation": splits.validation} if splits.validation.size else {})
-        seeds = {name: split.replace(labelled_seed=split.labelled_seed + draw) for name, split in drawn.items()}
-        return splits.replace(**seeds)
+        return self.config.sized(labelled).drawn(draw)
 
     def encoders(self, seed: int) -> Trial:
         """The trial that pretrains for all others with a seed."""

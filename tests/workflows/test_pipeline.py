@@ -57,10 +57,14 @@ def test_a_pipeline_runs_once_and_then_only_what_changed(tmp_path: Path, capsys:
     assert written_directories(run_pipeline, small(out)) == []
     changed = written_directories(run_pipeline, small(out, "methods.simsiam.finetune.epochs=3"))
     assert changed == ["seed-0/simsiam/model", "evaluation"]
-    fewer = written_directories(
-        run_pipeline, small(out, "splits.train.labelled_fraction=0.25", "methods.simsiam.finetune.epochs=3")
-    )
-    assert set(fewer) == {*models, "evaluation"}  # pretraining reads no labels and is not repeated
+    fewer = ["splits.train.labelled_fraction=0.25", "methods.simsiam.finetune.epochs=3"]
+    # pretraining reads no labels and is not repeated
+    assert set(written_directories(run_pipeline, small(out, *fewer))) == {*models, "evaluation"}
+    again = written_directories(run_pipeline, small(out, *fewer, "seeds=[0, 1]"))
+    assert set(again) == {*(name.replace("seed-0", "seed-1") for name in models), "evaluation"}
+    own = written_directories(run_pipeline, small(out, *fewer, "seeds=[0, 1]", "pretrain_once=false"))
+    encoders = [f"seed-1/{name}/pretrained" for name in ("simclr_rank", "simsiam")]
+    assert set(own) == {*encoders, *(folder.replace("pretrained", "model") for folder in encoders), "evaluation"}
 
 
 @pytest.mark.slow
@@ -112,20 +116,16 @@ def check_evaluation(folder: Path) -> None:
 
 
 def test_all_methods_of_a_seed_share_their_labelled_groups_and_seeds_differ(tmp_path: Path) -> None:
-    from ltrscale.workflows.pipeline import _splits
-
     config = small(tmp_path)
-    one, two = (_splits(config.splits, "data", seed) for seed in (0, 1))
+    one, two = (config.splits.drawn(seed) for seed in (0, 1))
     assert one.train.labelled_seed != two.train.labelled_seed
     assert one.test == two.test
     assert one.validation == two.validation
 
 
 def test_a_sample_of_the_validation_labels_is_drawn_with_the_training_labels(tmp_path: Path) -> None:
-    from ltrscale.workflows.pipeline import _splits
-
     config = small(tmp_path, "splits.validation.labelled_groups=7", "splits.validation.labelled_seed=20")
-    drawn = [_splits(config.splits, "data", seed).validation for seed in (0, 3)]
+    drawn = [config.splits.drawn(seed).validation for seed in (0, 3)]
     assert [split.labelled_seed for split in drawn] == [20, 23]
     assert [split.labelled_groups for split in drawn] == [7, 7]
 

@@ -128,6 +128,13 @@ class Splits(Config):
         """The same splits; those that name no data set read this one."""
         return self.replace(**{name: split.replace(data=split.data or url) for name, split in self.by_name.items()})
 
+    def drawn(self, seed: int) -> Self:
+        """The same splits with another draw of the labelled groups, also of validation where it is a sample."""
+        drawn = {"train": self.train} | ({"validation": self.validation} if self.validation.size else {})
+        return self.replace(
+            **{name: split.replace(labelled_seed=split.labelled_seed + seed) for name, split in drawn.items()}
+        )
+
     def leaving_out(self, patterns: Sequence[str]) -> Self:
         """The same splits with further features left out."""
         train = self.train.replace(leave_out=(*self.train.leave_out, *patterns))
