@@ -50,7 +50,7 @@ class PipelineConfig(Config):
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each seed; they replace the seeds of the stages."""
     pretrain_once: bool = False
-    """Pretrain with the first seed, for all seeds: much faster, but the intervals leave out the chance in pretraining."""
+    """Pretrain with the first seed alone, for all: much faster, but intervals leave out the chance in pretraining."""
     preset: Preset | None = None
     """The preset of every method that names none: the same features for trees and networks, pretrained or not."""
     methods: dict[MethodName, Method] = Field(min_length=1)
