@@ -11,7 +11,7 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.split import Selection, Split, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
@@ -33,6 +33,8 @@ class LabelledData:
 
     train: Selection
     validation: Selection
+    judged: Selection
+    """The validation groups with a relevant document, which alone define a metric."""
 
     @classmethod
     def of(cls, train: Split, validation: Split, *, without: Collection[str]) -> Self:
@@ -41,13 +43,14 @@ class LabelledData:
         Raises:
             InputError: as `select`, or the validation split lacks a feature.
         """
-        data = cls(*(select(split, labelled=True, without=without) for split in (train, validation)))
+        groups, judges = (select(split, labelled=True, without=without) for split in (train, validation))
+        data = cls(groups, judges, only_relevant(judges))
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
         """The same groups, served with these features; see `Selection.serving`."""
-        splits = (self.train, self.validation)
-        return type(self)(*(split.serving(features, whose=whose, where=where) for split in splits))
+        parts = (self.train, self.validation, self.judged)
+        return type(self)(*(groups.serving(features, whose=whose, where=where) for groups in parts))
 
 
 class Best:
@@ -56,14 +59,14 @@ class Best:
     Args:
         model: on its device; all workers have the same weights.
         config: sets the metric, and how long a phase waits for a better value.
-        data: its validation groups are scored.
+        data: its judged groups are scored.
     """
 
     def __init__(self, model: AnyRanker, config: RankingConfig, data: LabelledData) -> None:
         self.model, self.config, self.data = model, config, data
         self.memory = memory_for(data.train, config.stream.memory_gb)
         """Memory for the training groups, shared by all phases."""
-        self._validation_memory = memory_for(data.validation, config.stream.memory_gb)
+        self._validation_memory = memory_for(data.judged, config.stream.memory_gb)
         self.metric = f"validation_{config.validation_metric}"
         self.state = state_on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
@@ -86,7 +89,7 @@ class Best:
         last = state_on_cpu(self.model) if self.config.average else None
         if last is not None:
             self._load_mean(epoch)
-        value = validate(self.model, self.data.validation, self.config.validation_metric, self._validation_memory)
+        value = validate(self.model, self.data.judged, self.config.validation_metric, self._validation_memory)
         if math.isnan(value):
             raise InputError(
                 f"validation: none of its labelled groups has a relevant document, so {self.config.validation_metric} "

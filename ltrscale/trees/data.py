@@ -6,7 +6,7 @@ sample of documents for the borders of bins. A second pass streams the features,
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M sampled documents.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from ltrscale.batch import QueryGroups, group_index, to_offsets
 from ltrscale.boosters import renumber
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, Vocabulary
 from ltrscale.progress import progress
@@ -30,6 +31,9 @@ LONGEST = 10_000
 SAMPLE = 200_000
 """Documents from which bins are made; LightGBM's default."""
 _DOCS_PER_BATCH = 1 << 13
+_MEMORY_GB = 0.25
+"""Largest size of the groups that are kept in memory."""
+_MEMORIES = 4
 
 
 class Codes(NamedTuple):
@@ -80,7 +84,7 @@ class Labelled:
 
     def rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
         """All documents in the order of the labels, some thousand at a time, with categorical codes renumbered."""
-        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH):
+        for groups in iterate(self.selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(self.selection)):
             yield renumber(self.view.columns(groups), vocabularies)
 
     def group_of(self, row: int) -> int:
@@ -109,7 +113,7 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
     codes = Codes({column: Vocabulary() for column in categorical}, Sample(SAMPLE, selection.n_documents))
     parts: list[QueryGroups] = []
     with progress(f"read {split}", selection.n_documents) as advance:
-        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+        for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH, memory=_memory(selection)):
             _check_lengths(groups, split)
             features_NF = view.columns(groups)
             for column, vocabulary in codes.vocabularies.items():
@@ -118,6 +122,22 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
             parts.append(_without_features(groups))
             advance(groups.n_documents)
     return _joined(split, selection, parts, view), codes
+
+
+_memories: dict[Hashable, Memory | None] = {}
+"""What this process has read last: a search grows trees on the same groups again and again."""
+
+
+def _memory(selection: Selection) -> Memory | None:
+    """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
+    key = (selection.hash, selection.n_groups, selection.features)
+    among = sum(row_group.documents for row_group in selection.row_groups)
+    is_sparse = 4 * selection.n_documents < among
+    found = _memories.pop(key, None) or (memory_for(selection, _MEMORY_GB) if is_sparse else None)
+    _memories[key] = found
+    for oldest in list(_memories)[:-_MEMORIES]:
+        del _memories[oldest]
+    return found
 
 
 def _without_features(groups: QueryGroups) -> QueryGroups:

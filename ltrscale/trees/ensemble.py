@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.split import Split, only_relevant, select
 from ltrscale.data.stream.scored import score
 from ltrscale.progress import log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
@@ -74,7 +74,8 @@ def choose(
         InputError: a bundle or the data cannot be read.
     """
     bundles = [load(url) for url in candidates]
-    selection = select(validation, labelled=True)
+    labelled = select(validation, labelled=True)
+    selection = only_relevant(labelled)
     groups, _ = read(selection, "validation")
     scores_CN = np.stack(
         [
@@ -100,7 +101,7 @@ def choose(
             "models": len(taken),
             "trees": sum(int(bundles[c].metrics["trees"] or 0) for c in taken),
             "labelled_groups": bundles[0].metrics["labelled_groups"],
-            "validation_groups": len(groups.ids_Q),
+            "validation_groups": labelled.n_groups,
         },
         made_by=made_by,
     )

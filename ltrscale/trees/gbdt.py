@@ -13,7 +13,7 @@ from ltrscale import views
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, only_relevant, select
 from ltrscale.data.stream.scored import score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
@@ -44,9 +44,10 @@ def train_gbdt(
     """Train trees on the labelled groups of the training split and commit them as a bundle.
 
     Missing values are not imputed: a split sends them to one side. Categorical features are split by sets of codes.
-    Features are streamed into the library's bins. The validation NDCG is this package's own, which leaves out groups
-    without a relevant document; the library's NDCG, reported beside it, counts them as 1. If the training groups are
-    too few for `min_data_in_leaf`, there is nothing to split: all scores are equal, and a warning is logged.
+    Features are streamed into the library's bins. Validation groups without a relevant document, whose NDCG is
+    undefined, are not read. The validation NDCG is this package's own; the library's, which orders documents of equal
+    score in another way, is reported beside it. If the training groups are too few for `min_data_in_leaf`, there is
+    nothing to split: all scores are equal, and a warning is logged.
 
     Args:
         config: library, objective (LambdaRank: Burges 2010) and the size of trees.
@@ -123,7 +124,7 @@ class TreeGrowing:
         view = seen_by(config, self.train.features)
         train, codes = read(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation, _ = read(self.validation, "validation", view)
+        validation, _ = read(only_relevant(self.validation), "validation", view)
         check_validation(validation)
         models: dict[str, bytes] = {}
         if self.start is not None:
@@ -143,7 +144,11 @@ class TreeGrowing:
             config=self.config.model_dump(mode="json"),
             features=self.train.features,
             dataset_hash=self.train.hash,
-            metrics={**grown.metrics, "labelled_groups": self.train.n_groups},
+            metrics={
+                **grown.metrics,
+                "labelled_groups": self.train.n_groups,
+                "validation_groups": self.validation.n_groups,
+            },
             made_by=self.made_by,
         )
         log.info("committed %s", self.out)
@@ -181,7 +186,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
         config: library, objective and size.
         train: this worker's training groups.
         codes: codes and sample of these groups.
-        validation: all validation groups, checked by `check_validation`.
+        validation: the validation groups with a relevant document, checked by `check_validation`.
         context: receives a record for each tree.
 
     Raises:
@@ -195,7 +200,7 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
         model = _boost(config, train, targets_N, validation, merged(codes), watch)
-    metrics = {**watch.metrics(), "validation_groups": len(validation.ids_Q)}
+    metrics = watch.metrics()
     log.info("boosted %d trees with %s, %s %.4f", watch.kept, config.kind, watch.name, metrics[watch.name])
     return Grown(model, metrics)
 

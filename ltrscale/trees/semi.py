@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.data.stream.scored import score
@@ -119,9 +119,9 @@ def _grow(
         projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)
         view = views.projected(view, projection)
     train, codes = read(labelled, "train", view)
-    validation, _ = read(validation_split, "validation", view)
+    validation, _ = read(only_relevant(validation_split), "validation", view)
     check_validation(validation)
-    metrics: dict[str, int] = {"labelled_groups": len(train.ids_Q)}
+    metrics = {"labelled_groups": len(train.ids_Q), "validation_groups": validation_split.n_groups}
     if config.pseudo_labels is not None:
         train, codes = _all_groups(config, train, codes, everything, validation, context)
         metrics["pseudo_labelled_groups"] = len(train.ids_Q) - metrics["labelled_groups"]

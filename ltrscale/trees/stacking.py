@@ -14,7 +14,7 @@ from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.sample import Fold
-from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, only_relevant, select
 from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
@@ -113,7 +113,7 @@ def _grow(
     view = seen_by(config.gbdt, selection.features, chosen)
     held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}
     train, codes = read(selection, "train", views.scored(view, held_out, standardise=config.standardise))
-    validation, on_validation = _validation(config, validation_split, members, view)
+    validation, on_validation = _validation(config, only_relevant(validation_split), members, view)
     grown = grow(config.gbdt, train, codes, validation, context)
     cut = config.gbdt.stop_on
     alone = {name: validation.mean_ndcg(s.scores_N.numpy(), cut) for name, s in on_validation.items()}
@@ -133,6 +133,7 @@ def _grow(
         metrics={
             **grown.metrics,
             "labelled_groups": len(train.ids_Q),
+            "validation_groups": validation_split.n_groups,
             **{f"validation_ndcg@{cut}_{name}": value for name, value in alone.items()},
         },
         made_by=made_by,
@@ -183,7 +184,7 @@ def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:
 def _validation(
     config: StackConfig, selection: Selection, members: Mapping[str, StackMember], view: View
 ) -> tuple[Labelled, Mapping[str, Scores]]:
-    """The validation groups as the trees see them, and the members' scores of them."""
+    """Validation groups as the trees see them, and the members' scores of them."""
     scores = {name: _score(selection, load(member.bundle), name) for name, member in members.items()}
     validation, _ = read(selection, "validation", views.scored(view, scores, standardise=config.standardise))
     check_validation(validation)

@@ -21,8 +21,8 @@ from ltrscale.trees.shares import gather
 class Watch:
     """Records the validation NDCG after each tree, remembers the best, and decides when to stop.
 
-    The NDCG is this package's own, which leaves groups without a relevant document out of the mean; libraries count
-    them as 1 or 0.
+    The NDCG is this package's own, which leaves groups without a relevant document out of the mean; libraries would
+    count them as 1 or 0.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """Trees of every library: our validation metric, gains, categories, missing values, repeatability, bad input."""
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import data as tree_data
-from ltrscale.trees import gbdt
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import train_gbdt
 
@@ -100,7 +100,7 @@ def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Pa
 
 
 @every_library
-def test_our_metric_leaves_out_what_the_library_counts_as_one(
+def test_validation_groups_without_a_relevant_document_do_not_count(
     write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
 ) -> None:
     rng = np.random.default_rng(1)
@@ -108,12 +108,29 @@ def test_our_metric_leaves_out_what_the_library_counts_as_one(
     data["validation"] = [
         (x, y if i % 3 else np.zeros_like(y)) for i, (x, y) in enumerate(data["validation"]) if y is not None
     ]
-    _, records = train(write_dataset(data, NUMERIC), tmp_path / "out", config.replace(num_trees=3))
-    defined = np.mean([bool(y.any()) for _, y in data["validation"] if y is not None])
-    for record in records:  # scores of real numbers: no ties, so only the policy differs
-        ours, theirs = float(record["validation_ndcg@5"]), float(record[f"validation_ndcg@5_{config.kind}"])  # type: ignore[arg-type]
-        assert ours < theirs
-        assert ours * defined + (1 - defined) == pytest.approx(theirs, abs=0.02)
+    made, records = train(write_dataset(data, NUMERIC), tmp_path / "out", config.replace(num_trees=3))
+    assert made.metrics["validation_groups"] == len(data["validation"])
+    for record in records:  # scores of real numbers: no ties, and the library sees no group that it would count as 1
+        assert record["validation_ndcg@5"] == pytest.approx(record[f"validation_ndcg@5_{config.kind}"], abs=0.02)
+    data["validation"] = [(x, y) for x, y in data["validation"] if y is not None and y.any()]
+    alone, _ = train(write_dataset(data, NUMERIC), tmp_path / "alone", config.replace(num_trees=3))
+    assert alone.content == made.content
+
+
+def test_few_groups_among_many_are_read_once_for_all_trees_of_a_process(
+    write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = write_dataset(three(np.random.default_rng(2), grades), NUMERIC)
+    named = splits_of(url, labelled_groups=20).by_name
+    splits = Splits(**named | {"validation": named["validation"].replace(labelled_groups=8)})
+    grow = functools.partial(train_gbdt, SMALL, splits, made_by={}, report=lambda _: None)
+    with monkeypatch.context() as without:
+        without.setattr(tree_data, "memory_for", lambda *_: None)
+        read_each_time = grow(out=str(tmp_path / "anew"))
+    tree_data._memories.clear()
+    assert grow(out=str(tmp_path / "first")).content == read_each_time.content
+    monkeypatch.setattr("ltrscale.data.stream.readers.pq", None)  # any further reading fails
+    assert grow(out=str(tmp_path / "second")).content == read_each_time.content
 
 
 @every_library
@@ -274,22 +291,11 @@ def test_positions_that_unbiased_trees_cannot_use_are_named(
         train(url, tmp_path / "out", config.replace(unbiased=True))
 
 
-def test_labelled_fraction_is_used(
-    write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labelled_fraction_is_used(write_dataset: WriteDataset, tmp_path: Path) -> None:
     url = write_dataset(three(np.random.default_rng(8), grades), NUMERIC)
     splits = splits_of(url, labelled_fraction=0.1)
-    read = gbdt.read
-    seen = {}
-
-    def spy(selection: object, split: str, view: object) -> object:
-        seen[split] = read(selection, split, view)  # type: ignore[arg-type]
-        return seen[split]
-
-    monkeypatch.setattr(gbdt, "read", spy)
-    train_gbdt(SMALL.replace(num_trees=1), splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
-    assert len(seen["train"][0].offsets_Q1) - 1 == 15
-    assert len(seen["validation"][0].offsets_Q1) - 1 == 60
+    made = train_gbdt(SMALL.replace(num_trees=1), splits, str(tmp_path / "out"), made_by={}, report=lambda _: None)
+    assert (made.metrics["labelled_groups"], made.metrics["validation_groups"]) == (15, 60)
 
 
 def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

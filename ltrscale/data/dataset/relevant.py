@@ -1,6 +1,6 @@
 """Which labelled groups have a relevant document: the one question about labels that a manifest does not answer.
 
-Shapes: Q labelled groups of a file or a split.
+Shapes: Q labelled groups of a row group.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ _THREADS = 8
 _FILES_KNOWN = 4096
 
 
-def with_relevant(files: Sequence[tuple[str, str]], column: str) -> NDArray[np.bool_]:
-    """Which labelled groups of some data files have a label above 0, shape [Q], in the order of the files.
+def with_relevant(files: Sequence[tuple[str, str]], column: str) -> list[list[NDArray[np.bool_]]]:
+    """Which labelled groups of some data files have a label above 0: shape [Q] for each row group of each file.
 
     It reads the labels alone, once a process for each file.
 
@@ -33,19 +33,17 @@ def with_relevant(files: Sequence[tuple[str, str]], column: str) -> NDArray[np.b
         InputError: a file cannot be read, or lacks the column.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = list(pool.map(lambda file: _in_file(*file, column), files))
-    return np.concatenate([np.zeros(0, np.bool_), *parts])
+        return list(pool.map(lambda file: _in_file(*file, column), files))
 
 
 @lru_cache(_FILES_KNOWN)
-def _in_file(url: str, sha256: str, column: str) -> NDArray[np.bool_]:  # noqa: ARG001 - other content, another answer
+def _in_file(url: str, sha256: str, column: str) -> list[NDArray[np.bool_]]:  # noqa: ARG001 - other content, another answer
     filesystem, path = storage.arrow_filesystem(url)
 
-    def read() -> NDArray[np.bool_]:
+    def read() -> list[NDArray[np.bool_]]:
         with filesystem.open_input_file(path) as source:
             file = pq.ParquetFile(source, page_checksum_verification=True)
-            groups = range(file.num_row_groups)
-            return np.concatenate([np.zeros(0, np.bool_), *(_in_row_group(file, number, column) for number in groups)])
+            return [_in_row_group(file, number, column) for number in range(file.num_row_groups)]
 
     try:
         with storage.named_errors(url):

@@ -289,6 +289,27 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
     return replace(whole, row_groups=served)
 
 
+def only_relevant(selection: Selection) -> Selection:
+    """The labelled groups of a selection that have a relevant document, the only ones that a metric is defined on.
+
+    In a log of purchases most groups have none, and need not be read again and again. A selection without any such
+    group, or whose labels are scores, stays as it is.
+    """
+    if selection.label_column == "scores":
+        return selection
+    n = max(row_group.first_labelled + row_group.labelled for row_group in selection.row_groups)
+    kept = np.zeros(n, np.bool_)
+    for row_group, relevant_Q in zip(
+        selection.row_groups, _relevant(selection.row_groups, selection.label_column), strict=True
+    ):
+        kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
+    if not kept.any():
+        return selection
+    relevant = replace(selection, kept_labelled=kept)
+    served = tuple(row_group for row_group in selection.row_groups if relevant.served_groups(row_group))
+    return replace(relevant, row_groups=served)
+
+
 def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
     """The data sets of a split, each with the files that the split reads, in the order of the manifest.
 
@@ -465,8 +486,7 @@ def _kept(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> N
 def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGroup], where: str) -> int:
     """How many labelled groups join the sample, in this order."""
     if split.relevant_groups is not None:
-        files = dict.fromkeys((row_group.url, row_group.source.sha256) for row_group in row_groups if row_group.source)
-        relevant_Q = with_relevant(tuple(files), split.labels)
+        relevant_Q = np.concatenate([np.zeros(0, np.bool_), *_relevant(row_groups, split.labels)])
         size = to_reach(split.relevant_groups, relevant_Q[order_Q])
         if size is None:
             found = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
@@ -478,6 +498,13 @@ def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGrou
         found = f"it has {len(order_Q)} labelled groups"
         raise InputError(f"{where}: {found}, labelled_groups is {split.labelled_groups}; lower it")
     return split.labelled_groups
+
+
+def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArray[np.bool_]]:
+    """Which labelled groups of each row group have a relevant document."""
+    files = list(dict.fromkeys((rg.url, rg.source.sha256 if rg.source else "") for rg in row_groups))
+    found = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
+    return [found[row_group.url][row_group.index] for row_group in row_groups]
 
 
 def _name(split: Split) -> str:

@@ -8,10 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 from ltrscale import config, storage
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.relevant import with_relevant
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.split import Split, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 
@@ -68,14 +70,37 @@ def test_groups_without_a_relevant_document_come_along_in_their_share(made: Any)
     assert np.mean(sizes) == pytest.approx(expected, abs=4 * np.std(sizes) / 300**0.5)
 
 
+def flat(files: list[list[NDArray[np.bool_]]]) -> list[bool]:
+    return [bool(value) for file in files for relevant_Q in file for value in relevant_Q]
+
+
 def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, tmp_path: Path) -> None:
     files = [(row_group.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
-    assert with_relevant(files, "labels").tolist() == has_relevant(made)
-    assert with_relevant([], "labels").tolist() == []
+    assert flat(with_relevant(files, "labels")) == has_relevant(made)
+    assert with_relevant([], "labels") == []
     columns = {"labels": [[0.0], None, [], [1.0, 0.0]], "relevance": [[2.0], [1.0], [], [0.0, 0.0]]}
     pq.write_table(pa.table(columns), tmp_path / "two.parquet", row_group_size=3)
-    assert with_relevant([(str(tmp_path / "two.parquet"), "")], "labels").tolist() == [False, False, True]
-    assert with_relevant([(str(tmp_path / "two.parquet"), "")], "relevance").tolist() == [True, False, False]
+    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], "labels")) == [False, False, True]
+    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], "relevance")) == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "size", [{}, {"labelled_groups": 20}, {"relevant_groups": 20}, {"fold": {"number": 1, "of": 3}}]
+)
+def test_only_the_groups_with_a_relevant_document_are_left(made: Any, size: dict[str, Any]) -> None:
+    selection = select(config.validate(Split, {"data": made.url, **size}, "split"), labelled=True)
+    served = [int(gid) for groups in iterate(selection) for gid in groups.ids_Q]
+    relevant = only_relevant(selection)
+    left = [int(gid) for groups in iterate(relevant) for gid in groups.ids_Q]
+    assert left == [gid for gid in served if (made.groups[gid].labels > 0).any()]
+    assert relevant.n_groups == len(left) < len(served)
+    assert all(relevant.served_groups(row_group) for row_group in relevant.row_groups)
+
+
+def test_where_no_group_has_a_relevant_document_all_are_left(write_dataset: Callable[..., str]) -> None:
+    nothing = [(np.ones((length, 1), np.float32), np.zeros(length, np.float32)) for length in (1, 3)]
+    selection = select(Split(data=(write_dataset({"a": nothing}, [Feature(name="x")]),)), labelled=True)
+    assert only_relevant(selection) is selection
 
 
 def test_labels_are_read_once_a_process(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
