@@ -19,10 +19,13 @@ from ltrscale.errors import InputError, Stopped
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # so that a relative path means the same in a worker as here
+# so that the end of a cluster interrupts ray.get (by default within 1 s) before Ray's core, which waits for 1 s until it
+# gives a raylet up, finds the object store gone and calls _Exit
+os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
 os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # the default of 5 s would waste a short notice
 
 _ANSWER_S = 10.0
-_LOOK_S = 1.0
+_LOOK_S = 0.1
 _END_S = 15.0
 _SOCKET_PATH = 107
 """Bytes that the path of a Unix socket may have."""

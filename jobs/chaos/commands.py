@@ -23,8 +23,12 @@ _EXPLAINED = re.compile(
     r"|another (writer|process|command|job)|meanwhile|is running|runs? (here|there|on)|held by|lease"  # two writers
 )
 
-_CUT_OFF = "Failed to get the system config from raylet because it is dead"
-"""Message of Ray's core before it ends a process whose raylet died while it connected; none of our code runs then."""
+_CUT_OFF = re.compile(
+    r"Failed to get the system config from raylet because it is dead|Attempting to recover \d+ lost objects"
+    r"|Failed to push error to driver"
+)
+"""Last messages of Ray's core before it ends a process whose raylet died while it connected, or just before it used the
+object store; none of our code runs then."""
 
 
 class Verdict(NamedTuple):
@@ -54,7 +58,7 @@ def judge(code: int, output: str, *, sent: Collection[signal.Signals], disturbed
         return Verdict("again", "killed")
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM) and signal.SIGTERM in sent:
         return Verdict("again", last)
-    if code == 1 and disturbed and _CUT_OFF in last:
+    if code == 1 and disturbed and _CUT_OFF.search(last):
         return Verdict("again", last)
     if code != 2:
         return Verdict("failure", f"exit status {code}: {last}")

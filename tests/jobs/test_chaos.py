@@ -57,6 +57,7 @@ _NETWORK = "error: s3://a/b: cannot read: reset by peer; check the network and A
         (1, "", (), True, "failure"),
         (1, _CUT_OFF, (), True, "again"),
         (1, _CUT_OFF, (), False, "failure"),
+        (1, "core_worker.cc:609: :info_message: Attempting to recover 1 lost objects by", (), True, "again"),
         (-signal.SIGKILL, "", (signal.SIGKILL,), True, "again"),
         (-signal.SIGKILL, "", (), True, "failure"),
         (-signal.SIGSEGV, "", (signal.SIGKILL,), True, "failure"),
