@@ -19,8 +19,8 @@ from ltrscale.errors import InputError, Stopped
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # so that a relative path means the same in a worker as here
-# so that the end of a cluster interrupts ray.get (by default within 1 s) before Ray's core, which waits for 1 s until it
-# gives a raylet up, finds the object store gone and calls _Exit
+# The end of a cluster then interrupts ray.get soon (by default within 1 s): after 1 s Ray's core gives a raylet up,
+# finds the object store gone and calls _Exit.
 os.environ.setdefault("RAY_get_check_signal_interval_milliseconds", "100")
 os.environ.setdefault("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "1")  # the default of 5 s would waste a short notice
 
