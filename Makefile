@@ -4,8 +4,8 @@
 PYTHON ?= python3
 # Package index from which torch is installed first, for example https://download.pytorch.org/whl/cpu; see README.md.
 TORCH_INDEX ?=
-# Processes that share the tests.
-JOBS ?= 2
+# Processes that share the tests; on two cores three, because many tests wait for processes, servers and leases.
+JOBS ?= 3
 
 BIN := .venv/bin
 STAMP := .venv/.installed
