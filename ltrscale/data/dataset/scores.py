@@ -109,6 +109,12 @@ def file_name(file: DataFile) -> str:
     return f"{PurePosixPath(file.path).stem}-{{hash}}.parquet"
 
 
+def scored_periods(url: str) -> list[str]:
+    """The periods that have a directory below a directory of scores, sorted."""
+    names = [child.rsplit("/", 1)[-1] for child in storage.children(url)]
+    return [name.removeprefix("period=") for name in names if name.startswith("period=")]
+
+
 def read_period(url: str, period: str) -> PeriodScores | None:
     """The manifest of a scored period below a directory of scores, or None if none is committed.
 
