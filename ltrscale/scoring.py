@@ -62,21 +62,12 @@ class ScoreWorkersConfig(Config):
     """GPUs of each; a fraction shares one among several workers."""
 
 
-class ScoreConfig(Config):
-    """The bundle that scores, the periods to score, and the way to do it."""
+class ScorerConfig(Config):
+    """The bundle that scores, and the way to do it."""
 
     renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
     bundle: str | tuple[str, ...] = Field(min_length=1)
     """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
-    data: str
-    """Data set directory; groups without labels are scored too."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
-    layout: Layout = "lists"
-    """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
-    each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""
-    meta: Texts = ()
-    """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
     docs_per_batch: int = Field(65_536, ge=1)
     """Documents that are scored at once, and held in memory together with a row group."""
     device: Device = "auto"
@@ -85,12 +76,6 @@ class ScoreConfig(Config):
     """Score files in parallel on a Ray cluster; the scores are the same."""
     workers: ScoreWorkersConfig = ScoreWorkersConfig()
     """The processes that score where `ray` is set."""
-
-    @model_validator(mode="after")
-    def _has_room_for_meta(self) -> Self:
-        if self.meta and self.layout == "scores":
-            raise ValueError("meta has no place in the layout scores; set layout to lists or items")
-        return self
 
     @property
     def bundles(self) -> tuple[str, ...]:
@@ -101,6 +86,26 @@ class ScoreConfig(Config):
     def name(self) -> str:
         """The bundles, for errors."""
         return " and ".join(self.bundles)
+
+
+class ScoreConfig(ScorerConfig):
+    """The bundle that scores, the periods to score, and the way to do it."""
+
+    data: str
+    """Data set directory; groups without labels are scored too."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    layout: Layout = "lists"
+    """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
+    each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""
+    meta: Texts = ()
+    """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
+
+    @model_validator(mode="after")
+    def _has_room_for_meta(self) -> Self:
+        if self.meta and self.layout == "scores":
+            raise ValueError("meta has no place in the layout scores; set layout to lists or items")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
