@@ -12,7 +12,6 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
@@ -86,7 +85,11 @@ class PredictJob(ScorerConfig):
         given = {name: value for name, value in given.items() if value is not None}
         own = {"inputs": self.inputs, "max_rejected": self.max_rejected, "add": self.add}
         config = validate(PrepareConfig, {**known, **given, **own}, where)
-        return config.replace(source=_for_all(config.source, opened, self.meta))
+        features = dict.fromkeys(feature for each in opened for feature in each.features)
+        positions = any(each.reads_positions for each in opened)
+        dated = any(entry.period is None for entry in self.inputs)
+        source = for_scoring(config.source, [*features], meta=self.meta, positions=positions, dated=dated)
+        return config.replace(source=source)
 
     def _check_out(self) -> None:
         """Refuse to replace anything but ranked items."""
@@ -98,14 +101,9 @@ class PredictJob(ScorerConfig):
 
     def _withdraw_others(self, periods: Iterable[str]) -> None:
         """Delete the items of earlier inputs, whose periods the present ones do not have."""
-        if others := sorted({*scored_periods(self.out)} - {*periods}):
+        others = sorted({*scored_periods(self.out)} - {*periods})
+        if others := [period for period in others if read_period(self.out, period) is not None]:
             with held(self.out):
                 for period in others:
                     storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
             log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
-
-
-def _for_all(source: Source, opened: Iterable[Bundle], meta: Iterable[str]) -> Source:
-    """The reading of rows that have what all these bundles need."""
-    features = dict.fromkeys(feature for each in opened for feature in each.features)
-    return for_scoring(source, [*features], meta=[*meta], positions=any(each.reads_positions for each in opened))

@@ -193,6 +193,16 @@ def test_columns_that_training_had_and_scoring_does_not_need_may_change(trees: s
     check(tmp_path / "out", [*week, *make_rows(2000, 5, NEXT_WEEK, 2)], [trees])
 
 
+def test_rows_without_a_time_stamp_get_a_fixed_period(trees: str, week: Rows, tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "week.parquet", week, [name for name in WITHOUT_LABELS if name != "day"])
+    with pytest.raises(InputError, match=r"week\.parquet: no column 'day' \(time\)"):
+        predict(tmp_path / "out", trees, path)
+    inputs = {"path": path, "period": "next"}
+    validate(PredictJob, {"out": str(tmp_path / "out"), "bundle": trees, "inputs": inputs}, "test").run()
+    check(tmp_path / "out", week, [trees])
+    assert {row["period"] for rows in read(tmp_path / "out").values() for row in rows} == {"next"}
+
+
 def test_columns_of_the_query_come_along(trees: str, week: Rows, tmp_path: Path) -> None:
     predict(tmp_path / "out", trees, write_parquet(tmp_path / "week.parquet", week), meta=["user", "day"])
     users = {row["search"]: (row["user"], row["day"]) for row in week}
