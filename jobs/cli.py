@@ -41,6 +41,8 @@ class Command(Generic[ConfigT]):
     """What the job does, with an example: the docstring of its module."""
     keys: str = ""
     """The keys that people set, separated by white space, for `--help`; empty for all."""
+    flags: str = ""
+    """The keys that have an option of their own, separated by white space."""
 
     def help(self, asked: str) -> str:
         """The text of `--help`: the keys that people set, `all` keys, or one key and all below it.
@@ -112,6 +114,8 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one key, for example --set out=runs/a"
     )
     options.add_argument("--print-config", action="store_true", help="print the resolved config and do nothing")
+    for key in command.flags.split():
+        options.add_argument(f"--{key}", metavar="VALUE", help=f"short for --set {key}=VALUE")
     if "out" in cls.model_fields:
         options.add_argument(
             "--if-running",
@@ -139,6 +143,7 @@ def main(command: Command[ConfigT]) -> None:
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
+    overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
 
     def job() -> None:

@@ -16,19 +16,30 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale import bundle as bundles
 from ltrscale import ray_internals, storage
 from ltrscale.config import Config, digest, made_by
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
-from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, read_period, write_file
+from ltrscale.data.dataset.scores import (
+    Layout,
+    PeriodScores,
+    Scored,
+    ScoreFile,
+    file_name,
+    period_url,
+    read_period,
+    write_file,
+)
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, Texts, chosen_files, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device
 from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError
@@ -36,6 +47,8 @@ from ltrscale.progress import Advance, Report, log, progress
 
 _LARGEST = float(np.finfo(np.float32).max)
 _RETRIES = 3
+_EARLIER = storage.MANIFEST
+"""The manifest of a period that an earlier version has scored; its files are not those of the present manifest."""
 
 
 class ScoreWorkersConfig(Config):
@@ -49,16 +62,12 @@ class ScoreWorkersConfig(Config):
     """GPUs of each; a fraction shares one among several workers."""
 
 
-class ScoreConfig(Config):
-    """The bundle that scores, the periods to score, and the way to do it."""
+class ScorerConfig(Config):
+    """The bundle that scores, and the way to do it."""
 
     renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
     bundle: str | tuple[str, ...] = Field(min_length=1)
     """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
-    data: str
-    """Data set directory; groups without labels are scored too."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
     docs_per_batch: int = Field(65_536, ge=1)
     """Documents that are scored at once, and held in memory together with a row group."""
     device: Device = "auto"
@@ -77,6 +86,26 @@ class ScoreConfig(Config):
     def name(self) -> str:
         """The bundles, for errors."""
         return " and ".join(self.bundles)
+
+
+class ScoreConfig(ScorerConfig):
+    """The bundle that scores, the periods to score, and the way to do it."""
+
+    data: str
+    """Data set directory; groups without labels are scored too."""
+    periods: Texts = ()
+    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    layout: Layout = "lists"
+    """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
+    each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""
+    meta: Texts = ()
+    """Group columns `meta_NAME` of the data set to copy to the output, by their NAME; not with layout `scores`."""
+
+    @model_validator(mode="after")
+    def _has_room_for_meta(self) -> Self:
+        if self.meta and self.layout == "scores":
+            raise ValueError("meta has no place in the layout scores; set layout to lists or items")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +158,7 @@ def make_plan(config: ScoreConfig, out: str) -> Plan:
     pending = {
         period: of_period
         for period, of_period in sorted(by_period.items())
-        if not _is_current(out, period, bundle_hash, of_period)
+        if not _is_current(config, out, period, bundle_hash, of_period)
     }
     selection, n_current = select(split, labelled=False), len(by_period) - len(pending)
     return Plan(config, storage.absolute(out), bundle_hashes, dataset, selection, pending, n_current)
@@ -140,12 +169,14 @@ def _hash_of_all(bundle_hashes: Sequence[str]) -> str:
     return digest([one, *others]) if others else one
 
 
-def _is_current(out: str, period: str, bundle_hash: str, files: Sequence[DataFile]) -> bool:
-    """Whether the scores of these files by this bundle are committed and complete."""
-    there = read_period(out, period)
+def _is_current(config: ScoreConfig, out: str, period: str, bundle_hash: str, files: Sequence[DataFile]) -> bool:
+    """Whether the scores of these files by this bundle are committed and complete, with the columns of this config."""
+    there, url = read_period(out, period), period_url(out, period)
     if there is None or there.bundle_hash != bundle_hash or not there.is_of(files):
         return False
-    return storage.is_whole(period_url(out, period), there.model_dump())
+    if (there.layout, there.meta) != (config.layout, config.meta) or storage.exists(storage.join(url, _EARLIER)):
+        return False
+    return storage.is_whole(url, there.model_dump())
 
 
 def counts_in(files: Sequence[DataFile]) -> Counts:
@@ -187,11 +218,23 @@ class FileScorer:
         """Score one file and put its scores in place, for the period's commit to take over."""
         url = storage.listed_file(self._plan.dataset.url, file.path)
         with storage.Commit(period_url(self._plan.out, file.period), part=True) as commit:
-            with commit.file(file_name(file)) as path:
-                counts = write_file(path, file.row_groups, self._scored(url, advance))
+            with commit.file(file_name(file)) as path, closing(self._names(url)) as names:
+                scored, layout = self._scored(url, advance), self._plan.config.layout
+                try:
+                    counts = write_file(path, file.row_groups, scored, names, layout=layout)
+                except ValueError as error:
+                    raise InputError(f"{url}: {error}; prepare the data set again") from error
             (placed,) = commit.leave()
-        scored = ScoreFile(**vars(placed), data=file.path, data_sha256=file.sha256)
-        return Done(period=file.period, file=scored, counts=counts)
+        of_file = ScoreFile(**vars(placed), data=file.path, data_sha256=file.sha256)
+        return Done(period=file.period, file=of_file, counts=counts)
+
+    def _names(self, url: str) -> Generator[pa.Table]:
+        """The columns of a file that its scores are written with, by row group."""
+        meta = [f"meta_{name.removeprefix('meta_')}" for name in self._plan.config.meta]
+        for table in read_direct(self._row_groups[url], ["gid", "query_id", "doc_ids", *meta]):
+            if lacking := next((name for name in meta if name not in table.column_names), None):
+                raise InputError(f"{url}: no column {lacking!r} (meta); list it under columns.meta of prepare")
+            yield table
 
     def _scored(self, url: str, advance: Advance) -> Iterator[Scored]:
         """The scores of the groups of a file, in its order."""
@@ -364,7 +407,8 @@ class _Periods:
         """Take over a file; returns the counts of its period if this file completed it, else None."""
         period, files = done.period, self._plan.files[done.period]
         if period not in self._open:
-            self._open[period] = storage.Commit(period_url(self._plan.out, period)), {}
+            url = period_url(self._plan.out, period)
+            self._open[period] = storage.Commit(url, manifest=storage.HIDDEN_MANIFEST), {}
         commit, there = self._open[period]
         commit.adopt([storage.Placed(done.file.path, done.file.bytes, done.file.sha256)])
         there[done.file.data] = done
@@ -384,9 +428,12 @@ class _Periods:
             documents=counts.documents,
             bundle_hash=self._plan.bundle_hash,
             made_by=self._plan.origin_of(period),
+            layout=self._plan.config.layout,
+            meta=self._plan.config.meta,
         )
         with commit:
             commit.finish(manifest.model_dump(mode="json"))
+        storage.withdraw(commit.url, name=_EARLIER)
         del self._open[period]
         return counts
 

@@ -33,6 +33,7 @@ from ltrscale.training import checkpoint
 from ltrscale.training.snapshot import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, scored_by
+from ltrscale.workflows.predict import PredictJob
 
 FEATURES = (Feature(name="a"), Feature(name="b"))
 fuzzed = settings(
@@ -106,6 +107,7 @@ def ranker(home: Path, data: Path) -> Path:
     bundle.save_ranker(
         str(home / "ranker"), made, config={}, features=FEATURES, dataset_hash="", metrics={"ndcg": 0.5},
         made_by={"stage": "x", "config": {"splits": splits}, "inputs": {str(data): "h", str(home / "ranker"): "h"}},
+        read_as={"source": {"kind": "items", "columns": {"query": "q", "features": ["a", "b"]}}, "sort": True},
     )  # fmt: skip
     return home / "ranker"
 
@@ -179,7 +181,7 @@ def test_the_manifest_of_a_data_set(home: Path, data: Path, scores: Path, drawn:
 @fuzzed
 @given(drawn=st.data())
 def test_the_manifest_of_scores(home: Path, data: Path, scores: Path, ranker: Path, drawn: st.DataObject) -> None:
-    path = scores / "period=p1" / storage.MANIFEST
+    path = scores / "period=p1" / storage.HIDDEN_MANIFEST
     with one_line_at_most(home, path):
         write(path, drawn.draw(changed(json.loads(path.read_text()))))
         scored = Split(data=(str(data),), scores=str(scores))
@@ -217,7 +219,9 @@ def test_the_config_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject) 
         sign(manifest, path)
         opened = bundle.load(str(ranker))
         groups = QueryGroups(torch.zeros(2, 2), torch.tensor([0, 2]))
-        for read in (lambda: opened.scorer()(groups), opened.transform, opened.encoder, opened.projector_layers):
+        reading = PredictJob(out=str(home / "items"), bundle=str(ranker), inputs=({"path": "log.csv"},)).reading
+        parts = (opened.transform, opened.encoder, opened.projector_layers)
+        for read in (lambda: opened.scorer()(groups), *parts, reading):
             with contextlib.suppress(InputError):
                 read()
 

@@ -231,7 +231,7 @@ def test_what_is_up_to_date_is_left_alone_and_said_so(
         job.replace(periods=()).run()
     assert "2 periods scored with 65 groups" in caplog.text
     assert "2 periods were up to date" in caplog.text
-    lines = (out / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = (out / "_run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line).get("period") for line in lines] == ["p1", "p2", None, "p3", "p4", None]
 
 
@@ -285,9 +285,9 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
 
 
 def _stopping(function: Callable[..., Any], stop: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **settings: Any) -> Any:
         stop()
-        return function(*arguments)
+        return function(*arguments, **settings)
 
     return call
 

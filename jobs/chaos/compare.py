@@ -13,7 +13,7 @@ from typing import Any
 
 from ltrscale import storage
 
-_RUN = "run/"  # log, metrics over time, environment: they describe the run, not its outcome
+_RUN = "run/"  # `_run/` too: log, metrics over time, environment: they describe the run, not its outcome
 _MODEL_FILES = re.compile(r"\.(safetensors|txt|json|ubj|cbm)$")
 _OF_THE_DATA = ("features", "summaries", "label_counts", "longest", "accounting")
 _OF_A_BUNDLE = ("kind", "features", "architecture", "trees", "metrics")
@@ -45,7 +45,7 @@ def outcome(url: str, *, killed: Collection[int] = ()) -> Outcome:
     listed: set[str] = set()
     for name in names:
         folder, _, last = name.rpartition("/")
-        if last == storage.MANIFEST:
+        if last in (storage.MANIFEST, storage.HIDDEN_MANIFEST):
             manifest = json.loads(storage.read_bytes(f"{url}/{name}"))
             contents = {}
             for file in manifest["files"]:

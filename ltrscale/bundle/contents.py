@@ -58,6 +58,9 @@ class BundleConfig(Config):
     """Settings of the run that made the bundle."""
     dataset_hash: str
     """Hash of the training data."""
+    read_as: dict[str, Any] = Field(default_factory=dict)
+    """Settings of jobs.prepare with which the raw rows of the training data were read, for jobs.predict; empty if they
+    are not known."""
     metrics: dict[str, Metric] = Field(default_factory=dict)
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -68,6 +68,18 @@ class Bundle:
     """Projection from raw features to principal components, for trees that see these."""
     members: Mapping[str, "Bundle"] = field(default_factory=dict)
     """Bundles whose scores stacked trees see, by name."""
+    read_as: Mapping[str, Any] = field(default_factory=dict)
+    """Settings with which the raw rows of the training data were read; empty if they are not known."""
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it needs the positions at which documents were shown, in scoring too."""
+        made = self.architecture
+        parts = made.parts if isinstance(made, CombinedArchitecture) else (made,) if made else ()
+        contexts = [part.context for part in parts if part.context is not None]
+        return any(context.reads_positions for context in contexts) or any(
+            member.reads_positions for member in self.members.values()
+        )
 
     @property
     def content(self) -> bytes:
@@ -265,6 +277,7 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         {name: read(name) for name in config.model_files()},
         read(PROJECTION) if trees and trees.projection else None,
         {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in (trees.members if trees else ())},
+        config.read_as,
     )
 
 

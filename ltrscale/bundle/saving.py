@@ -54,12 +54,14 @@ class Pretrained(Protocol):
 class About(TypedDict):
     """Facts that every bundle records.
 
-    `config`: settings of the run; `files`: further files to store beside the model, by name.
+    `config`: settings of the run; `read_as`: how the raw rows of the training data were read; `files`: further files to
+    store beside the model, by name.
     """
 
     config: Mapping[str, Any]
     features: Sequence[Feature]
     dataset_hash: str
+    read_as: NotRequired[Mapping[str, Any]]
     metrics: Mapping[str, Metric]
     made_by: Mapping[str, Any]
     files: NotRequired[Mapping[str, bytes]]
@@ -130,6 +132,7 @@ def _save(
         trees=trees,
         training=dict(about["config"]),
         dataset_hash=about["dataset_hash"],
+        read_as=dict(about.get("read_as", {})),
         metrics=metrics,
         versions={"python": platform.python_version()}
         | {name: version(name) for name in ("ltrscale", "torch", trees.library if trees else "lightgbm", "numpy")},

@@ -53,6 +53,11 @@ class ContextSettings(Config):
     embeds_lists: ClassVar[bool] = False
     """Whether it also embeds whole lists, as a loss of whole lists requires."""
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it needs the positions at which documents were shown, in scoring too."""
+        return False
+
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """A list context with fresh weights.
 

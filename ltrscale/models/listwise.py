@@ -60,6 +60,11 @@ class DLCMConfig(ContextSettings):
         check_order(self.initial_rank, self.feature)
         return self
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether they are the initial ranking."""
+        return self.initial_rank == "positions"
+
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
         """See `DLCM`."""
         return DLCM(self, width, numeric_F, cardinalities)

@@ -15,6 +15,7 @@ seconds; a refusal that a retry cannot cure is reported at once.
 from ltrscale.storage import scratch
 from ltrscale.storage.commit import Commit, Placed
 from ltrscale.storage.committed import (
+    HIDDEN_MANIFEST,
     MANIFEST,
     check_lease,
     is_whole,
@@ -35,6 +36,7 @@ from ltrscale.storage.files import (
     open_input,
     read_bytes,
     remove,
+    remove_with_folders,
     sha256,
     size,
     swap,
@@ -55,6 +57,7 @@ from ltrscale.storage.names import (
 from ltrscale.storage.patience import patiently
 
 __all__ = [
+    "HIDDEN_MANIFEST",
     "MANIFEST",
     "WHEN_BUSY",
     "Commit",
@@ -91,6 +94,7 @@ __all__ = [
     "read_manifest",
     "read_verified",
     "remove",
+    "remove_with_folders",
     "scratch",
     "sha256",
     "size",

@@ -57,7 +57,8 @@ class Commit:
     another job has taken over (see `lease`) fails before that.
 
     Other processes can put files in place for this commit: each through a commit with `part`, which it ends by
-    `leave`; the whole commit takes them over by `adopt`. A part uses names with `{hash}` only.
+    `leave`; the whole commit takes them over by `adopt`. A part uses names with `{hash}` only. `manifest` is another
+    name for the manifest, such as `HIDDEN_MANIFEST`.
 
     Example:
         >>> import tempfile
@@ -69,16 +70,17 @@ class Commit:
         True
     """
 
-    def __init__(self, url: str, *, part: bool = False) -> None:
+    def __init__(self, url: str, *, part: bool = False, manifest: str = MANIFEST) -> None:
         self.url = url
+        self._name, self._manifest = manifest, join(url, manifest)
         self.files: list[Placed] = []
         self.finished = False
         self._part = part
         self._token = lease.token if (lease := leases.covering(url)) else secrets.token_hex(4)
         self._kept: set[str] = set()
         self._waiting: dict[str, tuple[Placed, Path]] = {}
-        self._before = None if part else files.read_if_there(join(url, MANIFEST))
-        previous = None if self._before is None else parse_manifest(self._before, join(url, MANIFEST))
+        self._before = None if part else files.read_if_there(self._manifest)
+        previous = None if self._before is None else parse_manifest(self._before, self._manifest)
         self._replaced, self._stale = listed_in(previous), set(names_in(previous))
         if not part:
             delete_kept(url)
@@ -160,16 +162,16 @@ class Commit:
         self._flush()
         with self._alone():
             check_lease(self.url)
-            there = files.read_if_there(join(self.url, MANIFEST))
+            there = files.read_if_there(self._manifest)
             if there not in (self._before, data):
                 raise self._lost()
             before = self._place_waiting(data)
             # the manifest is there already where another writer committed the same content
-            if there != data and not files.swap(join(self.url, MANIFEST), before, data):
+            if there != data and not files.swap(self._manifest, before, data):
                 raise self._lost()
             if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
                 # this process was suspended here for so long that another has taken over the directory
-                files.swap(join(self.url, MANIFEST), data, None)
+                files.swap(self._manifest, data, None)
                 raise self._lost()
             self.finished = True
             for name in self._stale - set(names_in(document)) - {f.path for f in self.files}:
@@ -193,7 +195,7 @@ class Commit:
 
         An old manifest that lists one of them is withdrawn first, once the new commit is sure to fit on the disk.
         """
-        url, before = join(self.url, MANIFEST), self._before
+        url, before = self._manifest, self._before
         if not self._waiting:
             return before
         stamps = {name: stamp(join(self.url, name)) for name in self._waiting}
@@ -264,7 +266,8 @@ class Commit:
         # where storage has failed, deleting may fail too: the first error is the one to report
         with contextlib.suppress(InputError) if error else contextlib.nullcontext():
             own = {placed.path: vars(placed) for placed in self.files if placed.path not in self._waiting}
-            committed = names_in(read_manifest(self.url))  # perhaps ours: S3 may have stored it and lost the answer
+            # perhaps ours: S3 may have stored it and lost the answer
+            committed = names_in(read_manifest(self.url, self._name))
             for name in own.keys() - self._kept - set(committed):
                 files.remove_with_folders(join(self.url, name), self.url)
             if kept := [own[name] for name in sorted(own.keys() & self._kept)]:

@@ -21,6 +21,8 @@ from ltrscale.storage.names import is_local, join, local_path
 T = TypeVar("T")
 
 MANIFEST = "manifest.json"
+HIDDEN_MANIFEST = "_manifest.json"
+"""The manifest's name in a directory of tables, whose readers skip names that begin with an underscore."""
 KEPT = ".kept.json"
 """Lists the files that a failed commit has left on purpose; the next commit deletes them."""
 _REQUESTS = 16  # at a time
@@ -29,10 +31,10 @@ _STAGED = re.compile(r"(^|/)\.[^/]+\.[0-9a-f]{8}$")
 _log = logging.getLogger("ltrscale")
 
 
-def read_manifest(url: str) -> dict[str, Any] | None:
-    """The manifest of a committed directory, or None where none is committed."""
-    data = files.read_if_there(join(url, MANIFEST))
-    return None if data is None else parse_manifest(data, join(url, MANIFEST))
+def read_manifest(url: str, name: str = MANIFEST) -> dict[str, Any] | None:
+    """The manifest of this name in a committed directory, or None where none is committed."""
+    data = files.read_if_there(join(url, name))
+    return None if data is None else parse_manifest(data, join(url, name))
 
 
 def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         return list(pool.map(function, items))
 
 
-def withdraw(url: str, own: re.Pattern[str] | None = None) -> None:
+def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
     """Delete a committed directory: its manifest first, then the files that this lists, then folders left empty.
 
     So nobody sees a manifest without its files. Where nothing is committed, nothing is deleted.
@@ -99,9 +101,10 @@ def withdraw(url: str, own: re.Pattern[str] | None = None) -> None:
         url: the directory.
         own: names of files that only the caller's writers put directly there: they are deleted too, and they alone
             where the manifest is missing or damaged.
+        name: of the manifest.
     """
     try:
-        manifest = read_manifest(url)
+        manifest = read_manifest(url, name)
     except InputError:
         if own is None:
             raise
@@ -110,11 +113,11 @@ def withdraw(url: str, own: re.Pattern[str] | None = None) -> None:
         return
     listed = names_in(manifest)
     if own is not None:
-        listed += [name for name in files.below(url) if own.fullmatch(name)]
+        listed += [path for path in files.below(url) if own.fullmatch(path)]
     check_lease(url)
-    files.remove(join(url, MANIFEST))
-    for name in listed:
-        files.remove_with_folders(names.listed_file(url, name), url)
+    files.remove(join(url, name))
+    for path in listed:
+        files.remove_with_folders(names.listed_file(url, path), url)
     if is_local(url):
         files.remove_empty(local_path(url), local_path(url).parent)
 
@@ -128,8 +131,9 @@ def withdraw_below(url: str, loose: Collection[str]) -> None:
     """
     there = files.below(url)
     for name in there:
-        if name.rpartition("/")[2] == MANIFEST:
-            withdraw(join(url, name.rpartition("/")[0]))
+        folder, _, last = name.rpartition("/")
+        if last in (MANIFEST, HIDDEN_MANIFEST):
+            withdraw(join(url, folder), name=last)
     for name in there:
         if any(f"/{name}".endswith(f"/{ending}") for ending in loose):
             files.remove_with_folders(names.listed_file(url, name), url)
@@ -163,7 +167,10 @@ def sweep(url: str, tokens: Collection[str]) -> None:
     bear = re.compile("|".join(rf"-{token}\b" for token in tokens if re.fullmatch("[0-9a-f]{8}", token)) or r"(?!)")
     found = [name for name in files.below(url) if bear.search(name) or _STAGED.search(name)]
     folders = {folder for name in found for folder in _folders(name)}
-    listed = {f"{folder}{path}" for folder in folders for path in names_in(read_manifest(join(url, folder)))}
+    manifests = [(folder, name) for folder in folders for name in (MANIFEST, HIDDEN_MANIFEST)]
+    listed = {
+        f"{folder}{path}" for folder, name in manifests for path in names_in(read_manifest(join(url, folder), name))
+    }
     orphans = [name for name in found if name not in listed]
     for name in orphans:
         files.remove_with_folders(names.listed_file(url, name), url)

@@ -53,9 +53,9 @@ def check_scheme(url: str, also: Collection[str] = ()) -> None:
 _PART_BYTES, _PATH_BYTES = 255, 1024
 _PATTERNS = set("\\*?[]")
 """Characters that file systems read as a separator or a pattern: deleting a pattern would delete all its matches."""
-_RESERVED = {"manifest.json"}
-_NOT_FIRST = {"run"}
-"""The directory of a job's own log, which no manifest owns."""
+_RESERVED = {"manifest.json", "_manifest.json"}
+_NOT_FIRST = {"run", "_run"}
+"""The directories of a job's own log, which no manifest owns."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 100
 

@@ -183,6 +183,7 @@ class Pretraining:
             config=self.config.model_dump(mode="json"),
             features=self.selection.features,
             dataset_hash=self.selection.hash,
+            read_as=self.selection.read_as,
             metrics={"loss": loss},
             made_by=origin,
         )

@@ -151,6 +151,7 @@ class Best:
             config=self.config.model_dump(mode="json"),
             features=train.features,
             dataset_hash=train.hash,
+            read_as=train.read_as,
             metrics={
                 self.metric: self.value,
                 "phase": self.phase,

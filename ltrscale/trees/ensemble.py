@@ -95,6 +95,7 @@ def choose(
         config={**config.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
         features=bundles[0].features,
         dataset_hash=bundles[0].dataset_hash,
+        read_as=bundles[0].read_as,
         metrics={
             name: value,
             f"{name}_best_single": alone,

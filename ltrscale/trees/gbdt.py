@@ -144,6 +144,7 @@ class TreeGrowing:
             config=self.config.model_dump(mode="json"),
             features=self.train.features,
             dataset_hash=self.train.hash,
+            read_as=self.train.read_as,
             metrics={
                 **grown.metrics,
                 "labelled_groups": self.train.n_groups,

@@ -134,6 +134,7 @@ def _grow(
         config=config.model_dump(mode="json"),
         features=labelled.features,
         dataset_hash=labelled.hash,
+        read_as=labelled.read_as,
         metrics={**grown.metrics, **metrics},
         made_by=made_by,
     )

@@ -130,6 +130,7 @@ def _grow(
         config=config.model_dump(mode="json"),
         features=selection.features,
         dataset_hash=selection.hash,
+        read_as=selection.read_as,
         metrics={
             **grown.metrics,
             "labelled_groups": len(train.ids_Q),

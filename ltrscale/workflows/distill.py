@@ -225,6 +225,7 @@ class _Steps:
             bundle=self.job.teacher,
             data=self.job.data,
             periods=tuple(sorted(set(periods))),
+            layout="scores",
             docs_per_batch=self.job.docs_per_batch,
             ray=self.job.ray,
         ).run()

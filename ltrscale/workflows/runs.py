@@ -1,8 +1,9 @@
 """The record that every run leaves beside its output: resolved config, versions, metrics, log.
 
-A stage's directory holds `run/config.yaml`, `run/environment.json`, `run/metrics.jsonl` and `run/log.txt`. On a local
-disk they grow while the stage runs. For another URL they are written to scratch and copied to the URL every minute and
-at the end, also when the stage fails. They are not listed in the stage's manifest, unlike the output itself.
+A stage's directory holds `run/config.yaml`, `run/environment.json`, `run/metrics.jsonl` and `run/log.txt`. If other
+programs read the directory as a table the folder is `_run`, which they skip. On a local disk the files grow while the
+stage runs. For another URL they are written to scratch and copied to the URL every minute and at the end, also when the
+stage fails. They are not listed in the stage's manifest, unlike the output itself.
 """
 
 import json
@@ -30,7 +31,9 @@ from ltrscale.progress import Report, log
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
-RUN_FILES = tuple(f"run/{name}" for name in (_LOG, _METRICS, _CONFIG, _ENVIRONMENT))
+_FILES = (_LOG, _METRICS, _CONFIG, _ENVIRONMENT)
+RUN, HIDDEN_RUN = "run", "_run"
+RUN_FILES = tuple(f"{RUN}/{name}" for name in _FILES)
 """The files that `recorded` writes below a directory."""
 _COPY_S = 60.0
 _listener: ContextVar[Report | None] = ContextVar("listener", default=None)
@@ -73,12 +76,12 @@ def held(out: str) -> Iterator[None]:
 
 
 @contextmanager
-def recorded(out: str, config: Config) -> Iterator[Report]:
-    """Keep config, environment, log and metrics of the block below `out`; yields the function that records metrics.
+def recorded(out: str, config: Config, *, name: str = RUN) -> Iterator[Report]:
+    """Keep config, environment, log and metrics of the block in a folder of `out`; yields what records metrics.
 
     Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run.
     """
-    with held(out), _folder(storage.join(out, "run")) as folder:
+    with held(out), _folder(_moved(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / _CONFIG).write_text(configs.dump(config))
             (folder / _ENVIRONMENT).write_text(json.dumps(environment(), indent=1) + "\n")
@@ -106,6 +109,16 @@ def recorded(out: str, config: Config) -> Iterator[Report]:
             log.removeHandler(handler)
             with suppress(OSError):  # a full disk: the last lines are lost, of which a warning was logged
                 handler.close()
+
+
+def _moved(out: str, name: str) -> str:
+    """The directory of the record below `out`, with the record that an earlier version has left below `out/run`."""
+    target = storage.join(out, name)
+    for file in _FILES if name != RUN else ():
+        if storage.exists(old := storage.join(out, RUN, file)):
+            storage.write_bytes(storage.join(target, file), storage.read_bytes(old))
+            storage.remove_with_folders(old, out)
+    return target
 
 
 def _append(file: FileIO, line: str, folder: Path) -> None:

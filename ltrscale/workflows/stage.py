@@ -21,7 +21,7 @@ from ltrscale.data.dataset.split import Splits, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
-from ltrscale.workflows.runs import held, recorded
+from ltrscale.workflows.runs import RUN, held, recorded
 
 Origin = Mapping[str, Any]
 """Stage, settings and inputs of an output, as its manifest records them."""
@@ -37,6 +37,8 @@ class Stage(Config):
     """The name that manifests record."""
     makes_data: ClassVar[bool] = False
     """Whether the output is a data set, which must be opened anew once it is made."""
+    record: ClassVar[str] = RUN
+    """The folder of the run's record below `out`."""
     out: str
     """Directory of the output."""
 
@@ -88,7 +90,7 @@ class Stage(Config):
                 if self.is_done(origin):  # again: another process may have made it while this one waited
                     return False
                 start = time.monotonic()
-                with recorded(self.out, self.recorded_as()) as report:
+                with recorded(self.out, self.recorded_as(), name=self.record) as report:
                     log.info("%s: writing %s", self.stage, self.out)
                     self.clear()
                     self.work(origin, report)

@@ -189,7 +189,7 @@ class Trial:
                 f"{name} learns scores of one data set, splits.train has {', '.join(train.data)}; name one"
             )
         runs = tuple(self._runs(method.of, method.runs))
-        ScoreJob(out=scores, bundle=runs, data=train.data[0], periods=train.periods).run()
+        ScoreJob(out=scores, bundle=runs, data=train.data[0], periods=train.periods, layout="scores").run()
         everything = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)
         share = 1.0 if method.groups is None else method.groups / select(everything, labelled=True).n_groups
         return everything.replace(labelled_fraction=min(1.0, share))

@@ -12,6 +12,7 @@ from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
+from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stack import StackJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
 from ltrscale.workflows.study_grid import StudyConfig
@@ -94,6 +95,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "tune": TuneJob,
         "gbdt": GBDTJob,
         "score": ScoreJob,
+        "predict": PredictJob,
         "stack": StackJob,
         "self": CrossvalConfig,
         "study": StudyConfig,

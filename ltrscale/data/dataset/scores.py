@@ -1,15 +1,23 @@
 """Score files: a bundle's scores for the documents of a data set, committed period by period.
 
-    period=P/NAME-HASH.parquet   for a data file NAME.parquet, with its rows and row groups:
-                                 gid int64, scores list<double>, one value per document, never null
-    period=P/manifest.json       written last: the files, their data files, counts, origin
+    period=P/NAME-HASH.parquet   for a data file NAME.parquet, with its row groups, in one of the layouts
+    period=P/_manifest.json      written last: the files, their data files, counts, origin
 
-Query ids, document ids and features are in the data set only.
+The layouts and their columns:
+
+    scores   a row per query group: gid int64, scores list<double>, one value per document, never null
+    lists    the same with query_id string, item_ids list<string> and ranks list<int32>
+    items    a row per document, the best of each group first: query_id, item_id, score double, rank int32
+
+The last two may have group columns `meta_*` too. Ranks count from 1; tied documents keep the order of the data. The
+names of all other files begin with an underscore or a dot, so that programs which read a directory of Parquet files
+skip them. Earlier versions wrote `manifest.json`, which is still read.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,8 +34,10 @@ from ltrscale.errors import InputError
 SCORES = "scores"
 """The column with the scores."""
 REMEDY = "score the period again with jobs.score"
+Layout = Literal["scores", "lists", "items"]
 _FORMAT: Final = "ltrscale-scores"
 _SCHEMA = pa.schema([("gid", pa.int64()), (SCORES, pa.list_(pa.float64()))])
+_NUMBERS = ("gid", SCORES, "score", "rank", "ranks")
 
 
 class ScoreFile(Config):
@@ -44,7 +54,7 @@ class ScoreFile(Config):
 
 
 class PeriodScores(Config):
-    """`manifest.json` of a scored period."""
+    """`_manifest.json` of a scored period."""
 
     format: Literal["ltrscale-scores"] = _FORMAT
     version: Literal[1] = 1
@@ -57,6 +67,10 @@ class PeriodScores(Config):
     """Content hash of the bundle that scored."""
     made_by: dict[str, Any]
     """The places of bundle and data set, for people to read."""
+    layout: Layout = "scores"
+    """The columns of the files; the first scored periods do not state it."""
+    meta: tuple[str, ...] = ()
+    """The columns `meta_*` of the data set that the files have too."""
 
     def is_of(self, files: Sequence[DataFile]) -> bool:
         """Whether these data files were scored, in this order, whatever their names."""
@@ -95,6 +109,12 @@ def file_name(file: DataFile) -> str:
     return f"{PurePosixPath(file.path).stem}-{{hash}}.parquet"
 
 
+def scored_periods(url: str) -> list[str]:
+    """The periods that have a directory below a directory of scores, sorted."""
+    names = [child.rsplit("/", 1)[-1] for child in storage.children(url)]
+    return [name.removeprefix("period=") for name in names if name.startswith("period=")]
+
+
 def read_period(url: str, period: str) -> PeriodScores | None:
     """The manifest of a scored period below a directory of scores, or None if none is committed.
 
@@ -102,10 +122,12 @@ def read_period(url: str, period: str) -> PeriodScores | None:
         InputError: something else is committed there, or scores in a version that this package does not read.
     """
     directory = period_url(url, period)
-    values = storage.read_manifest(directory)
-    if values is None:
+    for name in (storage.HIDDEN_MANIFEST, storage.MANIFEST):
+        if (values := storage.read_manifest(directory, name)) is not None:
+            break
+    else:
         return None
-    where = storage.join(directory, storage.MANIFEST)
+    where = storage.join(directory, name)
     if values.get("format") != _FORMAT:
         raise InputError(f"{where}: not scores but {values.get('format', 'something else')!r}; check the path")
     return validate(PeriodScores, values, where)
@@ -115,8 +137,8 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     """The score files of some periods of a data set, by the path of the data file.
 
     Raises:
-        InputError: a period is not scored there, was scored from other files than the data set has now, or the
-            periods were scored by several bundles.
+        InputError: a period is not scored there, has one row per document, was scored from other files than the data
+            set has now, or the periods were scored by several bundles.
     """
     found: dict[str, Found] = {}
     first: PeriodScores | None = None
@@ -124,6 +146,11 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
         scores = read_period(url, period)
         if scores is None:
             raise InputError(f"{url}: period {period!r} is not scored there; score {dataset.url} with jobs.score")
+        if scores.layout == "items":
+            raise InputError(
+                f"{url}: period {period!r} has one row per document, which cannot serve as labels; "
+                "score it into another directory with jobs.score and layout lists"
+            )
         files = [file for file in dataset.manifest.files if file.period == period]
         if not scores.is_of(files):
             raise InputError(
@@ -140,32 +167,116 @@ def find_scores(url: str, dataset: Dataset, periods: Iterable[str]) -> dict[str,
     return found
 
 
-def write_file(path: Path, row_groups: Sequence[Counts], batches: Iterable[Scored]) -> Counts:
+def write_file(
+    path: Path,
+    row_groups: Sequence[Counts],
+    batches: Iterable[Scored],
+    names: Iterable[pa.Table] = (),
+    *,
+    layout: Layout = "scores",
+) -> Counts:
     """Write the scores of a data file in its row groups; its groups arrive in file order, in batches of any size.
 
     Memory holds the scores of one batch and one row group.
 
+    Args:
+        path: the file to write.
+        row_groups: the counts of each row group of the data file.
+        batches: the scores.
+        names: columns of each row group of the data file: `gid`, `query_id`, `doc_ids` if there are any, and the
+            `meta_*` to add. The layout `scores` does not need them.
+        layout: the columns to write.
+
     Returns:
         The groups and documents written, all counted as labelled, to compare with the manifest.
+
+    Raises:
+        ValueError: a group has another number of document ids than of documents.
     """
     waiting: list[pa.Table] = []
     groups = documents = 0
-    rest = [counts.groups for counts in row_groups][::-1]
-    with pq.ParquetWriter(
-        path, _SCHEMA, compression="zstd", use_dictionary=False, write_statistics=["gid"], write_page_checksum=True
-    ) as writer:
+    rest, of_data = [counts.groups for counts in row_groups][::-1], iter(names)
+    writer: pq.ParquetWriter | None = None
+    with ExitStack() as stack:
         for batch in batches:
             assert len(batch.scores_N) == batch.offsets_Q1[-1]
             groups, documents = groups + len(batch.gids_Q), documents + len(batch.scores_N)
             waiting.append(_table(batch))
             while rest and sum(map(len, waiting)) >= rest[-1]:
                 table, n = pa.concat_tables(waiting), rest.pop()
-                # one chunk: the ends of batches must not show in the bytes of the file
-                writer.write_table(table.slice(0, n).combine_chunks(), row_group_size=n)
                 waiting = [table.slice(n)]
+                # one chunk: the ends of batches must not show in the bytes of the file
+                table = table.slice(0, n).combine_chunks()
+                if layout != "scores":
+                    table = _with_names(table, next(of_data), layout)
+                writer = writer or stack.enter_context(_writer(path, table.schema))
+                writer.write_table(table, row_group_size=len(table))
     return Counts(groups, documents, groups)
 
 
 def _table(batch: Scored) -> pa.Table:
     lists = pa.ListArray.from_arrays(pa.array(batch.offsets_Q1.astype(np.int32)), pa.array(batch.scores_N))
     return pa.table([pa.array(batch.gids_Q), lists], schema=_SCHEMA)
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    names = [name for name in schema.names if name not in _NUMBERS]
+    columns = [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=columns,  # ids repeat, numbers do not
+        write_statistics=[name for name in ("gid", "query_id") if name in schema.names][:1],
+        write_page_checksum=True,
+    )
+
+
+def _with_names(table: pa.Table, of_data: pa.Table, layout: Layout) -> pa.Table:
+    """A row group in a layout with ids and ranks."""
+    assert of_data["gid"].equals(table["gid"]), "the rows of scores and data differ"
+    lists = table[SCORES].combine_chunks()
+    lengths_Q, scores_N = lists.value_lengths().to_numpy(), lists.flatten().to_numpy()
+    offsets_Q1 = np.concatenate([[0], np.cumsum(lengths_Q)]).astype(np.int32)
+    item_ids_N, ranks_N = _item_ids(of_data, lengths_Q), ranks(scores_N, offsets_Q1)
+    meta = [name for name in of_data.column_names if name.startswith("meta_")]
+    if layout == "lists":
+        columns = {"gid": table["gid"], "query_id": of_data["query_id"]}
+        per_document = {"item_ids": item_ids_N, SCORES: scores_N, "ranks": ranks_N}
+        columns |= {
+            name: pa.ListArray.from_arrays(pa.array(offsets_Q1), pa.array(values_N))
+            for name, values_N in per_document.items()
+        }
+        return pa.table(columns | {name: of_data[name] for name in meta})
+    group_N = np.repeat(np.arange(len(table)), lengths_Q)
+    order_N, group_N = np.lexsort((ranks_N, group_N)), pa.array(group_N)
+    columns = {"query_id": of_data["query_id"].take(group_N), "item_id": item_ids_N.take(pa.array(order_N))}
+    columns |= {"score": pa.array(scores_N[order_N]), "rank": pa.array(ranks_N[order_N])}
+    return pa.table(columns | {name: of_data[name].take(group_N) for name in meta}).combine_chunks()
+
+
+def _item_ids(of_data: pa.Table, lengths_Q: NDArray[np.int64]) -> pa.StringArray:
+    """The document id of each document; null where there is none."""
+    if "doc_ids" not in of_data.column_names:
+        return pa.nulls(int(lengths_Q.sum()), pa.string())
+    lists = of_data["doc_ids"].combine_chunks()
+    known_Q = lists.is_valid().to_numpy(zero_copy_only=False)
+    if (lists.value_lengths().fill_null(0).to_numpy() != np.where(known_Q, lengths_Q, 0)).any():
+        raise ValueError("doc_ids has not one id for each document of a query group")
+    known_N = np.repeat(known_Q, lengths_Q)
+    places_N = np.where(known_N, np.cumsum(known_N) - 1, 0)  # a group without ids has no values of its own
+    return lists.flatten().take(pa.array(places_N, mask=~known_N))
+
+
+def ranks(scores_N: NDArray[np.float64], offsets_Q1: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The rank of each document in its group by falling score, from 1; tied documents keep their order.
+
+    Example:
+        >>> ranks(np.array([0.5, 2.0, 0.5, 7.0]), np.array([0, 3, 4])).tolist()
+        [2, 1, 3, 1]
+    """
+    group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
+    order_N = np.lexsort((-scores_N, group_N))
+    ranks_N = np.empty(len(scores_N), np.int32)
+    ranks_N[order_N] = np.arange(len(scores_N)) - offsets_Q1[group_N] + 1
+    return ranks_N

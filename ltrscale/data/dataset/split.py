@@ -6,7 +6,7 @@ groups with a relevant document.
 
 import datetime
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
+from ltrscale.data.dataset.origin import origins, read_as
 from ltrscale.data.dataset.relevant import with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
@@ -193,6 +194,8 @@ class Selection:
     labelled: bool
     kept_labelled: NDArray[np.bool_] | None = None
     label_column: Literal[LabelColumn, "scores"] = "labels"
+    read_as: Mapping[str, Any] = field(default_factory=dict)
+    """See `origin.read_as`, of the first data set; not part of the hash."""
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
         """The same groups with these features in this order, matched by name.
@@ -282,7 +285,9 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
             raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
         kept = _kept(n, split, row_groups, there)
         identity |= _labels_identity(split, parts)
-    whole = Selection(features, row_groups, digest(identity), labelled, kept, "scores" if scored else split.labels)
+    column: Literal[LabelColumn, "scores"] = "scores" if scored else split.labels
+    raw = read_as(parts[0].dataset) if parts else {}
+    whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
         raise InputError(f"{there}: no query group there; the manifest counts the rows that prepare kept and rejected")
@@ -341,32 +346,14 @@ def check_disjoint(splits: Splits) -> None:
     takers: dict[tuple[str, str], str] = {}
     for name in parts:
         for part in parts[name]:
-            origins = _origins(part.dataset)
+            hashes_of = origins(part.dataset)
             for period in part.periods:
-                taken = [takers.setdefault((origin, period), name) for origin in origins(period)]
+                taken = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
                 if others := [taker for taker in taken if taker != name]:
                     where = f"period {period!r} of {part.dataset.url}"
                     raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
     if splits.gap:
         _check_gap(parts, splits.gap)
-
-
-def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
-    """A function from a period to hashes: if two data sets share one for a period, its documents are the same.
-
-    They are the hashes of the period's content and of the whole data set; for a relabelled data set also those of its
-    sources, as far as these can be followed, whether or not they have changed since.
-    """
-    manifests, hashes, followed = [dataset.manifest], {dataset.manifest.hash}, set[str]()
-    while manifests[-1].made_by.get("stage") == "relabel":
-        ((url, hash_before),) = manifests[-1].made_by["inputs"].items()
-        hashes.add(str(hash_before))
-        if url in followed or not storage.exists(storage.join(url, storage.MANIFEST)):
-            break
-        followed.add(url)
-        manifests.append(open_dataset(url).manifest)
-        hashes.add(manifests[-1].hash)
-    return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
 
 
 def _check_gap(parts: dict[str, list[_SplitPart]], gap: int) -> None:

@@ -7,9 +7,9 @@ files and their sizes alone. Given its `Start`, a unit writes the same files on 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -32,6 +32,15 @@ class Input(Config):
     """A file with the number of rows of each group, one per line, for svmlight text without qid."""
 
 
+def _paths(value: Any) -> Any:
+    entries = [value] if isinstance(value, str | Mapping) else value
+    return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
+Inputs = Annotated[tuple[Input, ...], BeforeValidator(_paths)]
+"""Several inputs; a plain string is a path."""
+
+
 class Expected(Config):
     """The size of a period of a known collection."""
 
@@ -50,7 +59,7 @@ class Expected(Config):
 class PrepareConfig(Config):
     """The inputs to read, and the way to write them."""
 
-    inputs: tuple[Input, ...] = ()
+    inputs: Inputs = ()
     """The inputs; a plain string is a path. A pipeline or job with a synthetic log fills it in."""
     source: Source
     """The format of the inputs."""
@@ -79,12 +88,6 @@ class PrepareConfig(Config):
     unit_mb: float = Field(default=256, gt=0)
     """Megabytes of consecutive input files that one task handles. No input file is cut, and each task writes its own
     data files."""
-
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _paths(cls, value: Any) -> Any:
-        entries = [value] if isinstance(value, str | Mapping) else value
-        return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
 
 
 def list_inputs(inputs: Sequence[Input]) -> list[File]:

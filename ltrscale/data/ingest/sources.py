@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -77,6 +77,41 @@ def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
             return tuple(item_features(files[0].url, columns))
         case GroupRows(columns=groups):
             return tuple(group_features(files[0].url, groups))
+
+
+def for_scoring(
+    source: Source, features: Sequence[Feature], *, meta: Sequence[str], positions: bool, dated: bool
+) -> Source:
+    """The same reading of rows that need nothing but what scoring needs.
+
+    Columns are found by name, so their order does not matter, and further ones are not read. LETOR text, and lists of
+    features in one column, have their features in the order of the training data.
+
+    Args:
+        source: how the training data were read.
+        features: of the model; columns with these names are read, and no others.
+        meta: the group columns to keep.
+        positions: whether the model reads positions; otherwise the rows need not have them.
+        dated: whether the rows determine their period; otherwise they need no time stamp.
+    """
+    dropped = [
+        "clicks",
+        "weights",
+        *([] if positions else ["positions"]),
+        *([] if dated else ["time", "period_column"]),
+    ]
+    without: dict[str, Any] = {"meta": tuple(meta), **dict.fromkeys(dropped)}
+    named: dict[str, tuple[str, ...]] = {
+        "features": tuple(feature.name for feature in features if feature.kind == "numeric"),
+        "categorical": tuple(feature.name for feature in features if feature.kind == "categorical"),
+    }
+    match source:
+        case Letor():
+            return source
+        case Items(columns=columns):
+            return source.replace(columns=columns.replace(label=None, exclude=(), **without, **named))
+        case GroupRows(columns=groups):
+            return source.replace(columns=groups.replace(labels=None, **without, **({} if groups.matrix else named)))
 
 
 def takes_any_order(source: Source) -> bool:

@@ -1,0 +1,22 @@
+r"""Rank the items of raw rows, such as next week's log, with a bundle; the rows need no labels.
+
+The bundle knows how its training data were read, so that new rows need no column mapping:
+
+  python -m jobs.predict --bundle models/ranker --inputs next_week.parquet \
+      --out predictions/next_week
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.predict import PredictJob
+
+COMMAND = Command(
+    "predict",
+    PredictJob,
+    PredictJob.run,
+    __doc__,
+    keys="out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected add ray workers",
+    flags="bundle inputs out",
+)
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,60 @@
+"""The origin of a data set: the data sets that it was relabelled from, and the way its raw rows were read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
+from ltrscale.errors import InputError, UnavailableError
+
+_NOT_OF_ROWS = {
+    *("inputs", "add", "expect", "max_rejected"),
+    *("sort_memory", "compression", "row_group_mb", "file_mb", "unit_mb"),
+}
+"""Settings of `prepare` that say which files it read, or how it wrote, rather than what a row means."""
+
+
+def origins(dataset: Dataset) -> Callable[[str], set[str]]:
+    """A function from a period to hashes: if two data sets share one for a period, its documents are the same.
+
+    They are the hashes of the period's content and of the whole data set; for a relabelled data set also those of its
+    sources, as far as these can be followed, whether or not they have changed since.
+    """
+    manifests = list(_lineage(dataset))
+    before = {str(hash_before) for manifest in manifests for hash_before in _sources(manifest).values()}
+    hashes = {manifest.hash for manifest in manifests} | before
+    return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
+
+
+def read_as(dataset: Dataset) -> dict[str, Any]:
+    """The settings with which `prepare` read the raw rows of a data set; empty where they are not known.
+
+    Those of a relabelled data set are the settings of its source, as long as this is there.
+    """
+    try:
+        *_, last = _lineage(dataset)
+    except UnavailableError:  # storage does not answer, which says nothing about the source
+        raise
+    except InputError:
+        return {}
+    settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None
+    return {k: v for k, v in settings.items() if k not in _NOT_OF_ROWS} if isinstance(settings, Mapping) else {}
+
+
+def _lineage(dataset: Dataset) -> Iterator[Manifest]:
+    """The manifest of a data set, then those of the data sets from which it was relabelled, as long as they exist."""
+    followed, manifest = set[str](), dataset.manifest
+    yield manifest
+    while sources := _sources(manifest):
+        (url,) = sources
+        if url in followed or not storage.exists(storage.join(url, storage.MANIFEST)):
+            return
+        followed.add(url)
+        manifest = open_dataset(url).manifest
+        yield manifest
+
+
+def _sources(manifest: Manifest) -> Mapping[str, Any]:
+    """The data set from which another was relabelled, with its hash at that time."""
+    inputs = manifest.made_by.get("inputs") if manifest.made_by.get("stage") == "relabel" else None
+    return inputs if isinstance(inputs, Mapping) and len(inputs) == 1 else {}

@@ -1,0 +1,109 @@
+"""Prediction: raw rows in, ranked items out. It reads rows as the training data were read, then scores them.
+
+    OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.data.ingest.prepare`)
+    OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
+
+Both stages skip what is up to date, so a repeated command goes on where it was stopped.
+"""
+
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
+from ltrscale.data.dataset.split import Texts
+from ltrscale.data.ingest.inputs import Inputs, PrepareConfig
+from ltrscale.data.ingest.sources import Source, for_scoring
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.scoring import ScorerConfig
+from ltrscale.workflows.runs import held
+from ltrscale.workflows.stage import check_replaceable
+from ltrscale.workflows.stages import PrepareJob, ScoreJob
+
+
+class PredictJob(ScorerConfig):
+    """Rank the items of raw rows with a bundle."""
+
+    out: str
+    """Directory of the ranked items. The rows lie beside it as a data set, in the directory `OUT-data`."""
+    inputs: Inputs = Field(min_length=1)
+    """Files, directories or patterns, in the format of the training data; they need no labels."""
+    source: Source | None = None
+    """The format and the columns, for rows in another form than the training data, or for a bundle that does not record
+    how these were read. By default as the first bundle's training data were read."""
+    sort: bool | None = None
+    """Bring the rows of a query together first. By default as for the training data."""
+    meta: Texts = ()
+    """Columns of whole queries to copy to the output, as `meta_NAME`."""
+    max_rejected: float = Field(0.001, ge=0, le=1)
+    """Share of rejected rows above which nothing is ranked."""
+    add: bool = False
+    """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has those of `inputs` alone."""
+    ray: bool = False
+    """Read and score files in parallel on a Ray cluster; the output is the same."""
+
+    @property
+    def data(self) -> str:
+        """The directory of the rows."""
+        return f"{self.out.rstrip('/')}-data"
+
+    def run(self) -> None:
+        """Read the rows, then rank their items.
+
+        Raises:
+            InputError: a bundle is missing or cannot score; it is not known how to read the rows; as `prepare` and
+                `score`; `out` holds other output.
+        """
+        self._check_out()
+        PrepareJob(out=self.data, prepare=self.reading(), ray=self.ray).run()
+        settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
+        ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta).run()
+        if not self.add:
+            self._withdraw_others(open_dataset(self.data).manifest.periods)
+
+    def reading(self) -> PrepareConfig:
+        """The settings of `prepare` that find the features of all bundles in the rows.
+
+        Raises:
+            InputError: a bundle is missing or cannot score, or it is not known how its training data were read.
+        """
+        opened = [bundles.load(url) for url in self.bundles]
+        for each in opened:
+            each.scorer()  # refuses a bundle that cannot score before any row is read
+        known, where = opened[0].read_as, f"{opened[0].url}: read_as of its config.json"
+        if self.source is None and not known:
+            raise InputError(
+                f"{opened[0].url}: does not record how its training data were read; "
+                "set source, as in the config of jobs.prepare"
+            )
+        given = {"sort": self.sort, "source": self.source}
+        given = {name: value for name, value in given.items() if value is not None}
+        own = {"inputs": self.inputs, "max_rejected": self.max_rejected, "add": self.add}
+        config = validate(PrepareConfig, {**known, **given, **own}, where)
+        features = dict.fromkeys(feature for each in opened for feature in each.features)
+        positions = any(each.reads_positions for each in opened)
+        dated = any(entry.period is None for entry in self.inputs)
+        source = for_scoring(config.source, [*features], meta=self.meta, positions=positions, dated=dated)
+        return config.replace(source=source)
+
+    def _check_out(self) -> None:
+        """Refuse to replace anything but ranked items."""
+        check_replaceable(self.out, "score")
+        for period in scored_periods(self.out):
+            there = read_period(self.out, period)
+            if there is not None and there.layout != "items":
+                raise InputError(f"{self.out}: scores with a row per query are there; choose another directory")
+
+    def _withdraw_others(self, periods: Iterable[str]) -> None:
+        """Delete the items of earlier inputs, whose periods the present ones do not have."""
+        others = sorted({*scored_periods(self.out)} - {*periods})
+        if others := [period for period in others if read_period(self.out, period) is not None]:
+            with held(self.out):
+                for period in others:
+                    storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
+            log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
