@@ -15,7 +15,8 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.writer import Compression
-from ltrscale.data.ingest.sources import File, Source, find_features
+from ltrscale.data.ingest.sources import File, GroupRows, Items, Letor, Source, find_features
+from ltrscale.data.ingest.validate import Duplicates
 from ltrscale.errors import InputError
 
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -68,6 +69,10 @@ class PrepareConfig(Config):
     """Counts by period, for collections whose size is known; nothing is committed if a count differs."""
     infinite: Literal["reject", "missing"] = "reject"
     """Rows with a feature too large for float32: rejected, or kept with a missing value for the feature."""
+    duplicates: Duplicates = "reject"
+    """Rows of a group with the same document id: `reject` keeps the first and rejects the others, which count towards
+    max_rejected. The other values say which row stays, and the others are merged into it: `keep_first`, `keep_last`,
+    or `max_label`, as for a log with a row for each view, cart and purchase."""
     max_group: int = Field(default=10_000, ge=1)
     """Documents of the longest group that is accepted; a longer one is rejected."""
     compression: Compression = "zstd"
@@ -79,6 +84,19 @@ class PrepareConfig(Config):
     unit_mb: float = Field(default=256, gt=0)
     """Megabytes of consecutive input files that one task handles. No input file is cut, and each task writes its own
     data files."""
+
+    @model_validator(mode="after")
+    def _documents_have_ids(self) -> Self:
+        match self.source:
+            case Letor():
+                return self  # its rows state the ids where they have any
+            case Items(columns=columns):
+                key, column = "item", columns.item
+            case GroupRows(columns=lists):
+                key, column = "docs", lists.docs
+        if self.duplicates != "reject" and column is None:
+            raise ValueError(f"duplicates: name the column with the ids of documents, source.columns.{key}")
+        return self
 
     @field_validator("inputs", mode="before")
     @classmethod

@@ -231,11 +231,12 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
     """Log and report the counts of the data set or addition."""
     a, counts = new.accounting, new.counts()
     rules = ", ".join(f"{rule} {count:,}" for rule, count in a.rules.items()) or "none"
+    merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
     log.info(
-        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s); %s groups in = %s kept + %s rejected; "
+        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
         "%s labelled, longest %s, %s periods",
         *("added to " if added else "", out),
-        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules, merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
     )
