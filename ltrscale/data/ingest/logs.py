@@ -22,6 +22,7 @@ from ltrscale.data.ingest import csvtext, parquet
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, agree, path_value, resolve, resolve_groups
 from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, Texts, keep
+from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
 _CSV = (".csv", ".csv.gz", ".csv.xz")
@@ -87,9 +88,17 @@ class Examined:
             return self.texts(mapping.period_column, required=True)
         if mapping.time is None:
             return None
-        periods_N, bad_N = cols.periods(self.batch.column(mapping.time), mapping.period)
+        periods_N, bad_N = periods(self.batch.column(mapping.time), mapping.period, mapping.clock)
         self.reject(bad_N, f"column {mapping.time!r} is not a time stamp")
         return periods_N
+
+    def seconds(self, name: str, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """A column of times in seconds since 1970, and the rows without one; rows that cannot be read are rejected."""
+        column = self.batch.column(name)
+        seconds_N, bad_N = instants(column, clock)
+        missing_N = bad_N & column.is_null().to_numpy(zero_copy_only=False)
+        self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date")
+        return seconds_N, bad_N
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
         """Columns of groups, unchanged, by their names in the data set."""
@@ -161,16 +170,18 @@ def read_items(
     schema = _schema(url, mapping.delimiter)
     found = resolve(schema, mapping, url)
     if features is not None:
-        agree(schema, found, features, url, first, lists=False)
+        agree(schema, found, features, mapping, url, first)
     build = _ItemBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
-    wanted = {*mapping.named().values(), *mapping.meta, *(feature.name for feature in build.features)}
+    sources = {mapping.source_of(feature.name) for feature in build.features}
+    wanted = {*mapping.named().values(), *mapping.meta, *sources}
     names = [name for name in schema.names if name in wanted]
     if url.endswith(".parquet"):
         for batch, lines_N, share in parquet.read_batches(url, names, batch_rows):
             yield build(batch, lines_N, RowTexts(batch, lines_N), [], share)
         return
-    numbers = {feature.name for feature in build.features if feature.kind == "numeric"} | {*mapping.side().values()}
-    numbers |= {mapping.label} if mapping.label is not None else set()
+    dates, side = mapping.date_features(), mapping.side().values()
+    numbers = {f.name for f in build.features if f.kind == "numeric" and f.name not in dates} | {*side}
+    numbers |= {column for use, column in mapping.named().items() if use == "label"}
     reader = csvtext.CsvReader(url, schema.names, names, numbers, mapping.query, mapping.delimiter, batch_rows)
     for table in reader:
         yield build(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
@@ -199,9 +210,7 @@ class _ItemBlocks:
             lines_N=lines_N,
             query_ids_N=rows.texts(mapping.query, required=True),
             features_NF=self._features(rows),
-            labels_N=np.full(len(batch), np.nan, np.float32)
-            if mapping.label is None
-            else cols.numbers(batch.column(mapping.label)),
+            labels_N=self._labels(rows),
             period=path_value(self.url, mapping.period_column or "") or "",
             periods_N=rows.periods(mapping),
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
@@ -215,10 +224,40 @@ class _ItemBlocks:
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
         return block
 
+    def _labels(self, rows: Examined) -> NDArray[np.float32]:
+        """The labels, NaN where there is none; rows whose value has no grade are rejected."""
+        name, grades = self.mapping.label, self.mapping.grades
+        if name is None:
+            return np.full(len(rows.batch), np.nan, np.float32)
+        if not isinstance(grades, dict):
+            labels_N = cols.numbers(rows.batch.column(name))
+            if grades is None:
+                return labels_N
+            # in float32, as the labels are: else 0.1 would not reach the cut point 0.1
+            grades_N = np.searchsorted(np.array(grades, np.float32), labels_N, side="right").astype(np.float32)
+            return np.where(np.isnan(labels_N), np.float32(np.nan), grades_N)
+        # many tools write a column of integers as floats as soon as it has a null
+        found = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
+        index_N = pc.index_in(found, pa.array(list(grades), pa.string()))
+        unknown_N = pc.and_(pc.is_valid(found), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
+        rows.reject(unknown_N, f"column {name!r} has no grade here ({', '.join(grades)} have one)", "bad_label")
+        return cols.numbers(pa.array(list(grades.values()), pa.float32()).take(index_N))
+
+    def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:
+        """The features of dates, NaN where there is none."""
+        mapping, found = self.mapping, {}
+        time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
+        for name, (column, part) in mapping.date_features().items():
+            seconds_N, missing_N = rows.seconds(column, mapping.clock)
+            values_N = part_of(part, seconds_N, time_N, mapping.clock)
+            found[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
+        return found
+
     def _features(self, rows: Examined) -> NDArray[np.float32]:
         features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
+        dates = self._dates(rows)
         for i, feature in enumerate(self.features):
-            column = rows.batch.column(feature.name)
+            column = pa.array(dates[feature.name]) if feature.name in dates else rows.batch.column(feature.name)
             if feature.kind == "numeric":
                 features_NF[:, i] = cols.numbers(column)
                 continue
@@ -270,7 +309,7 @@ def read_groups(
     schema = _parquet_schema(url)
     found = resolve_groups(schema, mapping, url)
     if features is not None and not mapping.matrix:
-        agree(schema, found, features, url, first, lists=True)
+        agree(schema, found, features, mapping, url, first)
     elif features is not None and list(features) != found:
         raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
     build = _GroupBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
