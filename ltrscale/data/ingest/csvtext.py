@@ -9,6 +9,7 @@ Shapes: U8 bytes, M lines of a block, N rows.
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,17 +18,40 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from ltrscale.data.ingest.lines import LineTexts, read_lines, shown
+from ltrscale.data.ingest.lines import UTF8, LineTexts, read_lines, shown
 from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection
 from ltrscale.errors import InputError
 
 NULLS = ("", "NULL", "Null", "null", "NaN", "Nan", "nan", "NAN")
 """Fields that mean a missing value, in any column."""
 
+_TRUE, _FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
+"""Words for booleans, in any case. But for true and false, a column must have both of a pair: one of countries may have
+nothing but NO."""
+
 _BLOCK = 1 << 22
 _SNIFFED_LINES = 1000
 _MISPLACED = "a quote, carriage return or NUL out of place, or too long a line"
 _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The form of a CSV file: separator of fields, decimal mark and encoding."""
+
+    delimiter: str = ","
+    decimal: str = "."
+    encoding: str = UTF8
+
+    def number(self, value: str) -> bool:
+        """Whether a field is a number."""
+        if self.decimal != ".":
+            value = value.replace(".", "_").replace(self.decimal, ".")
+        try:
+            float(value)
+        except ValueError:
+            return False
+        return "_" not in value  # Python reads 1_000 as a number, other tools do not
 
 
 @dataclass(frozen=True)
@@ -96,38 +120,47 @@ class Lines(LineTexts):
         return commas_M + 1
 
 
-def _blocks(url: str) -> Iterator[Lines]:
+def _blocks(url: str, encoding: str) -> Iterator[Lines]:
     first = 1
-    for text, share in read_lines(url, size=_BLOCK):
+    for text, share in read_lines(url, size=_BLOCK, encoding=encoding):
         lines = Lines(text, first, share)
         yield lines
         first += len(lines)
 
 
-def read_schema(url: str, delimiter: str) -> pa.Schema:
+def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     """The columns of a CSV file, from its header and first 1,000 lines.
 
-    A column is float64 if more than half of its values are numbers, null if it has no value, else text.
+    A column is float64 if more than half of its values are numbers, bool if all are true or false (or yes and no, t and
+    f, y and n), null if it has no value, else text.
 
     Raises:
         InputError: the file is missing, empty or damaged, or its first line is no header.
     """
-    lines = next(_blocks(url), None)
+    lines = next(_blocks(url, dialect.encoding), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
-    names = _header(url, lines, delimiter)
-    values, numbers = [0] * len(names), [0] * len(names)
+    names = _header(url, lines, dialect.delimiter)
+    values: list[Counter[str]] = [Counter() for _ in names]
     for number in range(2, min(len(lines), _SNIFFED_LINES) + 1):
-        row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], delimiter)
+        row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect.delimiter)
         if row is None or len(row) != len(names):
             continue
-        for i, value in enumerate(row):
-            values[i] += value.strip() not in NULLS
-            numbers[i] += value.strip() not in NULLS and _is_float(value)
-    kinds = [
-        pa.null() if not n else pa.float64() if 2 * m > n else pa.string() for n, m in zip(values, numbers, strict=True)
-    ]
-    return pa.schema(list(zip(names, kinds, strict=True)))
+        for counts, value in zip(values, row, strict=True):
+            counts[value.strip()] += 1
+    return pa.schema([(name, _type_of(counts, dialect)) for name, counts in zip(names, values, strict=True)])
+
+
+def _type_of(values: Counter[str], dialect: Dialect) -> pa.DataType:
+    """The type of a column with these values, each with the number of times it occurs."""
+    found = {value: n for value, n in values.items() if value not in NULLS}
+    if not found:
+        return pa.null()
+    if 2 * sum(n for value, n in found.items() if dialect.number(value)) > sum(found.values()):
+        return pa.float64()
+    words = {value.lower() for value in found}
+    pairs = map(set, zip(_TRUE, _FALSE, strict=True))
+    return pa.bool_() if words <= {"true", "false"} or words in pairs else pa.string()
 
 
 def _header(url: str, lines: Lines, delimiter: str) -> list[str]:
@@ -145,32 +178,29 @@ def _fields(line: bytes, delimiter: str) -> list[str] | None:
         return None
 
 
-def _is_float(value: str) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return "_" not in value  # Python reads 1_000 as a number, other tools do not
-
-
 @dataclass
 class CsvReader:
-    """Reads some columns of a CSV file: those in `numbers` as float32, the others as text.
+    """Reads some columns of a CSV file: those in `numbers` as float32 or, where the schema says so, as bool.
 
-    `query` is the column with the query id, which rejections of a line state if the line can be read.
+    All others are text. `query` is the column with the query id, which rejections of a line state if it can be read.
     """
 
     url: str
-    names: Sequence[str]
+    schema: pa.Schema
     columns: Sequence[str]
     numbers: Collection[str]
     query: str
-    delimiter: str
+    dialect: Dialect
     batch_rows: int
     _indices: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._indices = [self.names.index(column) for column in self.columns]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the file."""
+        return list(self.schema.names)
 
     def __iter__(self) -> Iterator[Table]:
         """The tables of the file, in order, each of at most `batch_rows` lines.
@@ -178,11 +208,11 @@ class CsvReader:
         Raises:
             InputError: the file is damaged.
         """
-        for lines in _blocks(self.url):
+        for lines in _blocks(self.url, self.dialect.encoding):
             row_M = ~lines.blank_M()
             row_M[0] &= lines.first > 1  # line 1 is the header
-            broken_M = row_M & lines.broken_M(self.delimiter)
-            fields_M = np.where(broken_M, len(self.names), lines.fields_M(self.delimiter))
+            broken_M = row_M & lines.broken_M(self.dialect.delimiter)
+            fields_M = np.where(broken_M, len(self.names), lines.fields_M(self.dialect.delimiter))
             odd_M = row_M & (fields_M != len(self.names))
             for start in range(0, len(lines), self.batch_rows):
                 part = slice(start, start + self.batch_rows)
@@ -226,11 +256,14 @@ class CsvReader:
             read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=text.size + 1, column_names=[str(i) for i in range(len(self.names))]
             ),
-            parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter),
+            parse_options=arrow_csv.ParseOptions(delimiter=self.dialect.delimiter),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict(zip(self._keys(), self._types(), strict=True)),
                 include_columns=self._keys(),
                 null_values=list(NULLS),
+                true_values=["1", *(form for word in _TRUE for form in _cases(word))],
+                false_values=["0", *(form for word in _FALSE for form in _cases(word))],
+                decimal_point=self.dialect.decimal,
                 strings_can_be_null=True,
             ),
         )
@@ -240,14 +273,20 @@ class CsvReader:
         return [str(i) for i in self._indices]
 
     def _types(self) -> list[pa.DataType]:
-        return [pa.float32() if column in self.numbers else pa.string() for column in self.columns]
+        return [self._type(column) for column in self.columns]
+
+    def _type(self, column: str) -> pa.DataType:
+        if column not in self.numbers:
+            return pa.string()
+        is_bool = pa.types.is_boolean(self.schema.field(self.names.index(column)).type)
+        return pa.bool_() if is_bool else pa.float32()
 
     def _empty(self) -> pa.Table:
         return pa.schema(list(zip(self._keys(), self._types(), strict=True))).empty_table()
 
     def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str) -> None:
         number = lines.first + index
-        row = _fields(lines.text[lines.starts_M[index] : lines.ends_M[index]], self.delimiter)
+        row = _fields(lines.text[lines.starts_M[index] : lines.ends_M[index]], self.dialect.delimiter)
         query = row[self.names.index(self.query)] if row is not None and len(row) == len(self.names) else ""
         text = f"{reason}: {lines(number)}"[:TEXT_LENGTH]
         rejected.append(Rejection(self.url, number, "unparsable", text, "" if query in NULLS else query))
@@ -257,8 +296,12 @@ class CsvReader:
         found = re.search(r"column #(\d+).*error to (\w+)", message)
         if found is None:
             return " ".join(message.split())
-        what = "not a number" if found[2] == "float" else "not text in UTF-8"
+        what = {"float": "not a number", "bool": "not true or false"}.get(found[2], "not text in UTF-8")
         return f"column {self.names[int(found[1])]!r} is {what}"
+
+
+def _cases(word: str) -> tuple[str, str, str]:
+    return word, word.upper(), word.capitalize()
 
 
 def _text_of(lines: Lines, good: NDArray[np.int64]) -> pa.Buffer:

@@ -25,7 +25,7 @@ from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, Te
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
-_CSV = (".csv", ".csv.gz", ".csv.xz")
+_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
 
@@ -128,14 +128,14 @@ class Examined:
 
 def item_features(url: str, mapping: ColumnMapping) -> list[Feature]:
     """The features that `read_items` finds in a file."""
-    return resolve(_schema(url, mapping.delimiter), mapping, url)
+    return resolve(_schema(url, mapping), mapping, url)
 
 
-def _schema(url: str, delimiter: str) -> pa.Schema:
+def _schema(url: str, mapping: ColumnMapping) -> pa.Schema:
     if url.endswith(".parquet"):
         return parquet.read_schema(url)
     if url.endswith(_CSV):
-        return csvtext.read_schema(url, delimiter)
+        return csvtext.read_schema(url, mapping.dialect(url))
     raise InputError(f"{url}: the name does not end in .parquet, {', '.join(_CSV)}; rename it or narrow the path")
 
 
@@ -156,7 +156,7 @@ def read_items(
     Partition columns in the path are ignored, except `period_column`.
 
     Args:
-        url: A file named .parquet, .csv, .csv.gz or .csv.xz.
+        url: A file named .parquet, .csv or .tsv, the latter two perhaps with .gz or .xz.
         mapping: The uses of the columns.
         features: The features of the first of several files, from `item_features`; the others must have the same.
         first: The name of that file, for errors.
@@ -167,7 +167,7 @@ def read_items(
         InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
             differs from the first file.
     """
-    schema = _schema(url, mapping.delimiter)
+    schema = _schema(url, mapping)
     found = resolve(schema, mapping, url)
     if features is not None:
         agree(schema, found, features, mapping, url, first)
@@ -182,7 +182,7 @@ def read_items(
     dates, side = mapping.date_features(), mapping.side().values()
     numbers = {f.name for f in build.features if f.kind == "numeric" and f.name not in dates} | {*side}
     numbers |= {column for use, column in mapping.named().items() if use == "label"}
-    reader = csvtext.CsvReader(url, schema.names, names, numbers, mapping.query, mapping.delimiter, batch_rows)
+    reader = csvtext.CsvReader(url, schema, names, numbers, mapping.query, mapping.dialect(url), batch_rows)
     for table in reader:
         yield build(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
 

@@ -12,6 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.ingest.csvtext import Dialect
+from ltrscale.data.ingest.lines import UTF8
 from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
 from ltrscale.errors import InputError, nearest
@@ -105,8 +107,13 @@ class ColumnMapping(_Columns):
     to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
     exclude: tuple[str, ...] = ()
     """Columns, or prefixes with *, that patterns do not match."""
-    delimiter: Literal[",", ";", "\t", "|"] = ","
-    """Separator of CSV fields."""
+    delimiter: Literal[",", ";", "\t", "|"] | None = None
+    """Separator of CSV fields; by default a tab in files named .tsv, otherwise a comma, or a semicolon if the comma
+    is the decimal mark."""
+    decimal: Literal[".", ","] = "."
+    """Decimal mark of numbers in CSV files; no mark separates thousands."""
+    encoding: str = UTF8
+    """Encoding of CSV files, such as cp1252 (Excel in Western Europe), latin-1 or utf-16."""
 
     @model_validator(mode="after")
     def _some_feature(self) -> Self:
@@ -121,6 +128,26 @@ class ColumnMapping(_Columns):
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
         return self
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        try:
+            "".encode(value)
+        except LookupError:
+            raise ValueError("no encoding of text that Python knows; write it as utf-8 or cp1252") from None
+        return value
+
+    @model_validator(mode="after")
+    def _two_marks(self) -> Self:
+        if self.decimal == "," and self.delimiter == ",":
+            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
+        return self
+
+    def dialect(self, url: str) -> Dialect:
+        """The form of a CSV file."""
+        usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
+        return Dialect(self.delimiter or usual, self.decimal, self.encoding)
 
     @field_validator("grades", mode="before")
     @classmethod
