@@ -1,4 +1,4 @@
-"""Reads raw logs, one item or one query group per row, in Parquet or CSV, block by block.
+"""Reads raw logs, one item or one query group per row, block by block.
 
 A config maps the columns. Both readers yield RowBlocks with one row per document; memory does not grow with the file.
 In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
@@ -7,7 +7,6 @@ on. Categorical columns are encoded as in `categories`.
 Shapes: N rows (documents), Q groups, G groups of a batch, F features.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,45 +17,15 @@ from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.ingest import csvtext, parquet
+from ltrscale.data.ingest import parquet, tables
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, agree, path_value, resolve, resolve_groups
-from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, Texts, keep
+from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, RowTexts, Rule, Texts, keep
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
-_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
-
-
-class RowTexts:
-    """Parquet rows as text for the quarantine: their columns as JSON, by the number of the row."""
-
-    def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
-        self.batch, self.lines_N = batch, lines_N
-        self._last = 0, ""  # a cache: all documents of a bad group show the same row, which may be long
-
-    def __call__(self, line: int) -> str:
-        """The text of one row."""
-        if self._last[0] != line:
-            row = int(np.searchsorted(self.lines_N, line))
-            columns = zip(self.batch.schema.names, self.batch, strict=True)
-            values = {name: _plain(column[row]) for name, column in columns}
-            self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
-        return self._last[1]
-
-    def only(self, lines_N: NDArray[np.int64]) -> "RowTexts":
-        """The texts of these rows, without the rest of the batch in memory."""
-        lines = np.unique(lines_N)
-        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
-
-
-def _plain(value: pa.Scalar) -> object:
-    try:
-        return value.as_py()
-    except (UnicodeDecodeError, ValueError, OverflowError):
-        return "(not readable)"
 
 
 class Examined:
@@ -128,15 +97,7 @@ class Examined:
 
 def item_features(url: str, mapping: ColumnMapping) -> list[Feature]:
     """The features that `read_items` finds in a file."""
-    return resolve(_schema(url, mapping), mapping, url)
-
-
-def _schema(url: str, mapping: ColumnMapping) -> pa.Schema:
-    if url.endswith(".parquet"):
-        return parquet.read_schema(url)
-    if url.endswith(_CSV):
-        return csvtext.read_schema(url, mapping.dialect(url))
-    raise InputError(f"{url}: the name does not end in .parquet, {', '.join(_CSV)}; rename it or narrow the path")
+    return resolve(tables.read_schema(url, mapping.dialect(url)), mapping, url)
 
 
 def read_items(
@@ -148,15 +109,16 @@ def read_items(
     encoders: Encoders | None = None,
     batch_rows: int = 1 << 16,
 ) -> Iterator[RowBlock]:
-    """Read a log with one item (document) per row from Parquet or CSV, in blocks of at most `batch_rows` rows.
+    """Read a log with one item (document) per row, in blocks of at most `batch_rows` rows.
 
-    `lines_N` are row numbers (Parquet), or line numbers with the header as line 1 (CSV). Rejected as `unparsable`: a
-    CSV line with a wrong number of fields, misplaced quotes or a value that is no number in a numeric column; a row
-    without a query id, with a time stamp or period that is missing or cannot be read, or with text that is not UTF-8.
+    `lines_N` are row numbers (Parquet) or line numbers (of CSV with the header as line 1). Rejected as `unparsable`: a
+    line that is no JSON object, or a CSV line with a wrong number of fields, misplaced quotes or a value that is no
+    number in a numeric column; a row without a query id, with a time stamp or period that is missing or cannot be read,
+    or with text that is not UTF-8.
     Partition columns in the path are ignored, except `period_column`.
 
     Args:
-        url: A file named .parquet, .csv or .tsv, the latter two perhaps with .gz or .xz.
+        url: A file named .parquet, .csv, .tsv or .jsonl, the last three perhaps with .gz or .xz.
         mapping: The uses of the columns.
         features: The features of the first of several files, from `item_features`; the others must have the same.
         first: The name of that file, for errors.
@@ -167,7 +129,8 @@ def read_items(
         InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
             differs from the first file.
     """
-    schema = _schema(url, mapping)
+    dialect = mapping.dialect(url)
+    schema = tables.read_schema(url, dialect)
     found = resolve(schema, mapping, url)
     if features is not None:
         agree(schema, found, features, mapping, url, first)
@@ -175,16 +138,15 @@ def read_items(
     sources = {mapping.source_of(feature.name) for feature in build.features}
     wanted = {*mapping.named().values(), *mapping.meta, *sources}
     names = [name for name in schema.names if name in wanted]
-    if url.endswith(".parquet"):
-        for batch, lines_N, share in parquet.read_batches(url, names, batch_rows):
-            yield build(batch, lines_N, RowTexts(batch, lines_N), [], share)
-        return
     dates, side = mapping.date_features(), mapping.side().values()
     numbers = {f.name for f in build.features if f.kind == "numeric" and f.name not in dates} | {*side}
     numbers |= {column for use, column in mapping.named().items() if use == "label"}
-    reader = csvtext.CsvReader(url, schema, names, numbers, mapping.query, mapping.dialect(url), batch_rows)
-    for table in reader:
-        yield build(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
+    yield from map(
+        build,
+        tables.read_rows(
+            url, schema, names, numbers=numbers, query=mapping.query, dialect=dialect, batch_rows=batch_rows
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -196,18 +158,12 @@ class _ItemBlocks:
     features: Sequence[Feature]
     encoders: Encoders
 
-    def __call__(
-        self,
-        batch: pa.RecordBatch,
-        lines_N: NDArray[np.int64],
-        texts: Texts,
-        rejected: list[Rejection],
-        share: float,
-    ) -> RowBlock:
-        mapping, rows = self.mapping, Examined(batch, self.url)
+    def __call__(self, raw: tables.Raw) -> RowBlock:
+        batch, mapping = raw.rows, self.mapping
+        rows = Examined(batch, self.url)
         block = RowBlock(
             file=self.url,
-            lines_N=lines_N,
+            lines_N=raw.lines_N,
             query_ids_N=rows.texts(mapping.query, required=True),
             features_NF=self._features(rows),
             labels_N=self._labels(rows),
@@ -216,10 +172,10 @@ class _ItemBlocks:
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
             columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
             | rows.meta(mapping.meta),
-            texts=texts,
-            share=share,
+            texts=raw.texts,
+            share=raw.share,
         )
-        rejected = rejected + rows.rejections(lines_N, texts, block.query_ids_N)
+        rejected = raw.rejected + rows.rejections(raw.lines_N, raw.texts, block.query_ids_N)
         block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
         return block

@@ -32,7 +32,7 @@ class Letor(Config):
 
 
 class Items(Config):
-    """Parquet or CSV with one item (document) per row."""
+    """Parquet, CSV or JSON lines with one item (document) per row."""
 
     kind: Literal["items"] = "items"
     columns: ColumnMapping
