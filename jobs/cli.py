@@ -1,6 +1,7 @@
 """The command line that all jobs share: a config from YAML, overrides, one function to call."""
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -41,6 +42,8 @@ class Command(Generic[ConfigT]):
     """What the job does, with an example: the docstring of its module."""
     keys: str = ""
     """The keys that people set, separated by white space, for `--help`; empty for all."""
+    argument: str = ""
+    """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none."""
 
     def help(self, asked: str) -> str:
         """The text of `--help`: the keys that people set, `all` keys, or one key and all below it.
@@ -101,6 +104,10 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         metavar="KEY",
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
+    if command.argument:
+        options.add_argument(
+            "argument", nargs="?", metavar=command.argument.upper(), help=f"short for --set {command.argument}=..."
+        )
     options.add_argument(
         "--config",
         metavar="YAML",
@@ -139,6 +146,8 @@ def main(command: Command[ConfigT]) -> None:
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
+    if getattr(options, "argument", None):
+        overrides.append(f"{command.argument}={json.dumps(options.argument)}")
     overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
 
     def job() -> None:
