@@ -107,7 +107,8 @@ def _missing(found: Guess, plan: Plan | None) -> Iterator[str]:
 
 def _prepare(file: str, out: str, dialect: Dialect, found: Guess, lists: Lists, plan: Plan | None) -> Iterator[str]:
     yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
-    yield f"# {lists.rows:,} rows of {lists.queries:,} queries: {lists.median:,} each in the median, {lists.longest:,} at most."
+    lengths = f"{lists.median:,} rows in the median, {lists.longest:,} at most"
+    yield f"# {lists.rows:,} rows, {lists.queries:,} queries: {lengths}."
     yield f"out: {_text(storage.join(out, 'data'))}"
     yield ""
     yield "prepare:"
