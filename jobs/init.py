@@ -1,12 +1,8 @@
 """Look at a log and write commented configs that run: prepare.yaml, and pipeline.yaml if it has labels and times.
 
-  python -m jobs.init logs/shop.csv
-  python -m jobs.prepare --config shop/prepare.yaml
-  python -m jobs.pipeline --config shop/pipeline.yaml
-
 Uses of columns are guessed from names and values; name those that are guessed wrong:
 
-  python -m jobs.init logs/shop.csv --set label=purchased --set out=shop-purchases
+  python -m jobs.init logs/shop.csv --set out=shop --set label=purchased
 """
 
 from jobs.cli import Command, main
