@@ -25,7 +25,7 @@ from ltrscale.data.ingest.inputs import (
     Unit,
     Work,
     cut_units,
-    input_fingerprints,
+    fingerprints,
     list_inputs,
     open_work,
 )
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
             does not fit the data set, or making the data set again would delete additions.
     """
     files = list_inputs(config.inputs)
-    origin = made_by("prepare", config, input_fingerprints(config))
+    origin = made_by("prepare", config, fingerprints(files))
     if is_prepared(out, origin):
         return open_dataset(out)
     with storage.Commit(out) as commit, storage.scratch.directory() as folder:

@@ -59,6 +59,8 @@ class File(Config):
     """The fixed period of its rows."""
     group_sizes: str | None = None
     """The file with the sizes of its groups."""
+    version: str | None = None
+    """The version of the table that it belongs to."""
 
 
 Reader = Callable[[File], Iterator[RowBlock]]
