@@ -1,6 +1,7 @@
 """The command line that all jobs share: a config from YAML, overrides, one function to call."""
 
 import argparse
+import json
 import logging
 import os
 import shutil
@@ -43,6 +44,8 @@ class Command(Generic[ConfigT]):
     """The keys that people set, separated by white space, for `--help`; empty for all."""
     flags: str = ""
     """The keys that have an option of their own, separated by white space."""
+    argument: str = ""
+    """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none."""
 
     def help(self, asked: str) -> str:
         """The text of `--help`: the keys that people set, `all` keys, or one key and all below it.
@@ -103,6 +106,10 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         metavar="KEY",
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
+    if command.argument:
+        options.add_argument(
+            "argument", nargs="?", metavar=command.argument.upper(), help=f"short for --set {command.argument}=..."
+        )
     options.add_argument(
         "--config",
         metavar="YAML",
@@ -144,6 +151,8 @@ def main(command: Command[ConfigT]) -> None:
     workers = getattr(options, "workers", None)
     overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
+    if getattr(options, "argument", None):
+        overrides.append(f"{command.argument}={json.dumps(options.argument)}")
     overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
 
     def job() -> None:

@@ -149,7 +149,7 @@ class FeatureSummary(Config):
 
 
 class Accounting(Config):
-    """Rows and groups that were read, kept and rejected; always in = kept + rejected.
+    """Rows and groups that were read, kept, rejected and merged; always in = kept + rejected + merged.
 
     A group is rejected when none of its rows is kept. `rules` counts rejected rows by rule; for a relabelled data
     set, what each step read, changed, dropped and added.
@@ -158,6 +158,8 @@ class Accounting(Config):
     rows_in: int = 0
     rows_kept: int = 0
     rows_rejected: int = 0
+    rows_merged: int = 0
+    """Rows left out in favour of another row of the same document, as `duplicates` asks."""
     groups_in: int = 0
     groups_kept: int = 0
     groups_rejected: int = 0

@@ -156,8 +156,10 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
-    missing_labels = work.config.source.kind != "letor"
-    validator = Validator(ids, rejections, max_group=work.config.max_group, missing_labels=missing_labels)
+    config, missing_labels = work.config, work.config.source.kind != "letor"
+    validator = Validator(
+        ids, rejections, max_group=config.max_group, missing_labels=missing_labels, duplicates=config.duplicates
+    )
     validator.scope = unit.period
     return validator
 

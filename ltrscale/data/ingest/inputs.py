@@ -15,7 +15,9 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.writer import Compression
-from ltrscale.data.ingest.sources import File, Source, find_features
+from ltrscale.data.ingest.lakes import Lake, snapshot
+from ltrscale.data.ingest.sources import File, GroupRows, Items, Letor, Source, find_features
+from ltrscale.data.ingest.validate import Duplicates
 from ltrscale.errors import InputError
 
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -30,6 +32,16 @@ class Input(Config):
     """A fixed period for all rows, such as train; query ids of inputs with different fixed periods are unrelated."""
     group_sizes: str | None = None
     """A file with the number of rows of each group, one per line, for svmlight text without qid."""
+    table: Lake | None = None
+    """The path is a table of Delta Lake or Apache Iceberg: its directory or, for Iceberg, a metadata file."""
+    version: int | None = Field(default=None, ge=0)
+    """Version of a Delta table or id of an Iceberg snapshot; the newest one by default."""
+
+    @model_validator(mode="after")
+    def _version_of_a_table(self) -> Self:
+        if self.version is not None and self.table is None:
+            raise ValueError("version is that of a table; set table to delta or iceberg")
+        return self
 
 
 def _paths(value: Any) -> Any:
@@ -77,6 +89,10 @@ class PrepareConfig(Config):
     """Counts by period, for collections whose size is known; nothing is committed if a count differs."""
     infinite: Literal["reject", "missing"] = "reject"
     """Rows with a feature too large for float32: rejected, or kept with a missing value for the feature."""
+    duplicates: Duplicates = "reject"
+    """Rows of a group with the same document id: `reject` keeps the first and rejects the others, which count towards
+    max_rejected. The other values say which row stays, and the others are merged into it: `keep_first`, `keep_last`,
+    or `max_label`, as for a log with a row for each view, cart and purchase."""
     max_group: int = Field(default=10_000, ge=1)
     """Documents of the longest group that is accepted; a longer one is rejected."""
     compression: Compression = "zstd"
@@ -89,17 +105,35 @@ class PrepareConfig(Config):
     """Megabytes of consecutive input files that one task handles. No input file is cut, and each task writes its own
     data files."""
 
+    @model_validator(mode="after")
+    def _documents_have_ids(self) -> Self:
+        match self.source:
+            case Letor():
+                return self  # its rows state the ids where they have any
+            case Items(columns=columns):
+                key, column = "item", columns.item
+            case GroupRows(columns=lists):
+                key, column = "docs", lists.docs
+        if self.duplicates != "reject" and column is None:
+            raise ValueError(f"duplicates: name the column with the ids of documents, source.columns.{key}")
+        return self
+
 
 def list_inputs(inputs: Sequence[Input]) -> list[File]:
     """The files of all inputs, in order.
 
     Raises:
-        InputError: an input is missing, or one of several files has group sizes.
+        InputError: an input is missing, a table cannot be read, or one of several files has group sizes.
     """
     if not inputs:
         raise InputError("prepare.inputs: nothing to read; name a file, a directory or a pattern")
     files = []
     for entry in inputs:
+        if entry.table is not None:
+            found = snapshot(entry.path, entry.table, entry.version)
+            version = f"{entry.table} {found.version}"
+            files += [File(url=url, period=entry.period, version=version) for url in found.files]
+            continue
         urls = storage.list_files(entry.path)
         if entry.group_sizes is not None and len(urls) > 1:
             raise InputError(f"inputs: group_sizes {entry.group_sizes} is for one file, {entry.path} has {len(urls)}")
@@ -109,13 +143,19 @@ def list_inputs(inputs: Sequence[Input]) -> list[File]:
 
 
 def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
-    """A fingerprint of each input file, by URL, which changes when the file does.
+    """A fingerprint of each input file, by URL, which changes when the file does; with the version of its table.
 
     Raises:
         InputError: an input is missing.
     """
-    urls = {url for file in list_inputs(config.inputs) for url in (file.url, file.group_sizes) if url is not None}
-    return {url: storage.fingerprint(url) for url in sorted(urls)}
+    return fingerprints(list_inputs(config.inputs))
+
+
+def fingerprints(files: Sequence[File]) -> dict[str, str]:
+    """The same of listed files."""
+    urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
+    found = {url: (storage.fingerprint(url), version) for url, version in sorted(urls.items())}
+    return {url: f"{stamp} of {version}" if version else stamp for url, (stamp, version) in found.items()}
 
 
 def check_period(period: str, file: str) -> str:

@@ -18,6 +18,7 @@ from ltrscale.errors import InputError
 LONGEST_LINE = 1 << 24
 """A longer line is cut to its first bytes and a NUL word; no row of text data has a NUL, so it is rejected."""
 
+UTF8 = "utf-8"
 _KEPT_OF_LONG = 4000
 _CUT_MARK = b" \0"
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -57,15 +58,17 @@ def shown(line: bytes) -> str:
     return line[: 4 * TEXT_LENGTH].decode(errors="replace").rstrip("\r")[:TEXT_LENGTH]
 
 
-def read_lines(url: str, *, size: int) -> Iterator[Piece]:
+def read_lines(url: str, *, size: int, encoding: str = UTF8) -> Iterator[Piece]:
     """Yield a file's text in pieces of whole lines, each piece about `size` bytes, each line ending in a newline.
 
-    A longer line makes a longer piece. A byte order mark is dropped, and a last line without newline gets one.
+    A longer line makes a longer piece. A byte order mark is dropped, and a last line without newline gets one. Text in
+    another encoding comes as UTF-8; bytes that it does not define stay, and so are no UTF-8.
 
     Raises:
-        InputError: the file is missing, or its compressed data is cut, corrupt or followed by something else.
+        InputError: the file is missing or not in that encoding, or its compressed data is cut, corrupt or followed by
+            something else.
     """
-    pieces = _whole_lines(_content(url, size))
+    pieces = _whole_lines(_recoded(url, _content(url, size), encoding))
     for first in pieces:  # the body runs once: only the first piece may begin with a byte order mark
         yield first._replace(text=first.text.removeprefix(codecs.BOM_UTF8))
         yield from pieces
@@ -85,6 +88,20 @@ def _whole_lines(chunks: Iterable[Piece]) -> Iterator[Piece]:
         yield Piece(bytes(carry) + b"\n", 1.0)
 
 
+def _recoded(url: str, chunks: Iterator[Piece], encoding: str) -> Iterator[Piece]:
+    """The text in UTF-8."""
+    if codecs.lookup(encoding).name == UTF8:  # as it is: its faults are those of single lines
+        yield from chunks
+        return
+    decoder = codecs.getincrementaldecoder(encoding)("surrogateescape")
+    try:
+        for text, share in chunks:
+            yield Piece(decoder.decode(text).encode(errors="surrogateescape"), share)
+        decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise InputError(f"{url}: not text in {encoding} ({error}); set the encoding that it has") from error
+
+
 def _content(url: str, size: int) -> Iterator[Piece]:
     """The file's bytes, decompressed."""
     with storage.open_input(url) as stream:
@@ -97,11 +114,11 @@ def _content(url: str, size: int) -> Iterator[Piece]:
 
         # not gzip.GzipFile and lzma.LZMAFile: the first has read ahead and cannot name the place of the damage, and
         # the second skips whatever follows the last stream, such as the rest of a damaged one
-        magic = read(len(_XZ_MAGIC))
-        chunks = chain([magic], iter(read, b""))
-        if magic.startswith(_GZIP_MAGIC):
+        first = read(max(size, len(_XZ_MAGIC)))
+        chunks = chain([first], iter(read, b""))
+        if first.startswith(_GZIP_MAGIC):
             decoded = _gunzip(url, chunks, size)
-        elif magic == _XZ_MAGIC:
+        elif first.startswith(_XZ_MAGIC):
             decoded = _unxz(url, chunks, size)
         else:
             decoded = ((chunk, stream.tell()) for chunk in chunks)

@@ -1,4 +1,4 @@
-"""Reads raw logs, one item or one query group per row, in Parquet or CSV, block by block.
+"""Reads raw logs, one item or one query group per row, block by block.
 
 A config maps the columns. Both readers yield RowBlocks with one row per document; memory does not grow with the file.
 In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
@@ -7,7 +7,6 @@ on. Categorical columns are encoded as in `categories`.
 Shapes: N rows (documents), Q groups, G groups of a batch, F features.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,44 +17,15 @@ from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.ingest import csvtext, parquet
+from ltrscale.data.ingest import parquet, tables
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, agree, path_value, resolve, resolve_groups
-from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, Texts, keep
+from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, RowTexts, Rule, Texts, keep
+from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
-_CSV = (".csv", ".csv.gz", ".csv.xz")
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
-
-
-class RowTexts:
-    """Parquet rows as text for the quarantine: their columns as JSON, by the number of the row."""
-
-    def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
-        self.batch, self.lines_N = batch, lines_N
-        self._last = 0, ""  # a cache: all documents of a bad group show the same row, which may be long
-
-    def __call__(self, line: int) -> str:
-        """The text of one row."""
-        if self._last[0] != line:
-            row = int(np.searchsorted(self.lines_N, line))
-            columns = zip(self.batch.schema.names, self.batch, strict=True)
-            values = {name: _plain(column[row]) for name, column in columns}
-            self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
-        return self._last[1]
-
-    def only(self, lines_N: NDArray[np.int64]) -> "RowTexts":
-        """The texts of these rows, without the rest of the batch in memory."""
-        lines = np.unique(lines_N)
-        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
-
-
-def _plain(value: pa.Scalar) -> object:
-    try:
-        return value.as_py()
-    except (UnicodeDecodeError, ValueError, OverflowError):
-        return "(not readable)"
 
 
 class Examined:
@@ -87,9 +57,17 @@ class Examined:
             return self.texts(mapping.period_column, required=True)
         if mapping.time is None:
             return None
-        periods_N, bad_N = cols.periods(self.batch.column(mapping.time), mapping.period)
+        periods_N, bad_N = periods(self.batch.column(mapping.time), mapping.period, mapping.clock)
         self.reject(bad_N, f"column {mapping.time!r} is not a time stamp")
         return periods_N
+
+    def seconds(self, name: str, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """A column of times in seconds since 1970, and the rows without one; rows that cannot be read are rejected."""
+        column = self.batch.column(name)
+        seconds_N, bad_N = instants(column, clock)
+        missing_N = bad_N & column.is_null().to_numpy(zero_copy_only=False)
+        self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date")
+        return seconds_N, bad_N
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
         """Columns of groups, unchanged, by their names in the data set."""
@@ -119,15 +97,7 @@ class Examined:
 
 def item_features(url: str, mapping: ColumnMapping) -> list[Feature]:
     """The features that `read_items` finds in a file."""
-    return resolve(_schema(url, mapping.delimiter), mapping, url)
-
-
-def _schema(url: str, delimiter: str) -> pa.Schema:
-    if url.endswith(".parquet"):
-        return parquet.read_schema(url)
-    if url.endswith(_CSV):
-        return csvtext.read_schema(url, delimiter)
-    raise InputError(f"{url}: the name does not end in .parquet, {', '.join(_CSV)}; rename it or narrow the path")
+    return resolve(tables.read_schema(url, mapping.dialect(url)), mapping, url)
 
 
 def read_items(
@@ -139,15 +109,16 @@ def read_items(
     encoders: Encoders | None = None,
     batch_rows: int = 1 << 16,
 ) -> Iterator[RowBlock]:
-    """Read a log with one item (document) per row from Parquet or CSV, in blocks of at most `batch_rows` rows.
+    """Read a log with one item (document) per row, in blocks of at most `batch_rows` rows.
 
-    `lines_N` are row numbers (Parquet), or line numbers with the header as line 1 (CSV). Rejected as `unparsable`: a
-    CSV line with a wrong number of fields, misplaced quotes or a value that is no number in a numeric column; a row
-    without a query id, with a time stamp or period that is missing or cannot be read, or with text that is not UTF-8.
+    `lines_N` are row numbers (Parquet) or line numbers (of CSV with the header as line 1). Rejected as `unparsable`: a
+    line that is no JSON object, or a CSV line with a wrong number of fields, misplaced quotes or a value that is no
+    number in a numeric column; a row without a query id, with a time stamp or period that is missing or cannot be read,
+    or with text that is not UTF-8.
     Partition columns in the path are ignored, except `period_column`.
 
     Args:
-        url: A file named .parquet, .csv, .csv.gz or .csv.xz.
+        url: A file named .parquet, .csv, .tsv or .jsonl, the last three perhaps with .gz or .xz.
         mapping: The uses of the columns.
         features: The features of the first of several files, from `item_features`; the others must have the same.
         first: The name of that file, for errors.
@@ -158,22 +129,24 @@ def read_items(
         InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
             differs from the first file.
     """
-    schema = _schema(url, mapping.delimiter)
+    dialect = mapping.dialect(url)
+    schema = tables.read_schema(url, dialect)
     found = resolve(schema, mapping, url)
     if features is not None:
-        agree(schema, found, features, url, first, lists=False)
+        agree(schema, found, features, mapping, url, first)
     build = _ItemBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
-    wanted = {*mapping.named().values(), *mapping.meta, *(feature.name for feature in build.features)}
+    sources = {mapping.source_of(feature.name) for feature in build.features}
+    wanted = {*mapping.named().values(), *mapping.meta, *sources}
     names = [name for name in schema.names if name in wanted]
-    if url.endswith(".parquet"):
-        for batch, lines_N, share in parquet.read_batches(url, names, batch_rows):
-            yield build(batch, lines_N, RowTexts(batch, lines_N), [], share)
-        return
-    numbers = {feature.name for feature in build.features if feature.kind == "numeric"} | {*mapping.side().values()}
-    numbers |= {mapping.label} if mapping.label is not None else set()
-    reader = csvtext.CsvReader(url, schema.names, names, numbers, mapping.query, mapping.delimiter, batch_rows)
-    for table in reader:
-        yield build(table.rows, table.lines_N, table.lines, table.rejected, table.lines.share)
+    dates, side = mapping.date_features(), mapping.side().values()
+    numbers = {f.name for f in build.features if f.kind == "numeric" and f.name not in dates} | {*side}
+    numbers |= {column for use, column in mapping.named().items() if use == "label"}
+    yield from map(
+        build,
+        tables.read_rows(
+            url, schema, names, numbers=numbers, query=mapping.query, dialect=dialect, batch_rows=batch_rows
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -185,40 +158,62 @@ class _ItemBlocks:
     features: Sequence[Feature]
     encoders: Encoders
 
-    def __call__(
-        self,
-        batch: pa.RecordBatch,
-        lines_N: NDArray[np.int64],
-        texts: Texts,
-        rejected: list[Rejection],
-        share: float,
-    ) -> RowBlock:
-        mapping, rows = self.mapping, Examined(batch, self.url)
+    def __call__(self, raw: tables.Raw) -> RowBlock:
+        batch, mapping = raw.rows, self.mapping
+        rows = Examined(batch, self.url)
         block = RowBlock(
             file=self.url,
-            lines_N=lines_N,
+            lines_N=raw.lines_N,
             query_ids_N=rows.texts(mapping.query, required=True),
             features_NF=self._features(rows),
-            labels_N=np.full(len(batch), np.nan, np.float32)
-            if mapping.label is None
-            else cols.numbers(batch.column(mapping.label)),
+            labels_N=self._labels(rows),
             period=path_value(self.url, mapping.period_column or "") or "",
             periods_N=rows.periods(mapping),
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
             columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
             | rows.meta(mapping.meta),
-            texts=texts,
-            share=share,
+            texts=raw.texts,
+            share=raw.share,
         )
-        rejected = rejected + rows.rejections(lines_N, texts, block.query_ids_N)
+        rejected = raw.rejected + rows.rejections(raw.lines_N, raw.texts, block.query_ids_N)
         block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
         return block
 
+    def _labels(self, rows: Examined) -> NDArray[np.float32]:
+        """The labels, NaN where there is none; rows whose value has no grade are rejected."""
+        name, grades = self.mapping.label, self.mapping.grades
+        if name is None:
+            return np.full(len(rows.batch), np.nan, np.float32)
+        if not isinstance(grades, dict):
+            labels_N = cols.numbers(rows.batch.column(name))
+            if grades is None:
+                return labels_N
+            # in float32, as the labels are: else 0.1 would not reach the cut point 0.1
+            grades_N = np.searchsorted(np.array(grades, np.float32), labels_N, side="right").astype(np.float32)
+            return np.where(np.isnan(labels_N), np.float32(np.nan), grades_N)
+        # many tools write a column of integers as floats as soon as it has a null
+        found = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
+        index_N = pc.index_in(found, pa.array(list(grades), pa.string()))
+        unknown_N = pc.and_(pc.is_valid(found), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
+        rows.reject(unknown_N, f"column {name!r} has no grade here ({', '.join(grades)} have one)", "bad_label")
+        return cols.numbers(pa.array(list(grades.values()), pa.float32()).take(index_N))
+
+    def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:
+        """The features of dates, NaN where there is none."""
+        mapping, found = self.mapping, {}
+        time_N = rows.seconds(mapping.time, mapping.clock)[0] if mapping.dates and mapping.time else None
+        for name, (column, part) in mapping.date_features().items():
+            seconds_N, missing_N = rows.seconds(column, mapping.clock)
+            values_N = part_of(part, seconds_N, time_N, mapping.clock)
+            found[name] = np.where(missing_N, np.nan, values_N).astype(np.float32)
+        return found
+
     def _features(self, rows: Examined) -> NDArray[np.float32]:
         features_NF = np.empty((len(rows.batch), len(self.features)), np.float32)
+        dates = self._dates(rows)
         for i, feature in enumerate(self.features):
-            column = rows.batch.column(feature.name)
+            column = pa.array(dates[feature.name]) if feature.name in dates else rows.batch.column(feature.name)
             if feature.kind == "numeric":
                 features_NF[:, i] = cols.numbers(column)
                 continue
@@ -270,7 +265,7 @@ def read_groups(
     schema = _parquet_schema(url)
     found = resolve_groups(schema, mapping, url)
     if features is not None and not mapping.matrix:
-        agree(schema, found, features, url, first, lists=True)
+        agree(schema, found, features, mapping, url, first)
     elif features is not None and list(features) != found:
         raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
     build = _GroupBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)

@@ -2,15 +2,20 @@
 
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Self
+import zoneinfo
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.ingest.csvtext import Dialect
+from ltrscale.data.ingest.lines import UTF8
+from ltrscale.data.ingest.validate import HIGHEST_LABEL
+from ltrscale.data.times import ISO, Clock, Part, Period, is_time
 from ltrscale.errors import InputError, nearest
 
 
@@ -18,8 +23,13 @@ class _Columns(Config):
     """The settings that item and group logs share."""
 
     time: str | None = None
-    """Column with the time stamp, which determines the period, in UTC."""
-    period: cols.Period = "week"
+    """Column with the time stamp, which determines the period."""
+    time_format: tuple[str, ...] = (ISO,)
+    """Formats of times that are text, tried in order, as in Python's strptime: "%d.%m.%Y %H:%M"; `iso` stands for
+    ISO 8601 and for numbers since 1970."""
+    time_zone: str = "UTC"
+    """The log's zone, such as Europe/Berlin: of times that do not state one, and that in which days begin."""
+    period: Period = "week"
     """The period of a time stamp: week (2026-W07, ISO), day (2026-02-14) or hour (2026-02-14T09)."""
     period_column: str | None = None
     """Column that has the period itself, or a part of the path that does (.../name=value/...)."""
@@ -31,6 +41,33 @@ class _Columns(Config):
     """Column with weights of documents."""
     meta: tuple[str, ...] = ()
     """Columns of whole groups to keep in the data set, as `meta_NAME`."""
+
+    @field_validator("time_format", mode="before")
+    @classmethod
+    def _formats(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("time_format")
+    @classmethod
+    def _known_formats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each != ISO and "%" not in each:
+                raise ValueError(f"{each!r} has no code of strptime; write for example %d.%m.%Y, or {ISO}")
+        return value or (ISO,)
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        try:
+            zoneinfo.ZoneInfo(value)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("no time zone of this machine; write it as UTC or Europe/Berlin") from None
+        return value
+
+    @property
+    def clock(self) -> Clock:
+        """How the log writes times."""
+        return Clock(self.time_zone, self.time_format)
 
     @model_validator(mode="after")
     def _one_period(self) -> Self:
@@ -58,19 +95,32 @@ class ColumnMapping(_Columns):
     """Column with the document id."""
     label: str | None = None
     """Column with the label; a row without one is unlabelled."""
+    grades: dict[str, float] | tuple[float, ...] | None = None
+    """Grades instead of the column's values: of each value, as {view: 0, cart: 1, purchase: 2} (quote yes and no), or
+    by rising cut points, as [1, 20, 100] for a revenue: the grade is the number of cut points that it reaches."""
     features: tuple[str, ...] = ()
     """Numeric features, such as price or f_*."""
     categorical: tuple[str, ...] = ()
     """Categorical features, such as country or c_*."""
+    dates: dict[str, tuple[Part, ...]] = Field(default_factory=dict)
+    """Features of columns with times or dates, such as {listed: [days_before], sent: [weekday, hour]}: the days from it
+    to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
     exclude: tuple[str, ...] = ()
     """Columns, or prefixes with *, that patterns do not match."""
-    delimiter: Literal[",", ";", "\t", "|"] = ","
-    """Separator of CSV fields."""
+    delimiter: Literal[",", ";", "\t", "|"] | None = None
+    """Separator of CSV fields; by default a tab in files named .tsv, otherwise a comma, or a semicolon if the comma
+    is the decimal mark."""
+    decimal: Literal[".", ","] = "."
+    """Decimal mark of numbers in CSV files; no mark separates thousands."""
+    encoding: str = UTF8
+    """Encoding of CSV files, such as cp1252 (Excel in Western Europe), latin-1 or utf-16."""
 
     @model_validator(mode="after")
     def _some_feature(self) -> Self:
-        if not self.features and not self.categorical:
+        if not self.features and not self.categorical and not self.dates:
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
+        if self.time is None and any("days_before" in parts for parts in self.dates.values()):
+            raise ValueError("dates: days_before is the time up to the row's own; name its column under time")
         named = {"query": self.query, "item": self.item, "time": self.time, "period_column": self.period_column}
         for use, name in named.items():
             if name in self.features:
@@ -79,11 +129,66 @@ class ColumnMapping(_Columns):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
         return self
 
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        try:
+            "".encode(value)
+        except LookupError:
+            raise ValueError("no encoding of text that Python knows; write it as utf-8 or cp1252") from None
+        return value
+
+    @model_validator(mode="after")
+    def _two_marks(self) -> Self:
+        if self.decimal == "," and self.delimiter == ",":
+            raise ValueError("decimal and delimiter are both a comma; set the delimiter that the file has")
+        return self
+
+    def dialect(self, url: str) -> Dialect:
+        """The form of a CSV file."""
+        usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
+        return Dialect(self.delimiter or usual, self.decimal, self.encoding)
+
+    @field_validator("grades", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        """Values as text, in the form in which columns of numbers and booleans are compared."""
+        if not isinstance(value, Mapping):
+            return value
+        texts = {key: str(key).lower() if isinstance(key, bool) else str(key).removesuffix(".0") for key in value}
+        return {texts[key]: grade for key, grade in value.items()}
+
+    @model_validator(mode="after")
+    def _fitting_grades(self) -> Self:
+        if self.grades is None:
+            return self
+        if self.label is None:
+            raise ValueError("grades needs label, the column whose values have grades")
+        if isinstance(self.grades, dict):
+            if bad := [
+                f"{value}: {grade:g}" for value, grade in self.grades.items() if not 0 <= grade <= HIGHEST_LABEL
+            ]:
+                raise ValueError(f"grades: {bad[0]} is no grade; give each value one from 0 to {HIGHEST_LABEL}")
+        elif list(self.grades) != sorted(set(self.grades)):
+            raise ValueError("grades: cut points must rise")
+        if not self.grades:
+            raise ValueError("grades: give a grade to each value, or at least one cut point")
+        return self
+
     def named(self) -> dict[str, str]:
         """The columns that this config names for one use each, no features: use -> column."""
-        single = {"query": self.query, "item": self.item, "label": self.label, "time": self.time}
+        label = "graded label" if isinstance(self.grades, dict) else "label"
+        single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
         return {use: name for use, name in single.items() if name is not None} | self.side()
+
+    def date_features(self) -> dict[str, tuple[str, Part]]:
+        """The features of dates, by their names: column and part."""
+        return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
+
+    def source_of(self, feature: str) -> str:
+        """The column that a feature is made from."""
+        return self.date_features().get(feature, (feature,))[0]
 
 
 class GroupColumns(_Columns):
@@ -151,11 +256,23 @@ def resolve(schema: pa.Schema, mapping: ColumnMapping, file: str) -> list[Featur
     _require_named(schema, mapping, file)
     categorical = dict.fromkeys(_chosen(schema, mapping, mapping.categorical, "categorical", file))
     numeric = dict.fromkeys(_chosen(schema, mapping, mapping.features, "features", file))
+    parts = mapping.date_features()
     found = [Feature(name=name) for name in numeric if name not in categorical]
+    found += [Feature(name=name) for name, (_, part) in parts.items() if part == "days_before"]
     found += [Feature(name=name, kind="categorical") for name in categorical]
-    for feature in found:
-        require(schema, feature.name, feature.kind, file)
+    found += [Feature(name=name, kind="categorical") for name, (_, part) in parts.items() if part != "days_before"]
+    _require_features(schema, found, mapping, file)
     return found
+
+
+def _require_features(schema: pa.Schema, features: Sequence[Feature], mapping: ColumnMapping, file: str) -> None:
+    """Check the columns that features are made from."""
+    dates = mapping.date_features()
+    for name in dates.keys() & {*schema.names}:
+        raise InputError(f"{file}: column {name!r} has the name of a feature of dates; rename it, or drop it there")
+    for feature in features:
+        use = "dates" if feature.name in dates else feature.kind
+        require(schema, mapping.source_of(feature.name), use, file)
 
 
 def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[Feature]:
@@ -193,18 +310,26 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
 
 
 def agree(
-    schema: pa.Schema, found: Sequence[Feature], features: Sequence[Feature], file: str, first: str, *, lists: bool
+    schema: pa.Schema,
+    found: Sequence[Feature],
+    features: Sequence[Feature],
+    mapping: ColumnMapping | GroupColumns,
+    file: str,
+    first: str,
 ) -> None:
-    """Check that a file has the features of the first one, in any order; `lists`: one group per row.
+    """Check that a file has the features of the first one, in any order.
 
     Raises:
         InputError: a feature is missing, of another kind, or not in the first file; names it.
     """
+    items = isinstance(mapping, ColumnMapping)
     for feature in features:
-        if feature.name not in schema.names:
-            near = _remedy(feature.name, schema.names)
-            raise InputError(f"{file}: column {feature.name!r} is missing, which {first} has; {near}")
-        require(schema, feature.name, f"list of {feature.kind} features" if lists else feature.kind, file)
+        column = mapping.source_of(feature.name) if isinstance(mapping, ColumnMapping) else feature.name
+        if column not in schema.names:
+            near = _remedy(column, schema.names)
+            raise InputError(f"{file}: column {column!r} is missing, which {first} has; {near}")
+        if column == feature.name:
+            require(schema, column, feature.kind if items else f"list of {feature.kind} features", file)
     for feature in found:
         if feature not in features:
             raise InputError(
@@ -224,7 +349,7 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, fil
 
 
 def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
-    taken = {*mapping.named().values(), *_matching(schema.names, mapping.exclude)}
+    taken = {*mapping.named().values(), *mapping.dates, *_matching(schema.names, mapping.exclude)}
     for pattern in patterns:
         matched = _matching(schema.names, [pattern])
         if not matched:
@@ -268,7 +393,9 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "query": (cols.is_id, "text or whole numbers"),
     "item": (cols.is_id, "text or whole numbers"),
     "period_column": (cols.is_id, "text or whole numbers"),
-    "time": (cols.is_time, "time stamps, dates, seconds since 1970 or ISO-8601 text"),
+    "graded label": (cols.is_id, "text or numbers"),
+    "time": (is_time, "time stamps, dates, seconds since 1970 or text"),
+    "dates": (is_time, "time stamps, dates, seconds since 1970 or text"),
     "categorical": (_is_single, "single values"),
     "meta": (lambda _: True, "anything"),
     "features": (_is_features, "lists of numbers, or lists of such lists"),

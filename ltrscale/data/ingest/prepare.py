@@ -25,7 +25,7 @@ from ltrscale.data.ingest.inputs import (
     Unit,
     Work,
     cut_units,
-    input_fingerprints,
+    fingerprints,
     list_inputs,
     open_work,
 )
@@ -69,7 +69,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
             does not fit the data set, or making the data set again would delete additions.
     """
     files = list_inputs(config.inputs)
-    origin = made_by("prepare", config, input_fingerprints(config))
+    origin = made_by("prepare", config, fingerprints(files))
     if is_prepared(out, origin):
         return open_dataset(out)
     with storage.Commit(out) as commit, storage.scratch.directory() as folder:
@@ -231,11 +231,12 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
     """Log and report the counts of the data set or addition."""
     a, counts = new.accounting, new.counts()
     rules = ", ".join(f"{rule} {count:,}" for rule, count in a.rules.items()) or "none"
+    merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
     log.info(
-        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s); %s groups in = %s kept + %s rejected; "
+        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
         "%s labelled, longest %s, %s periods",
         *("added to " if added else "", out),
-        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules, merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
     )

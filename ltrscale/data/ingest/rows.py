@@ -3,6 +3,7 @@
 Shapes: N rows (documents) of a block, F features.
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -187,3 +188,32 @@ class KeptTexts:
     def only(self, lines_N: NDArray[np.int64]) -> Texts:
         """The texts of these lines only."""
         return KeptTexts({line: self.by_line[line] for line in lines_N.tolist()})
+
+
+class RowTexts:
+    """Parquet rows as text for the quarantine: their columns as JSON, by the number of the row."""
+
+    def __init__(self, batch: pa.RecordBatch, lines_N: NDArray[np.int64]) -> None:
+        self.batch, self.lines_N = batch, lines_N
+        self._last = 0, ""  # a cache: all documents of a bad group show the same row, which may be long
+
+    def __call__(self, line: int) -> str:
+        """The text of one row."""
+        if self._last[0] != line:
+            row = int(np.searchsorted(self.lines_N, line))
+            columns = zip(self.batch.schema.names, self.batch, strict=True)
+            values = {name: _plain(column[row]) for name, column in columns}
+            self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
+        return self._last[1]
+
+    def only(self, lines_N: NDArray[np.int64]) -> "RowTexts":
+        """The texts of these rows, without the rest of the batch in memory."""
+        lines = np.unique(lines_N)
+        return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
+
+
+def _plain(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (UnicodeDecodeError, ValueError, OverflowError):
+        return "(not readable)"

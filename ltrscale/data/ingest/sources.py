@@ -32,7 +32,7 @@ class Letor(Config):
 
 
 class Items(Config):
-    """Parquet or CSV with one item (document) per row."""
+    """Parquet, CSV or JSON lines with one item (document) per row."""
 
     kind: Literal["items"] = "items"
     columns: ColumnMapping
@@ -59,6 +59,8 @@ class File(Config):
     """The fixed period of its rows."""
     group_sizes: str | None = None
     """The file with the sizes of its groups."""
+    version: str | None = None
+    """The version of the table that it belongs to."""
 
 
 Reader = Callable[[File], Iterator[RowBlock]]
@@ -109,7 +111,17 @@ def for_scoring(
         case Letor():
             return source
         case Items(columns=columns):
-            return source.replace(columns=columns.replace(label=None, exclude=(), **without, **named))
+            of_dates, read = columns.date_features(), {feature.name for feature in features}
+            dates: dict[str, list[str]] = {}
+            for name in of_dates.keys() & read:
+                column, part = of_dates[name]
+                dates.setdefault(column, []).append(part)
+            if any("days_before" in parts for parts in dates.values()):
+                without.pop("time", None)
+            named = {kind: tuple(name for name in names if name not in of_dates) for kind, names in named.items()}
+            return source.replace(
+                columns=columns.replace(label=None, grades=None, exclude=(), dates=dates, **without, **named)
+            )
         case GroupRows(columns=groups):
             return source.replace(columns=groups.replace(labels=None, **without, **({} if groups.matrix else named)))
 

@@ -5,7 +5,8 @@ A group is a run of rows with one query id in one file (or in one sorted input).
 - for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
 - for a row, while the rest of its group is kept: `infinite` (a feature, position, click or weight), `bad_label`
   (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them),
-  `duplicate_document` (an accepted earlier row of the group has the same document id).
+  `duplicate_document` (an accepted earlier row of the group has the same document id), unless `duplicates` says which
+  row of a document stays; then the others are merged into it, which is no rejection.
 
 Rows that a reader rejected neither start nor end a group; a query id that only such rows have is one rejected group.
 A group whose labels are all missing is unlabelled.
@@ -16,7 +17,7 @@ Shapes: N rows, Q groups, F features.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,9 @@ from ltrscale.data.ingest.seen import QueryIds, hash_ids
 
 HIGHEST_LABEL = 1000
 """The gain 2^y - 1 of a larger label overflows float64."""
+
+Duplicates = Literal["reject", "keep_first", "keep_last", "max_label"]
+"""What becomes of rows of a group with the same document id."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,22 @@ class Validator:
     groups and receives those of the groups that follow.
     """
 
-    def __init__(self, ids: QueryIds, rejections: Rejections, *, max_group: int, missing_labels: bool) -> None:
+    def __init__(
+        self,
+        ids: QueryIds,
+        rejections: Rejections,
+        *,
+        max_group: int,
+        missing_labels: bool,
+        duplicates: Duplicates = "reject",
+    ) -> None:
         self.scope = ""
-        self.rows_in = self.rows_kept = self.groups_in = self.groups_kept = self.groups_rejected = 0
+        self.rows_in = self.rows_kept = self.rows_merged = self.groups_in = self.groups_kept = self.groups_rejected = 0
         self._ids = ids
         self._quarantine = rejections
         self._max_group = max_group
         self._missing_labels = missing_labels
+        self._duplicates = duplicates
         self._open: list[RowBlock] = []
         self._open_rows = 0
         self._open_id: str | None = None
@@ -88,12 +101,13 @@ class Validator:
     def finish(self) -> Accounting:
         """The accounting of all blocks, without the ids that only rejected rows have; asserts that it adds up."""
         rejected = self._quarantine.rows
-        assert self.rows_in == self.rows_kept + rejected
+        assert self.rows_in == self.rows_kept + rejected + self.rows_merged
         assert self.groups_in == self.groups_kept + self.groups_rejected
         return Accounting(
             rows_in=self.rows_in,
             rows_kept=self.rows_kept,
             rows_rejected=rejected,
+            rows_merged=self.rows_merged,
             groups_in=self.groups_in,
             groups_kept=self.groups_kept,
             groups_rejected=self.groups_rejected,
@@ -180,6 +194,9 @@ class Validator:
         kept_N = ~rejected_Q[group_N]
         bad: list[tuple[int, Rule]] = []
         for rule, bad_N in self._row_rules(rows, group_N, kept_N):
+            if rule == "duplicate_document" and self._duplicates != "reject":
+                self.rows_merged += int(bad_N.sum())
+                continue
             bad += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
         self._quarantine.add(_reject(pieces, i, rule) for i, rule in sorted(bad))
 
@@ -209,7 +226,7 @@ class Validator:
         yield "bad_label", bad_N
 
         if rows.doc_ids_N is not None:
-            repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N)
+            repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N, _rank(rows.labels_N, self._duplicates))
             ok_N &= ~repeated_N
             yield "duplicate_document", repeated_N
 
@@ -246,15 +263,33 @@ def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
     return infinite_N
 
 
-def _repeated(doc_ids_N: pa.StringArray, group_N: NDArray[np.int64], ok_N: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows that are ok and repeat the document id of an earlier such row of the group; rows without id never do."""
+def _rank(labels_N: NDArray[np.float32], duplicates: Duplicates) -> NDArray[np.float32] | NDArray[np.int64]:
+    """A number for each row: of the rows of a document the one with the lowest stays, the first among equals."""
+    match duplicates:
+        case "reject" | "keep_first":
+            return np.zeros(len(labels_N), np.int64)
+        case "keep_last":
+            return -np.arange(len(labels_N))
+        case "max_label":
+            return -np.nan_to_num(labels_N, nan=-1)  # labels are at least 0
+
+
+def _repeated(
+    doc_ids_N: pa.StringArray,
+    group_N: NDArray[np.int64],
+    ok_N: NDArray[np.bool_],
+    rank_N: NDArray[np.float32] | NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Rows that are ok and share group and document id with such a row of lower rank; rows without id never do."""
     rows = np.flatnonzero(ok_N & doc_ids_N.is_valid().to_numpy(zero_copy_only=False))
     coded = doc_ids_N.dictionary_encode()
     codes = coded.indices.fill_null(0).to_numpy().astype(np.int64)[rows]
     # one number for each pair of group and document id: codes are below the number of rows
-    _, first = np.unique(group_N[rows] * len(doc_ids_N) + codes, return_index=True)
+    pairs = group_N[rows] * len(doc_ids_N) + codes
+    order = np.lexsort((rank_N[rows], pairs))  # stable: the first of equal rank comes first
+    again = np.diff(pairs[order]) == 0
     repeated_N = np.zeros(len(doc_ids_N), dtype=bool)
-    repeated_N[np.delete(rows, first)] = True
+    repeated_N[rows[order[1:][again]]] = True
     return repeated_N
 
 

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ltrscale.data.columns import periods
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.categories import CategoryEncoder, encode
@@ -34,6 +33,7 @@ from ltrscale.data.ingest.logs import (
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.data.ingest.sources import GroupRows, Items
+from ltrscale.data.times import periods
 from ltrscale.errors import InputError
 
 SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))

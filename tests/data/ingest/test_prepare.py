@@ -240,7 +240,7 @@ def test_progress_is_the_share_of_all_bytes(
 ) -> None:
     source = copies(tmp_path)[form]
     monkeypatch.setattr("ltrscale.data.ingest.sources._BLOCK_BYTES", 10_000)
-    monkeypatch.setattr("ltrscale.data.ingest.csvtext._BLOCK", 10_000)
+    monkeypatch.setattr("ltrscale.data.ingest.textrows._BLOCK", 10_000)
     monkeypatch.setattr("ltrscale.data.ingest.sources._ROWS", 200)
     steps: list[tuple[float, float]] = []
     totals: list[float] = []

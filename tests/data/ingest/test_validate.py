@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from ltrscale.data.ingest.lines import LineTexts
 from ltrscale.data.ingest.quarantine import Quarantine
 from ltrscale.data.ingest.rows import Rejection, RowBlock
 from ltrscale.data.ingest.seen import QueryIds
-from ltrscale.data.ingest.validate import Validator, total
+from ltrscale.data.ingest.validate import Duplicates, Validator, total
 from ltrscale.storage import Commit, join
 
 
@@ -64,14 +65,22 @@ def blocks_of(rows: Sequence[Row], cuts: Sequence[int]) -> Iterator[RowBlock]:
 
 
 def run(
-    folder: Path, rows: Sequence[Row], cuts: Sequence[int] = (), *, max_group: int = 4, missing_labels: bool = True
+    folder: Path,
+    rows: Sequence[Row],
+    cuts: Sequence[int] = (),
+    *,
+    max_group: int = 4,
+    missing_labels: bool = True,
+    duplicates: Duplicates = "reject",
 ) -> Result:
     """The Validator's result for one file."""
     kept = []
     with Commit(str(folder / "out")) as commit:
         quarantine = Quarantine(commit)
         known = QueryIds(folder)
-        validator = Validator(known, quarantine, max_group=max_group, missing_labels=missing_labels)
+        validator = Validator(
+            known, quarantine, max_group=max_group, missing_labels=missing_labels, duplicates=duplicates
+        )
         for groups in [*map(validator.add, blocks_of(rows, cuts)), validator.end()]:
             for q in range(len(groups) if groups else 0):
                 assert groups is not None
@@ -85,11 +94,13 @@ def run(
     return Result(kept, sorted(rejected), total([validator.finish()], lost_groups=len(known.lost())))
 
 
-def oracle(rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = True) -> Result:
+def oracle(
+    rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = True, duplicates: Duplicates = "reject"
+) -> Result:
     """Slow: the rules, row by row."""
     groups: list[list[tuple[int, Row]]] = []
     rejected: list[tuple[int, str, int]] = []
-    lost_groups = 0
+    lost_groups = merged = 0
     previous: str | None = None
     for line, row in enumerate(rows, 1):
         if row.rule == "empty_group":
@@ -124,14 +135,11 @@ def oracle(rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = Tr
         if any(not math.isnan(row.label) for _, row in rest):
             rejected += [(line, "bad_label", 1) for line, row in rest if math.isnan(row.label)]
             rest = [(line, row) for line, row in rest if not math.isnan(row.label)]
-        docs: set[str] = set()
-        lines = []
-        for line, row in rest:
-            if row.doc_id is not None and row.doc_id in docs:
-                rejected.append((line, "duplicate_document", 1))
-                continue
-            docs |= {row.doc_id} if row.doc_id is not None else set()
-            lines.append(line)
+        lines = [line for line, row in rest if is_chosen(line, row, rest, duplicates)]
+        if duplicates == "reject":
+            rejected += [(line, "duplicate_document", 1) for line, _ in rest if line not in lines]
+        else:
+            merged += len(rest) - len(lines)
         if lines:
             kept.append((first.query_id, not math.isnan(rest[0][1].label), lines))
         else:
@@ -143,12 +151,25 @@ def oracle(rows: Sequence[Row], *, max_group: int = 4, missing_labels: bool = Tr
         rows_in=sum(row.rule != "empty_group" for row in rows),
         rows_kept=sum(len(lines) for *_, lines in kept),
         rows_rejected=rules.total(),
+        rows_merged=merged,
         groups_in=len(kept) + lost_groups,
         groups_kept=len(kept),
         groups_rejected=lost_groups,
         rules=dict(rules),
     )
     return Result(kept, sorted(rejected), accounting)
+
+
+def is_chosen(line: int, row: Row, group: Sequence[tuple[int, Row]], duplicates: Duplicates) -> bool:
+    """Whether a row stays, of those of its group with its document id."""
+    same = [(i, other) for i, other in group if other.doc_id == row.doc_id]
+    if row.doc_id is None:
+        return True
+    if duplicates == "keep_last":
+        return line == same[-1][0]
+    if duplicates == "max_label" and not math.isnan(row.label):
+        return line == next(i for i, other in same if other.label == max(each.label for _, each in same))
+    return line == same[0][0]
 
 
 dirty_rows = st.lists(
@@ -166,12 +187,18 @@ dirty_rows = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(dirty_rows, st.lists(st.integers(1, 40), max_size=8), st.integers(1, 5), st.booleans())
+@given(
+    rows=dirty_rows,
+    cuts=st.lists(st.integers(1, 40), max_size=8),
+    max_group=st.integers(1, 5),
+    missing_labels=st.booleans(),
+    duplicates=st.sampled_from(get_args(Duplicates)),
+)
 def test_every_cut_into_blocks_agrees_with_the_rules_row_by_row(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], cuts: list[int], max_group: int, missing_labels: bool
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], cuts: list[int], **settings: Any
 ) -> None:
-    found = run(tmp_path_factory.mktemp("v"), rows, cuts, max_group=max_group, missing_labels=missing_labels)
-    expected = oracle(rows, max_group=max_group, missing_labels=missing_labels)
+    found = run(tmp_path_factory.mktemp("v"), rows, cuts, **settings)
+    expected = oracle(rows, **settings)
     assert found.kept == expected.kept
     assert found.rejected == expected.rejected
     assert found.accounting == expected.accounting

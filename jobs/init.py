@@ -1,0 +1,14 @@
+"""Look at a log and write commented configs that run: prepare.yaml, and pipeline.yaml if it has labels and times.
+
+Uses of columns are guessed from names and values; name those that are guessed wrong:
+
+  python -m jobs.init logs/shop.csv --set out=shop --set label=purchased
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.starting import InitConfig, init
+
+COMMAND = Command("init", InitConfig, init, __doc__, argument="file")
+
+if __name__ == "__main__":
+    main(COMMAND)

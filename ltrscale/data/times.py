@@ -1,0 +1,210 @@
+"""Columns of time stamps and dates: reading them in any form, and what a model or a split may learn from them.
+
+Shapes: N rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale.data.columns import is_number, is_text, plain, texts
+
+Period = Literal["week", "day", "hour"]
+
+Part = Literal["days_before", "weekday", "hour"]
+"""Features of a time: days before the row's own time, weekday (Monday is 0) and hour of the day."""
+
+ISO = "iso"
+"""The format of ISO 8601 text and of numbers since 1970."""
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_EPOCH_SECONDS = 10**11  # the year 5138: a larger number must have a finer unit
+_HOUR, _DAY = 3600, 86400
+_SLOT = 900  # clocks are put forward and back at full quarters of an hour
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column of this type can be read as instants: time stamps, dates, epochs, text."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind)) or is_number(kind) or is_text(kind)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How a log writes times.
+
+    `zone` is the zone of times that do not state one, and that in which days begin; `formats` are those of text, tried
+    in order: `iso`, or codes of `strptime`. Where clocks are put back, an hour comes twice: its first time is meant;
+    where they are put forward, the hour that is left out is read as if it were not.
+    """
+
+    zone: str = "UTC"
+    formats: tuple[str, ...] = (ISO,)
+
+    @property
+    def tz(self) -> tzinfo:
+        """The zone."""
+        return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
+
+    def utc(self, local_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Seconds since 1970 of local times, which are seconds since 1970 on a local clock."""
+        return local_N - self._offsets(local_N, lambda at: datetime.fromtimestamp(at, UTC).replace(tzinfo=self.tz))
+
+    def local(self, seconds_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The opposite of `utc`."""
+        return seconds_N + self._offsets(seconds_N, lambda at: datetime.fromtimestamp(at, self.tz))
+
+    def _offsets(self, seconds_N: NDArray[np.int64], at: Callable[[int], datetime]) -> NDArray[np.int64]:
+        """Seconds by which local time is ahead of UTC, 0 in years that Python does not know."""
+        if self.tz is UTC:
+            return np.zeros_like(seconds_N)
+        slots, index_N = np.unique(seconds_N // _SLOT, return_inverse=True)
+        offsets = np.zeros(len(slots), np.int64)
+        for i, slot in enumerate(slots.tolist()):
+            try:
+                offset = at(slot * _SLOT).utcoffset()
+            except (ValueError, OverflowError, OSError):
+                continue
+            assert offset is not None
+            offsets[i] = round(offset.total_seconds())
+        return offsets[index_N]
+
+
+UTC_CLOCK = Clock()
+
+
+def periods(column: pa.Array, period: Period, clock: Clock = UTC_CLOCK) -> tuple[pa.StringArray, NDArray[np.bool_]]:
+    """The period of each instant, and the rows without a time stamp or with one that cannot be read.
+
+    Numbers are time since 1970: seconds below 10**11, otherwise milli-, micro- or nanoseconds, the first unit in which
+    they are below 10**11 seconds; so milliseconds are distinguished from seconds from March 1973 on.
+
+    Example:
+        >>> names, bad = periods(pa.array(["2026-02-14T09:30:00+01:00", "1771057800", "soon"]), "hour")
+        >>> names.to_pylist(), bad.tolist()
+        (['2026-02-14T08', '2026-02-14T08', None], [False, False, True])
+        >>> names, _ = periods(pa.array(["31.12.2025 23:30"]), "day", Clock("Europe/Berlin", ("%d.%m.%Y %H:%M",)))
+        >>> names.to_pylist()
+        ['2025-12-31']
+    """
+    seconds_N, bad_N = instants(column, clock)
+    hours, index_N = np.unique(clock.local(seconds_N) // _HOUR, return_inverse=True)
+    names_N = pa.array([_period_name(int(hour), period) for hour in hours], pa.string()).take(pa.array(index_N))
+    names_N = pc.if_else(pa.array(bad_N), pa.scalar(None, pa.string()), names_N)
+    return names_N, names_N.is_null().to_numpy(zero_copy_only=False)
+
+
+def _period_name(hour: int, period: Period) -> str | None:
+    try:
+        instant = datetime.fromtimestamp(hour * _HOUR, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    match period:
+        case "week":
+            year, week, _ = instant.isocalendar()
+            return f"{year:04d}-W{week:02d}"
+        case "day":
+            return f"{instant:%Y-%m-%d}"
+        case "hour":
+            return f"{instant:%Y-%m-%dT%H}"
+
+
+def part_of(
+    part: Part, seconds_N: NDArray[np.int64], row_seconds_N: NDArray[np.int64] | None, clock: Clock = UTC_CLOCK
+) -> NDArray[np.float64]:
+    """A feature of times.
+
+    Args:
+        part: the feature.
+        seconds_N: the times, in seconds since 1970.
+        row_seconds_N: the times of the rows, for `days_before`.
+        clock: its zone is that of weekday and hour.
+
+    Example:
+        >>> part_of("weekday", np.array([0]), None).tolist()  # 1970 began on a Thursday
+        [3.0]
+    """
+    match part:
+        case "days_before":
+            assert row_seconds_N is not None
+            return (row_seconds_N - seconds_N) / _DAY
+        case "weekday":
+            return ((clock.local(seconds_N) // _DAY + 3) % 7).astype(np.float64)
+        case "hour":
+            return (clock.local(seconds_N) // _HOUR % 24).astype(np.float64)
+
+
+def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Seconds since 1970, 0 for rows without a time or with one that cannot be read, and which rows these are."""
+    column = plain(column)
+    missing_N = column.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_date(column.type):
+        column = column.cast(pa.timestamp("s"), safe=False)
+    if pa.types.is_timestamp(column.type):
+        seconds_N = column.cast(pa.int64()).fill_null(0).to_numpy() // _PER_SECOND[column.type.unit]
+        return (clock.utc(seconds_N) if column.type.tz is None else seconds_N), missing_N
+    if clock.formats != (ISO,):
+        return _formatted(column, clock)
+    if not is_text(column.type):
+        return _epochs(column)
+    text, _ = texts(column)
+    # the casts are fast, and fail where one value has another form: with a zone, without one, a number
+    for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+        try:
+            return instants(text.cast(target), clock)
+        except pa.ArrowInvalid:
+            continue
+    return _epochs(pa.array([_epoch(value, clock) for value in text.to_pylist()], pa.float64()))
+
+
+def _formatted(column: pa.Array, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """As `instants`, for text in the clock's formats; each distinct value is read once."""
+    encoded = texts(column)[0].dictionary_encode()
+    known = pa.array([_by_format(text or "", clock) for text in encoded.dictionary.to_pylist()], pa.float64())
+    return _epochs(known.take(encoded.indices))
+
+
+def _by_format(text: str, clock: Clock) -> float | None:
+    for form in clock.formats:
+        if form == ISO:
+            found = _epoch(text, clock)
+        else:
+            try:
+                found = _seconds(datetime.strptime(text.strip(), form), clock)
+            except (ValueError, OverflowError):
+                found = None
+        if found is not None:
+            return found
+    return None
+
+
+def _epochs(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Numbers as seconds since 1970; float64 is exact enough, since a period lasts an hour at least."""
+    values_N = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    for _ in ("ms", "us", "ns"):
+        values_N = np.where(np.abs(values_N) >= _EPOCH_SECONDS, values_N / 1000, values_N)
+    bad_N = ~(np.abs(values_N) < _EPOCH_SECONDS)
+    return np.floor(np.where(bad_N, 0, values_N)).astype(np.int64), bad_N
+
+
+def _epoch(text: str | None, clock: Clock) -> float | None:
+    """Seconds since 1970 of one time stamp in a column of mixed forms; None where it cannot be read."""
+    text = (text or "").strip()
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return _seconds(datetime.fromisoformat(text), clock)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _seconds(instant: datetime, clock: Clock) -> float:
+    return (instant if instant.tzinfo else instant.replace(tzinfo=clock.tz)).timestamp()

@@ -1,0 +1,196 @@
+"""`jobs.init`: from a log as it lies to configs that run."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ltrscale.config import load
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.errors import InputError
+from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.workflows.stages import PrepareJob
+from ltrscale.workflows.starting import InitConfig, init
+
+
+def shopping_log(searches: int = 120) -> pd.DataFrame:
+    """Events of searches in ten weeks: unsorted, with repeated items, dates, booleans, text, three kinds of label."""
+    rng = np.random.default_rng(0)
+    items = pd.DataFrame(
+        {
+            "product_id": [f"p{i}" for i in range(80)],
+            "title": [
+                f"A long text of words on product {i}, which says a lot about it and much more" for i in range(80)
+            ],
+            "price": np.round(rng.lognormal(3, 1, 80), 2),
+            "brand": rng.choice(["acme", "löwe", "zeta"], 80),
+            "listed_on": pd.Timestamp("2025-01-01") + pd.to_timedelta(rng.integers(0, 300, 80), "D"),
+        }
+    )
+    shown = []
+    for i in range(searches):
+        rows = items.iloc[rng.choice(80, rng.integers(4, 9), replace=False)].copy()
+        at = pd.Timestamp("2026-01-05") + pd.to_timedelta(int(rng.integers(0, 70 * 24 * 60)), "m")
+        likes = rng.normal(size=len(rows)) - rows["price"].rank() / 4
+        rows = rows.assign(
+            search_id=f"s{i}",
+            user_id=f"u{i // 3}",
+            searched_at=at.strftime("%d.%m.%Y %H:%M"),
+            position=range(1, len(rows) + 1),
+            in_stock=rng.choice(["true", "false"], len(rows)),
+            event=np.where(likes > 0, "purchase", np.where(likes > -1, "add_to_cart", "view")),
+            clicked=(likes > -1.5).astype(int),
+            revenue=np.where(likes > 0, rows["price"], 0.0),
+            shop="one",
+        )
+        shown.append(rows)
+    log = pd.concat(shown)
+    log["listed_on"] = log["listed_on"].dt.strftime("%Y-%m-%d")
+    log = pd.concat([log, log.sample(20, random_state=1).assign(event="view")])
+    return log.sample(frac=1, random_state=2)
+
+
+def start(path: Path, **settings: Any) -> PrepareJob:
+    """The config that `jobs.init` writes for a file, with paths below the file's folder."""
+    out = path.parent / "out"
+    init(InitConfig(file=str(path), out=str(out), **settings))
+    return load(PrepareJob, str(out / "prepare.yaml"))
+
+
+def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
+    log = shopping_log()
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv")
+    columns = job.prepare.source.columns.model_dump(exclude_defaults=True)  # type: ignore[union-attr]
+    assert columns == {
+        "query": "search_id",
+        "item": "product_id",
+        "label": "event",
+        "grades": {"view": 0, "add_to_cart": 1, "purchase": 2},
+        "time": "searched_at",
+        "time_format": ("%d.%m.%Y %H:%M", "iso"),
+        "positions": "position",
+        "meta": ("user_id",),
+        "features": ("price", "in_stock"),
+        "categorical": ("brand",),
+        "dates": {"listed_on": ("days_before",)},
+    }
+    text = (tmp_path / "out" / "prepare.yaml").read_text()
+    for name, reason in {
+        "clicked": "another label",
+        "revenue": "another label",
+        "shop": "the same value in every row",
+        "title": "text",
+    }.items():
+        assert f"# not used: {name}, {reason}" in text
+    assert (job.prepare.sort, job.prepare.duplicates) == (True, "max_label")
+    job.run()
+    manifest = open_dataset(job.out).manifest
+    assert manifest.accounting.rows_rejected == 0
+    grades = log["event"].map({"view": 0, "add_to_cart": 1, "purchase": 2})
+    best = grades.groupby([log["search_id"], log["product_id"]]).max()
+    assert manifest.label_counts == {f"{y:g}": n for y, n in best.value_counts().sort_index().items()}
+    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
+    assert pipeline.data == job.out
+    periods = [pipeline.splits.train.periods, pipeline.splits.validation.periods, pipeline.splits.test.periods]
+    assert periods == [("2026-W02..2026-W09",), ("2026-W10..2026-W10",), ("2026-W11..2026-W11",)]
+
+
+@pytest.mark.slow
+def test_the_pipeline_that_is_written_runs(tmp_path: Path) -> None:
+    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv").run()
+    few = [
+        "methods.pretrained.pretrain.epochs=1",
+        "methods.pretrained.finetune.epochs=1",
+        "methods.trees.gbdt.num_trees=5",
+    ]
+    run_pipeline(load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few))
+    assert "trees" in (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shop.csv", {"sep": ";", "decimal": ",", "encoding": "cp1252"}),
+        ("shop.csv", {"sep": "|", "encoding": "utf-16"}),
+        ("shop.tsv.gz", {"sep": "\t"}),
+        ("shop.jsonl", None),
+        ("shop.parquet", None),
+    ],
+)
+def test_the_guess_is_the_same_however_the_log_is_written(
+    tmp_path: Path, name: str, options: dict[str, str] | None
+) -> None:
+    log = shopping_log()
+    path = tmp_path / name
+    if options is not None:
+        log.to_csv(path, index=False, **options)  # type: ignore[call-overload]
+    elif path.suffix == ".parquet":
+        log.to_parquet(path, index=False)
+    else:
+        log.to_json(path, orient="records", lines=True)
+    job = start(path)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    log.to_csv(plain / "shop.csv", index=False)
+    found, expected = (
+        one.prepare.source.columns.model_dump(exclude={"delimiter", "decimal", "encoding"})  # type: ignore[union-attr]
+        for one in (job, start(plain / "shop.csv"))
+    )
+    extra = {"features": (*found.pop("features"),), "categorical": (*found.pop("categorical"),)}
+    # the words true and false are a category where the format says that they are text
+    assert {*extra["features"], *extra["categorical"]} == {*expected.pop("features"), *expected.pop("categorical")}
+    assert found == expected
+    job.run()
+    assert open_dataset(job.out).manifest.accounting.rows_rejected == 0
+
+
+def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
+    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv", label="revenue", time="listed_on")
+    columns = job.prepare.source.columns
+    assert (columns.label, columns.time) == ("revenue", "listed_on")  # type: ignore[union-attr]
+    cuts = columns.grades  # type: ignore[union-attr]
+    assert isinstance(cuts, tuple)
+    assert 0 < cuts[0] < cuts[-1] < shopping_log()["revenue"].max()
+    with pytest.raises(InputError, match=r"prepare\.yaml: it is there already; remove it, or set another out"):
+        start(tmp_path / "shop.csv")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"query": "serch_id"}, "query: no column 'serch_id' is left; did you mean 'search_id'"),
+        ({"file": "none.csv"}, "no file there"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, settings: dict[str, str], message: str) -> None:
+    shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
+    with pytest.raises(InputError, match=message):
+        init(InitConfig(**{"file": str(tmp_path / "shop.csv"), "out": str(tmp_path / "out"), **settings}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -> None:
+    log = shopping_log(20).drop(columns=["event", "clicked", "revenue", "searched_at", "listed_on"])
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv")
+    assert not (tmp_path / "out" / "pipeline.yaml").exists()
+    job.run()
+    assert open_dataset(job.out).manifest.counts().labelled == 0
+
+
+@pytest.mark.slow
+def test_the_file_stands_alone_on_the_command_line(tmp_path: Path) -> None:
+    shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
+    command = [sys.executable, "-m", "jobs.init", "shop.csv", "--print-config"]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
+    )
+    assert "file: shop.csv" in done.stdout
