@@ -215,10 +215,11 @@ def _show_defect(_kind: type[BaseException], error: BaseException, _trace: Trace
 def _show_log(rank: int) -> None:
     """Show the log on standard error: rank 0 shows everything and progress bars, other ranks show warnings only."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if rank > 0:
-        console.quiet = True
-        handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
-    elif console.is_terminal:
+    if rank == 0 and console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_level=False)
+    else:  # a file, or the output of `ray job submit`, which shows no times of its own
+        console.quiet = rank > 0
+        whose = f"rank {rank}: " if rank > 0 else ""
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {whose}%(message)s", "%Y-%m-%d %H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.WARNING if rank > 0 else logging.INFO)

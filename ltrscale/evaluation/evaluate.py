@@ -146,7 +146,7 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
         with commit.file(GROUPS) as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
             for t, trial in enumerate(trials):
                 writer.write_table(_group_table(measured, t, trial))
-        text = page(evaluation, picture=_PICTURE)
+        text = page(evaluation, picture=_PICTURE, out=out)
         also = {"outliers.json": measured.detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, plot=plot, also=also)
         commit.finish({"made_by": made_by})

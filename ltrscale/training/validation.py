@@ -11,7 +11,7 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Split, only_relevant, select
+from ltrscale.data.dataset.split import Selection, Split, check_relevant, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
@@ -41,9 +41,11 @@ class LabelledData:
         """The labelled groups of two splits, except in the files `without`, with the features of the training split.
 
         Raises:
-            InputError: as `select`, or the validation split lacks a feature.
+            InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
         """
         groups, judges = (select(split, labelled=True, without=without) for split in (train, validation))
+        check_relevant(groups, "train")
+        check_relevant(judges, "validation")
         data = cls(groups, judges, only_relevant(judges))
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 

@@ -13,7 +13,7 @@ from ltrscale import views
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, only_relevant, select
+from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, check_relevant, only_relevant, select
 from ltrscale.data.stream.scored import score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
@@ -83,8 +83,10 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """The validation groups, with the features of the training split.
 
     Raises:
-        InputError: the validation split lacks some of these features.
+        InputError: the validation split lacks some of these features, or all labels of a split are 0.
     """
+    check_relevant(train, "train")
+    check_relevant(validation, "validation")
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
@@ -263,8 +265,8 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
         return
     if misfit := _first_misfit(groups, targets_N, highest):
         raise InputError(
-            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, lengthen "
-            "label_gain, or set targets.kind to quantised"
+            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, give "
+            "gbdt.label_gain a gain for each label, or set gbdt.targets.kind=quantised"
         )
 
 

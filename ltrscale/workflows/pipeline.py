@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.split import LabelColumn, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import LabelColumn, Splits, check_disjoint, check_relevant, select
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
@@ -141,10 +141,10 @@ def evaluation_on(column: LabelColumn) -> str:
 
 
 def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
-    """Check that the splits are disjoint, and that all have labelled groups and the labels to test on."""
+    """Check that the splits are disjoint, that all have relevant documents, and the labels to test on."""
     check_disjoint(splits)
-    for split in (splits.train, splits.validation, splits.test):
-        select(split, labelled=True)
+    for name, split in splits.by_name.items():
+        check_relevant(select(split, labelled=True), name)
     for url in splits.test.data:
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
             raise InputError(

@@ -310,13 +310,41 @@ def only_relevant(selection: Selection) -> Selection:
     return replace(relevant, row_groups=served)
 
 
-def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
+def check_relevant(selection: Selection, name: str) -> None:
+    """Check that a labelled group that is served has a relevant document: from labels of 0 alone nothing is learnt.
+
+    It reads labels until it finds one.
+
+    Args:
+        selection: labelled groups; scores that serve as labels are not checked.
+        name: of the split, for errors.
+
+    Raises:
+        InputError: all labels are 0.
+    """
+    if selection.label_column == "scores":
+        return
+    for row_group in selection.row_groups:
+        (relevant_Q,) = _relevant([row_group], selection.label_column)
+        if (relevant_Q & selection.kept(row_group)).any():
+            return
+    raise InputError(
+        f"{name}: all labels of its {selection.n_groups:,} labelled groups are 0, so there is nothing to learn or to "
+        "choose by; check which column prepare takes as the label, or name more periods or labels"
+    )
+
+
+def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, list[DataFile]]]:
     """The data sets of a split, each with the files that the split reads, in the order of the manifest.
+
+    Args:
+        split: data sets and periods.
+        key: the split's key in the config of the job, for errors.
 
     Raises:
         InputError: as `select`, before files are opened.
     """
-    return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split)]
+    return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split, key)]
 
 
 def with_periods_named(split: Split) -> Split:
@@ -337,7 +365,7 @@ def check_disjoint(splits: Splits) -> None:
     Raises:
         InputError: names the two splits, the period and the remedy.
     """
-    parts = {name: _resolve(split) for name, split in splits.by_name.items()}
+    parts = {name: _resolve(split, f"splits.{name}") for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
     for name in parts:
         for part in parts[name]:
@@ -383,12 +411,13 @@ def _check_gap(parts: dict[str, list[_SplitPart]], gap: int) -> None:
                 )
 
 
-def _resolve(split: Split) -> list[_SplitPart]:
-    """Open the data sets of a split and choose their periods."""
+def _resolve(split: Split, key: str = "") -> list[_SplitPart]:
+    """Open the data sets of a split, whose key is for errors, and choose their periods."""
     if not split.data:
-        raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
+        raise InputError(f"{key or 'a split'} names no data set; add data: DIRECTORY, made by jobs.prepare")
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
-    chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
+    known = sorted({period for dataset in datasets for period in dataset.manifest.periods})
+    chosen = _chosen_periods(split, known, f"{key}.periods".removeprefix("."))
     parts = [_SplitPart(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
     urls: dict[str, str] = {}
     for part in parts:
@@ -428,8 +457,8 @@ def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
     return identity
 
 
-def _chosen_periods(split: Split, known: list[str]) -> set[str]:
-    """The periods that a split names; all where it names none."""
+def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
+    """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
     if not split.periods:
         return set(known)
     chosen: set[str] = set()
@@ -438,13 +467,17 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                near = nearest(period, known)
-                hint = f"the nearest is {near!r}" if near is not None else "it is empty"
-                raise InputError(f"{', '.join(split.data)}: there is no period {period!r}; {hint}")
+                hint = f"the nearest is {nearest(period, known)!r}; it has {_range(known)}" if known else "it is empty"
+                raise InputError(f"{key}: {', '.join(split.data)}: there is no period {period!r}; {hint}")
         if first > last:
-            raise InputError(f"periods: the range {item} runs backwards; write {last}..{first}")
+            raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
         chosen.update(period for period in known if first <= period <= last)
     return chosen
+
+
+def _range(known: Sequence[str]) -> str:
+    """The periods of data sets in a few words, for errors."""
+    return f"{known[0]}..{known[-1]} ({len(known)} periods)" if len(known) > 4 else ", ".join(known)
 
 
 def _row_groups(parts: list[_SplitPart], without: Collection[str]) -> Iterator[RowGroup]:

@@ -157,7 +157,10 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
     missing_labels = work.config.source.kind != "letor"
-    validator = Validator(ids, rejections, max_group=work.config.max_group, missing_labels=missing_labels)
+    names = [feature.name for feature in work.features]
+    validator = Validator(
+        ids, rejections, max_group=work.config.max_group, missing_labels=missing_labels, features=names
+    )
     validator.scope = unit.period
     return validator
 

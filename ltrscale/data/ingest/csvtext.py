@@ -211,7 +211,7 @@ class CsvReader:
                 raise pa.ArrowInvalid("not one row per line")
         except pa.ArrowInvalid as error:
             if len(good) == 1:
-                self._reject(rejected, lines, int(good[0]), self._explain(str(error)))
+                self._reject(rejected, lines, int(good[0]), *self._explain(str(error)))
                 return
             middle = len(good) // 2
             yield from self._parse(lines, good[:middle], rejected)
@@ -245,20 +245,24 @@ class CsvReader:
     def _empty(self) -> pa.Table:
         return pa.schema(list(zip(self._keys(), self._types(), strict=True))).empty_table()
 
-    def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str) -> None:
+    def _reject(
+        self, rejected: list[Rejection], lines: Lines, index: int, reason: str, column: int | None = None
+    ) -> None:
         number = lines.first + index
         row = _fields(lines.text[lines.starts_M[index] : lines.ends_M[index]], self.delimiter)
         query = row[self.names.index(self.query)] if row is not None and len(row) == len(self.names) else ""
         text = f"{reason}: {lines(number)}"[:TEXT_LENGTH]
-        rejected.append(Rejection(self.url, number, "unparsable", text, "" if query in NULLS else query))
+        found = reason if column is None or row is None else f"{reason} ({row[column]!r})"
+        query = "" if query in NULLS else query
+        rejected.append(Rejection(self.url, number, "unparsable", text, query, found=found))
 
-    def _explain(self, message: str) -> str:
-        """The error of pyarrow for a value that does not fit, with the column's name instead of its number."""
+    def _explain(self, message: str) -> tuple[str, int | None]:
+        """The error of pyarrow for a value that does not fit, with the column's name, and the column's number."""
         found = re.search(r"column #(\d+).*error to (\w+)", message)
         if found is None:
-            return " ".join(message.split())
-        what = "not a number" if found[2] == "float" else "not text in UTF-8"
-        return f"column {self.names[int(found[1])]!r} is {what}"
+            return " ".join(message.split()), None
+        what, column = "not a number" if found[2] == "float" else "not text in UTF-8", int(found[1])
+        return f"column {self.names[column]!r} is {what}", column
 
 
 def _text_of(lines: Lines, good: NDArray[np.int64]) -> pa.Buffer:

@@ -64,12 +64,14 @@ class Examined:
     def __init__(self, batch: pa.RecordBatch, file: str) -> None:
         self.batch, self.file = batch, file
         self.bad_N = np.zeros(len(batch), dtype=bool)
-        self._findings: dict[int, tuple[Rule, str]] = {}
+        self._findings: dict[int, tuple[Rule, str, str | None]] = {}
 
-    def reject(self, bad_N: NDArray[np.bool_], reason: str, rule: Rule = "unparsable") -> None:
-        """Record a fault of some rows."""
+    def reject(
+        self, bad_N: NDArray[np.bool_], reason: str, rule: Rule = "unparsable", *, column: str | None = None
+    ) -> None:
+        """Record a fault of some rows, and the column whose values show it."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
-            self._findings[i] = rule, reason
+            self._findings[i] = rule, reason, column
         self.bad_N |= bad_N
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
@@ -88,7 +90,7 @@ class Examined:
         if mapping.time is None:
             return None
         periods_N, bad_N = cols.periods(self.batch.column(mapping.time), mapping.period)
-        self.reject(bad_N, f"column {mapping.time!r} is not a time stamp")
+        self.reject(bad_N, f"column {mapping.time!r} is not a time stamp", column=mapping.time)
         return periods_N
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -110,10 +112,12 @@ class Examined:
         """One rejection for each bad row, in order; it counts as `rows_N` input rows, 1 by default."""
         found = []
         for i in np.flatnonzero(self.bad_N).tolist():
-            rule, reason = self._findings[i]
+            rule, reason, column = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
             shown = f"{reason}: {texts(line)}"[:TEXT_LENGTH]
-            found.append(Rejection(self.file, line, rule, shown, query_ids_N[i].as_py() or "", rows))
+            value = "" if column is None else f" ({_plain(self.batch.column(column)[i])!r})"
+            query = query_ids_N[i].as_py() or ""
+            found.append(Rejection(self.file, line, rule, shown, query, rows, f"{reason}{value}"))
         return found
 
 

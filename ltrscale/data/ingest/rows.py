@@ -33,7 +33,8 @@ class Rejection:
     """One rejected row, or a run of rows of one group rejected together.
 
     `line` is the 1-based line (text) or row (Parquet) of the first of `rows` input rows; an empty group has 0 rows.
-    `text` is the offending text, cut at 1,000 characters. `query_id` is "" where it could not be read.
+    `text` is the offending text, cut at 1,000 characters. `query_id` is "" where it could not be read. `found` is the
+    offending value in words, such as `label -1`; "" where only the text shows it.
     """
 
     file: str
@@ -42,6 +43,7 @@ class Rejection:
     text: str
     query_id: str = ""
     rows: int = 1
+    found: str = ""
 
 
 class Texts(Protocol):
