@@ -27,7 +27,7 @@ from ltrscale import ray_internals, storage
 from ltrscale.config import Config, digest, made_by
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, read_period, write_file
-from ltrscale.data.dataset.split import RowGroup, Selection, Split, Texts, chosen_files, select
+from ltrscale.data.dataset.split import Periods, RowGroup, Selection, Split, chosen_files, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import Device, choose_device
 from ltrscale.engine import plain_errors, ray_cluster
@@ -57,8 +57,8 @@ class ScoreConfig(Config):
     """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
     data: str
     """Data set directory; groups without labels are scored too."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    periods: Periods = None
+    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
     docs_per_batch: int = Field(65_536, ge=1)
     """Documents that are scored at once, and held in memory together with a row group."""
     device: Device = "auto"

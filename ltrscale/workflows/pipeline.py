@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.split import LabelColumn, Splits, check_disjoint, check_relevant, select
+from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, check_disjoint, check_relevant, select
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
@@ -46,7 +46,8 @@ class PipelineConfig(Config):
     relabel: RelabelConfig | None = None
     """Simulate feedback on the prepared data set, or clean clicks; empty keeps its labels."""
     splits: Splits
-    """Periods for training, validation and test; splits that name no data set read this one."""
+    """Periods for training, validation and test; splits that name no data set read this one. Without `test` methods
+    are trained, and not compared."""
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each seed; they replace the seeds of the stages."""
     pretrain_once: bool = False
@@ -73,7 +74,7 @@ class PipelineConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.evaluate.baseline not in (None, *self.methods):
+        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods):
             names = ", ".join(self.methods)
             raise ValueError(
                 f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
@@ -82,7 +83,7 @@ class PipelineConfig(Config):
             raise ValueError("set data to a prepared data set, or prepare to make one; not both")
         if self.synthetic is not None and self.prepare is None:
             raise ValueError("synthetic makes a log that must be prepared; set prepare instead of data")
-        if self.splits.test.labels != "labels":
+        if self.splits.test is not None and self.splits.test.labels != "labels":
             raise ValueError("splits.test.labels: leave it out; evaluate_on says which labels methods are tested on")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must be different numbers, at least one")
@@ -129,8 +130,11 @@ def _compare(config: PipelineConfig, data: str) -> None:
         for name in config.methods:
             log.info("seed %d: %s", seed, name)
             models[name].append(trial.model(name))
+    if splits.test is None:
+        log.info("splits.test is left out: nothing is evaluated")
+        return
     for column in config.evaluate_on:
-        tested = splits.replace(test={**splits.test.model_dump(), "labels": column})
+        tested = SplitsWithTest.of(splits.replace(test={**splits.test.model_dump(), "labels": column}))
         evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
         EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
 
@@ -145,7 +149,7 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
     check_disjoint(splits)
     for name, split in splits.by_name.items():
         check_relevant(select(split, labelled=True), name)
-    for url in splits.test.data:
+    for url in splits.test.data if splits.test else ():
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
             raise InputError(
                 f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"

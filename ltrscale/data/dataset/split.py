@@ -6,6 +6,7 @@ groups with a relevant document.
 
 import datetime
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -15,12 +16,13 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
 from ltrscale.data.dataset.relevant import with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
 from ltrscale.errors import InputError, nearest
+from ltrscale.progress import log
 
 
 def _texts(value: Any) -> Any:
@@ -30,10 +32,21 @@ def _texts(value: Any) -> Any:
     return tuple(str(item) if isinstance(item, plain) and not isinstance(item, bool) else item for item in items)
 
 
+def _some_texts(value: Any) -> Any:
+    """As `_texts`, but an empty list is an error: a split without periods would read nothing, or all."""
+    if value in ((), []):
+        raise ValueError("an empty list; name periods, or leave the key out for all")
+    return _texts(value)
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts)] | None
+"""Periods `P` or ranges `A..B`, both ends included, in text order; None for all."""
 LabelColumn = Literal["labels", "relevance"]
 GID_SPAN = 10**11
 """Number of group ids reserved for each data set of a split; no data set has so many query groups."""
+_DATE = re.compile(r"\d{4}-")
+"""The beginning of a period's name that says when it was: 2026-W07, 2026-02-14, 2026-02-14T09."""
 
 
 class Split(Config):
@@ -41,8 +54,8 @@ class Split(Config):
 
     data: Texts = ()
     """Data set directories; a single one may be given as plain text. A pipeline reads its own data set by default."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included, in text order; empty for all."""
+    periods: Periods = None
+    """Periods `P` or ranges `A..B`, both ends included, in text order; all if it is left out."""
     labelled_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the labelled groups whose labels are used; at least one group."""
     labelled_groups: int | None = Field(default=None, ge=1)
@@ -107,22 +120,24 @@ class Splits(Config):
     """The split to learn from."""
     validation: Split
     """The split that chooses between epochs, trees or settings; its keys are those of `train`."""
-    test: Split
-    """The split to evaluate on, which shares no period with the others; its keys are those of `train`."""
+    test: Split | None = None
+    """The split to evaluate on, which shares no period with the others; its keys are those of `train`. Training does
+    not read it and needs none."""
     gap: int = Field(default=0, ge=0)
     """Whole periods that must lie between a training period and any validation or test period."""
 
     @model_validator(mode="after")
     def _only_train_leaves_out(self) -> Self:
-        for name in ("validation", "test"):
+        for name in self.by_name.keys() - {"train"}:
             if self.by_name[name].leave_out:
                 raise ValueError(f"{name}.leave_out has no effect: models read the features of train; set it there")
         return self
 
     @property
     def by_name(self) -> dict[str, Split]:
-        """The splits by their names."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}
+        """The splits that there are, by their names."""
+        tested = {} if self.test is None else {"test": self.test}
+        return {"train": self.train, "validation": self.validation, **tested}
 
     def on(self, url: str) -> Self:
         """The same splits; those that name no data set read this one."""
@@ -139,6 +154,22 @@ class Splits(Config):
         """The same splits with further features left out."""
         train = self.train.replace(leave_out=(*self.train.leave_out, *patterns))
         return self.replace(train=train.model_dump())
+
+
+class SplitsWithTest(Splits):
+    """The splits of a job that evaluates."""
+
+    test: Split
+    """The split to evaluate on, which shares no period with the others; its keys are those of `train`."""
+
+    @classmethod
+    def of(cls, splits: Splits) -> Self:
+        """The splits of a job that may evaluate.
+
+        Raises:
+            InputError: they have no test split.
+        """
+        return validate(cls, splits.model_dump(), "splits")
 
 
 class Source(NamedTuple):
@@ -360,7 +391,7 @@ def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
     A relabelled data set counts as the one that it was made from, since its documents are the same. The gap is counted
-    in the sorted union of the periods of all data sets named.
+    in the sorted union of the periods of all data sets named. A test period before a training period is a warning.
 
     Raises:
         InputError: names the two splits, the period and the remedy.
@@ -375,8 +406,26 @@ def check_disjoint(splits: Splits) -> None:
                 if others := [taker for taker in taken if taker != name]:
                     where = f"period {period!r} of {part.dataset.url}"
                     raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
+    periods = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
     if splits.gap:
-        _check_gap(parts, splits.gap)
+        _check_gap(parts, periods, splits.gap)
+    _warn_of_future(periods)
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
+    """Warn, once a process for the same splits, if a model is tested on days before some that it learns from."""
+    test, train = taken.get("test", ()), taken["train"]
+    if test and train and all(_DATE.match(period) for period in (*test, *train)) and test[0] < train[-1]:
+        message = (
+            f"test takes period {test[0]!r}, which lies before period {train[-1]!r} of train: the model knows what "
+            "came later, which it will not in use; let the test periods come last"
+        )
+        if message not in _warned:
+            _warned.add(message)
+            log.warning(message)
 
 
 def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
@@ -397,12 +446,11 @@ def _origins(dataset: Dataset) -> Callable[[str], set[str]]:
     return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
 
 
-def _check_gap(parts: dict[str, list[_SplitPart]], gap: int) -> None:
+def _check_gap(parts: Mapping[str, list[_SplitPart]], taken: Mapping[str, Sequence[str]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
     known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
     place = {period: i for i, period in enumerate(known)}
-    taken = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
-    for name in ("validation", "test"):
+    for name in taken.keys() - {"train"}:
         for period, training in itertools.product(taken[name], taken["train"]):
             if abs(place[period] - place[training]) <= gap:
                 raise InputError(
@@ -459,7 +507,7 @@ def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
 
 def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
     """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
-    if not split.periods:
+    if split.periods is None:
         return set(known)
     chosen: set[str] = set()
     for item in split.periods:
@@ -541,4 +589,4 @@ def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArr
 
 
 def _name(split: Split) -> str:
-    return f"{', '.join(split.data)} (periods: {', '.join(split.periods) or 'all'})"
+    return f"{', '.join(split.data)} (periods: {', '.join(split.periods or ('all',))})"
