@@ -27,6 +27,7 @@ from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.workflows.methods import Method, MethodName, ReadingMethod, check_methods
 from ltrscale.workflows.presets import for_all
+from ltrscale.workflows.refit import RefitJob, RefitSettings
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
@@ -36,7 +37,7 @@ class PipelineConfig(Config):
     """A comparison of methods on one data set."""
 
     out: str
-    """Directory for everything: `data/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`."""
+    """Directory for everything: `data/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`, `final/METHOD`."""
     synthetic: SyntheticLogConfig | None = None
     """Make a synthetic log and prepare it."""
     prepare: PrepareConfig | None = None
@@ -60,6 +61,9 @@ class PipelineConfig(Config):
     """Metrics, baseline and outliers."""
     evaluate_on: tuple[LabelColumn, ...] = Field(("labels",), min_length=1)
     """Labels of the test split, one evaluation for each; `relevance` are the labels before relabelling."""
+    refit: RefitSettings | None = None
+    """Final models: methods to train once more, with the first seed, on the training and validation groups together,
+    for as many epochs or trees as validation chose: `final/METHOD`."""
     workers: Workers = ONE
     """Data-parallel workers of the neural stages."""
 
@@ -90,6 +94,10 @@ class PipelineConfig(Config):
         if len(set(self.evaluate_on)) < len(self.evaluate_on):
             raise ValueError("evaluate_on names a column twice")
         check_methods(self.methods, self.workers)
+        if self.refit is not None:
+            self.refit.check(self.methods)
+            if self.refit.test and self.splits.test is None:
+                raise ValueError("refit.test: there is no test split to learn from; leave it out")
         return self
 
 
@@ -132,11 +140,16 @@ def _compare(config: PipelineConfig, data: str) -> None:
             models[name].append(trial.model(name))
     if splits.test is None:
         log.info("splits.test is left out: nothing is evaluated")
-        return
-    for column in config.evaluate_on:
-        tested = SplitsWithTest.of(splits.replace(test={**splits.test.model_dump(), "labels": column}))
-        evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
-        EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+    else:
+        for column in config.evaluate_on:
+            tested = SplitsWithTest.of(splits.replace(test={**splits.test.model_dump(), "labels": column}))
+            evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
+            EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+    if config.refit is not None:
+        also = splits.test if config.refit.test else None
+        for name in config.refit.methods:
+            final = join(config.out, "final", name)
+            RefitJob(out=final, bundle=models[name][0], also=also, workers=config.workers).run()
 
 
 def evaluation_on(column: LabelColumn) -> str:

@@ -169,7 +169,7 @@ class SplitsWithTest(Splits):
         Raises:
             InputError: they have no test split.
         """
-        return validate(cls, splits.model_dump(), "splits")
+        return validate(cls, splits.model_dump(exclude_none=True), "splits")
 
 
 class Source(NamedTuple):
@@ -385,6 +385,35 @@ def with_periods_named(split: Split) -> Split:
         InputError: as `select`, before files are opened.
     """
     return split.replace(periods=sorted({period for part in _resolve(split) for period in part.periods}))
+
+
+def joined(train: Split, validation: Split) -> Split:
+    """The groups of both splits as one split, which serves the features of the first.
+
+    Raises:
+        InputError: the splits use their labels in different ways, or no list of periods takes what both take.
+    """
+    how = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
+    if other := [name for name in how if getattr(train, name) != getattr(validation, name)]:
+        values = f"{getattr(train, other[0])!r} and {getattr(validation, other[0])!r}"
+        raise InputError(f"train and validation cannot be joined: their {other[0]} are {values}; set both alike")
+    if counts := sorted(train.size.keys() - {"labelled_fraction"}):
+        raise InputError(
+            f"train and validation cannot be joined with {counts[0]} in each; set labelled_fraction in both"
+        )
+    first, second = map(with_periods_named, (train, validation))
+    periods = sorted({*(first.periods or ()), *(second.periods or ())})
+    both = train.replace(data=tuple(dict.fromkeys((*train.data, *validation.data))), periods=periods)
+    if _file_urls(both) != _file_urls(first) | _file_urls(second):
+        raise InputError(
+            f"train and validation cannot be joined: {', '.join(both.data)} have periods of equal names, of which only "
+            "some are in use; name the same data sets in both splits"
+        )
+    return both
+
+
+def _file_urls(split: Split) -> set[str]:
+    return {url for part in _resolve(split) for url, _ in part.files()}
 
 
 def check_disjoint(splits: Splits) -> None:
