@@ -4,7 +4,6 @@ import argparse
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from rich.logging import RichHandler
@@ -25,6 +24,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.launch import under_torchrun
 from ltrscale.progress import console, log
+from ltrscale.signals import ending_on_signal
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -131,8 +131,8 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
 def main(command: Command[ConfigT]) -> None:
     """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
-    An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143; Ctrl-C
-    ends with 130.
+    An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143, or 130
+    after Ctrl-C.
     """
     options = _parser(command).parse_args()
     if getattr(options, "if_running", None):
@@ -149,7 +149,7 @@ def main(command: Command[ConfigT]) -> None:
         if options.print_config:
             print(configs.dump(config), end="")
         else:
-            with _ending_on_sigterm(), _full_disk_named():
+            with ending_on_signal(), _full_disk_named():
                 command.run(config)
 
     sys.excepthook = _show_defect
@@ -183,28 +183,6 @@ def _full_disk_named() -> Iterator[None]:
             f"disk full ({str(error).strip().splitlines()[-1]}); make room on the disks of out and of "
             f"{tempfile.gettempdir()}, or set TMPDIR to another disk"
         ) from error
-
-
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """End the block at a SIGTERM; a training stage replaces the handler with one that saves a checkpoint first.
-
-    Raises:
-        Stopped: SIGTERM has come.
-    """
-    asked: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-        raise KeyboardInterrupt  # while Ray waits, it holds any other exception back until the wait is over
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not asked:
-            raise
-        raise Stopped("asked to stop; the same command resumes from the committed stages") from None
 
 
 def _show_defect(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:

@@ -187,7 +187,7 @@ def test_a_pipeline_makes_final_models_last(synthetic_dataset: str, tmp_path: Pa
         evaluate = {"models": {"final": str(out / name)}, "baseline": None, "resamples": 100}
         weeks = {"train": "2026-W01", "validation": "2026-W02", "test": "2026-W03"}
         evaluate["splits"] = {split: {"data": synthetic_dataset, "periods": week} for split, week in weeks.items()}
-        with pytest.raises(InputError, match="was made from other splits than it is evaluated on.*2026-W03"):
+        with pytest.raises(InputError, match=r"was made from other splits than it is evaluated on.*2026-W03"):
             job(EvaluateJob, tmp_path / "evaluation", evaluate=evaluate).run()
 
 
