@@ -162,6 +162,12 @@ class SplitsWithTest(Splits):
     test: Split
     """The split to evaluate on, which shares no period with the others; its keys are those of `train`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_splits(cls, values: Any) -> Any:
+        """Splits that happen to have a test split are as good."""
+        return values.model_dump(exclude_none=True) if isinstance(values, Splits) else values
+
     @classmethod
     def of(cls, splits: Splits) -> Self:
         """The splits of a job that may evaluate.
