@@ -1,7 +1,15 @@
 """One thin entry point per verb: parse the config, call one function of the package."""
 
 import os
+import signal
+import sys
 
 # OpenMP threads that wait for each other should sleep: spinning makes jobs many times slower when cores are shared.
 # torch reads this variable when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# `python -m jobs.NAME` imports this first, and torch after it, which takes seconds: Ctrl-C then ends in one line too.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+    from ltrscale.errors import end_at_once
+
+    signal.signal(signal.SIGINT, lambda *_: end_at_once())

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import textwrap
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from rich.logging import RichHandler
@@ -26,6 +25,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.launch import under_torchrun
 from ltrscale.progress import console, log
+from ltrscale.signals import ending_on_signal
 
 ConfigT = TypeVar("ConfigT", bound=Config)
 
@@ -142,8 +142,8 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
 def main(command: Command[ConfigT]) -> None:
     """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
-    An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143; Ctrl-C
-    ends with 130.
+    An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143, or 130
+    after Ctrl-C.
     """
     options = _parser(command).parse_args()
     if getattr(options, "if_running", None):
@@ -163,7 +163,7 @@ def main(command: Command[ConfigT]) -> None:
         if options.print_config:
             print(configs.dump(config), end="")
         else:
-            with _ending_on_sigterm(), _full_disk_named():
+            with ending_on_signal(), _full_disk_named():
                 command.run(config)
 
     sys.excepthook = _show_defect
@@ -199,28 +199,6 @@ def _full_disk_named() -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """End the block at a SIGTERM; a training stage replaces the handler with one that saves a checkpoint first.
-
-    Raises:
-        Stopped: SIGTERM has come.
-    """
-    asked: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-        raise KeyboardInterrupt  # while Ray waits, it holds any other exception back until the wait is over
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not asked:
-            raise
-        raise Stopped("asked to stop; the same command resumes from the committed stages") from None
-
-
 def _show_defect(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
     """Print a traceback as Python does, without credentials."""
     print(without_credentials("".join(traceback.format_exception(error))), end="", file=sys.stderr)
@@ -229,10 +207,11 @@ def _show_defect(_kind: type[BaseException], error: BaseException, _trace: Trace
 def _show_log(rank: int) -> None:
     """Show the log on standard error: rank 0 shows everything and progress bars, other ranks show warnings only."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    if rank > 0:
-        console.quiet = True
-        handler.setFormatter(logging.Formatter(f"rank {rank}: %(message)s"))
-    elif console.is_terminal:
+    if rank == 0 and console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_level=False)
+    else:  # a file, or the output of `ray job submit`, which shows no times of its own
+        console.quiet = rank > 0
+        whose = f"rank {rank}: " if rank > 0 else ""
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {whose}%(message)s", "%Y-%m-%d %H:%M:%S"))
     log.addHandler(handler)
     log.setLevel(logging.WARNING if rank > 0 else logging.INFO)

@@ -20,7 +20,7 @@ COMMAND = Command(
     seeds methods methods.NAME.gbdt methods.NAME.pretrain.method methods.NAME.pretrain.augment
     methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.loss
     methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
-    evaluate.baseline evaluate.ndcg_at evaluate_on workers.number
+    evaluate.baseline evaluate.ndcg_at evaluate_on refit.methods workers.number
     """,
 )
 

@@ -9,7 +9,8 @@ import inspect
 import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -99,7 +100,7 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
         64
         >>> load(Job, overrides=["model.widht=64"])
         Traceback (most recent call last):
-        ltrscale.errors.InputError: command line: model.widht: unknown key; did you mean 'width'?
+        ltrscale.errors.InputError: command line: model.widht: unknown key; did you mean 'model.width'?
     """
     values: dict[str, Any] = {}
     urls = [urls] if isinstance(urls, str) else urls
@@ -308,7 +309,8 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
     """One validation problem as `key: problem`, with the nearest known key where the key is unknown."""
-    where = ".".join(str(part) for part in problem["loc"])
+    *above, key = typed = _Walk.of(cls, problem["loc"]).typed or ("",)
+    where = ".".join(typed)
     if problem["type"] != "extra_forbidden":
         given = problem["input"]
         shown = f" (given {given!r})" if isinstance(given, str | int | float | bool) else ""
@@ -316,17 +318,53 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
         if problem["type"] == "missing":
             message = "missing, and has no default; set it (--help all explains every key)"
         return f"{where}: {message}{shown}" if where else message
-    level = {cls}
-    for part in problem["loc"][:-1]:  # indices and union tags are no fields and are skipped
-        below = {
-            m for model in level if part in model.model_fields for m in models_in(model.model_fields[part].annotation)
-        }
-        level = below or level
-    key = str(problem["loc"][-1])
+    level, others = _Walk.of(cls, problem["loc"][:-1]).models()
     for model in level:
         if issubclass(model, Config) and key in model.renamed:
             return f"{where}: the key is {model.renamed[key]!r} now; rename it"
     names = sorted({name for model in level for name in model.model_fields})
     near = nearest(key, names, alike=0.5)
-    hint = f"did you mean {near!r}?" if near else f"the keys here are {', '.join(names)}"
+    if kinds := [kind_of(model) for model in others if key in model.model_fields]:
+        chosen = ".".join([*above, "kind"])
+        return f"{where}: a key of kind {', '.join(kinds)}, and {chosen} is {kind_of(level[0])}; change one of the two"
+    hint = f"did you mean {'.'.join([*above, near])!r}?" if near else f"the keys here are {', '.join(names)}"
     return f"{where}: unknown key; {hint}"
+
+
+class _Walk(NamedTuple):
+    """A walk from a config down to the place of a problem."""
+
+    typed: tuple[str, ...]
+    """The parts of the key as people write it; pydantic's places name the kind of each config too."""
+    here: Sequence[Any]
+    """The types that the value there may have."""
+    others: Sequence[type[BaseModel]] = ()
+    """Configs of other kinds than the chosen one."""
+
+    @classmethod
+    def of(cls, root: type[BaseModel], loc: Sequence[str | int]) -> Self:
+        """The walk to a place that pydantic gives."""
+        walk = cls((), (root,))
+        for part in loc:
+            models, _ = walk.models()
+            chosen = [m for m in models if "kind" in m.model_fields and kind_of(m) == part]
+            if chosen and len(models) > 1:
+                walk = cls(walk.typed, chosen, [m for m in models if m not in chosen])
+                continue
+            fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+            items = [typing.get_args(t)[typing.get_origin(t) is dict] for t in walk.here if typing.get_args(t)]
+            below = [t for inner in fields or items for t in _alternatives(inner)]
+            walk = cls((*walk.typed, str(part)), below or walk.here)
+        return walk
+
+    def models(self) -> tuple[list[type[BaseModel]], Sequence[type[BaseModel]]]:
+        """The configs that the value may be, and those of other kinds."""
+        return [t for t in self.here if inspect.isclass(t) and issubclass(t, BaseModel)], self.others
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The types of a union, without `Annotated`; the type itself if it is none."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _alternatives(inner[0])
+    return [t for a in inner for t in _alternatives(a)] if origin in (typing.Union, UnionType) else [annotation]

@@ -16,6 +16,7 @@ from typing import Any
 
 from ltrscale import ray_internals, storage
 from ltrscale.errors import InputError, Stopped
+from ltrscale.signals import handling
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # so that a relative path means the same in a worker as here
@@ -207,7 +208,7 @@ def _connect(**options: Any) -> None:
     """Connect to Ray, without its lines in our output."""
     import ray
 
-    with _sigterm_held():
+    with _signals_held():
         try:
             ray.init(log_to_driver=False, logging_level="warning", **options)
         except Exception as error:  # Ray raises a bare Exception where one of its processes does not start
@@ -216,8 +217,8 @@ def _connect(**options: Any) -> None:
 
 
 @contextmanager
-def _sigterm_held() -> Iterator[None]:
-    """Delay a SIGTERM until the block is over, and keep Ray from handling it.
+def _signals_held() -> Iterator[None]:
+    """Delay SIGTERM and Ctrl-C until the block is over, and keep Ray from handling them.
 
     Ray forks. Python may run the handler of a signal inside a hook of the fork: there it drops the handler's exception
     and skips the rest of the hook, which releases the lock of logging. The process would then wait for it forever.
@@ -226,11 +227,9 @@ def _sigterm_held() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        with ray_internals.sigterm_left_alone():
+        with handling(lambda number, _: received.append(number)), ray_internals.sigterm_left_alone():
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-        if received:
-            signal.raise_signal(signal.SIGTERM)
+        for number in received[:1]:
+            signal.raise_signal(number)

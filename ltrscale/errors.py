@@ -1,9 +1,10 @@
-"""The two ends of a job that are no defects: an error for the user to read, and a request to stop."""
+"""The ends of a job that are no defects: an error for the user to read, and a request to stop, now or at once."""
 
 import difflib
+import os
 import re
 from collections.abc import Collection
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 _USER = re.compile(r"(?<=://)[^/\s@\"']+@")
 _SECRET_NAME = r"(?:sig|signature|token|secret|passwd|password|credential|auth|key|accesskeyid|accessid)"
@@ -61,7 +62,16 @@ class UnavailableError(InputError):
 class Stopped(Exception):  # noqa: N818 - a stop is no error
     """The work was asked to stop; the same command resumes it from its newest checkpoint.
 
-    Jobs print it as one line and exit with the status of a process that SIGTERM ended.
+    Jobs print it as one line and exit with the status of a process that the signal ended: 143 after SIGTERM, 130 after
+    Ctrl-C.
     """
 
-    status: ClassVar[int] = 128 + 15
+    def __init__(self, message: str = "", *, status: int = 128 + 15) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def end_at_once() -> NoReturn:
+    """End the process as Ctrl-C does, with one line, and without waiting for anything."""
+    os.write(2, b"stopped\n")  # not print, for the signal may have come in the middle of another print
+    os._exit(128 + 2)

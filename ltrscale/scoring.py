@@ -37,7 +37,7 @@ from ltrscale.data.dataset.scores import (
     read_period,
     write_file,
 )
-from ltrscale.data.dataset.split import RowGroup, Selection, Split, Texts, chosen_files, select
+from ltrscale.data.dataset.split import Periods, RowGroup, Selection, Split, Texts, chosen_files, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device
@@ -93,8 +93,8 @@ class ScoreConfig(ScorerConfig):
 
     data: str
     """Data set directory; groups without labels are scored too."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    periods: Periods = None
+    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
     layout: Layout = "lists"
     """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
     each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""

@@ -228,7 +228,7 @@ def test_what_is_up_to_date_is_left_alone_and_said_so(
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
     caplog.clear()
     with caplog.at_level(logging.INFO, "ltrscale"):
-        job.replace(periods=()).run()
+        job.replace(periods=None).run()
     assert "2 periods scored with 65 groups" in caplog.text
     assert "2 periods were up to date" in caplog.text
     lines = (out / "_run" / "metrics.jsonl").read_text().splitlines()

@@ -12,7 +12,7 @@ from jobs.bench.measure import N_FEATURES, Row, peak_own_bytes, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.data.dataset.split import Selection, Split, Splits, select
+from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig
@@ -41,9 +41,9 @@ def _write(folder: str, groups: int) -> str:
     return folder
 
 
-def _splits(folder: str) -> Splits:
+def _splits(folder: str) -> SplitsWithTest:
     names = ("train", "validation", "test")
-    return Splits(**{name: Split(data=(f"{folder}/{name}",)) for name in names})
+    return SplitsWithTest(**{name: Split(data=(f"{folder}/{name}",)) for name in names})
 
 
 def _train(folder: str, trees: int) -> Bundle:

@@ -18,7 +18,7 @@ from ltrscale import bundle, storage
 from ltrscale.batch import group_index
 from ltrscale.bundle.opened import fitting
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.split import Selection, Split, Texts, select
+from ltrscale.data.dataset.split import Periods, Selection, Split, select
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
@@ -56,8 +56,8 @@ class ContrastConfig(Config):
     """Bundle made by jobs.pretrain, by a method that compares two views of a document."""
     data: str
     """Data set directory, best the one that the bundle was pretrained on; labels are not read."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    periods: Periods = None
+    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
     groups: int = Field(2000, ge=1)
     """About how many query groups to sample, in whole row groups; the time grows with them and with the features."""
     seed: int = 0

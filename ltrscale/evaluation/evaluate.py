@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load
 from ltrscale.config import Config, members, validate
-from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, select
+from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, Texts, check_disjoint, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -90,7 +90,7 @@ class EvaluateConfig(EvaluateSettings):
     Five different draws of labels, the same ones for all methods, are the fewest that judge."""
     scores: dict[str, str] = Field(default_factory=dict)
     """Methods without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
-    splits: Splits
+    splits: SplitsWithTest
     """Metrics are measured on the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
 
     @model_validator(mode="after")
@@ -146,7 +146,7 @@ def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], re
         with commit.file(GROUPS) as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
             for t, trial in enumerate(trials):
                 writer.write_table(_group_table(measured, t, trial))
-        text = page(evaluation, picture=_PICTURE)
+        text = page(evaluation, picture=_PICTURE, out=out)
         also = {"outliers.json": measured.detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, plot=plot, also=also)
         commit.finish({"made_by": made_by})

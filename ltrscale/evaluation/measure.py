@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import digest
-from ltrscale.data.dataset.split import Selection, Split, Splits, select
+from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats
@@ -60,7 +60,9 @@ class Measured(Findings):
     """Time for their scores, without reading."""
 
 
-def describe_test(settings: EvaluateSettings, splits: Splits, out: str, *, made_by: Mapping[str, Any]) -> TestedOn:
+def describe_test(
+    settings: EvaluateSettings, splits: SplitsWithTest, out: str, *, made_by: Mapping[str, Any]
+) -> TestedOn:
     """Fit the outlier rules on the validation split, and commit which labelled test groups are outliers.
 
     Raises:

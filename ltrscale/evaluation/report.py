@@ -1,5 +1,6 @@
 """The results of an evaluation and their report: one table for all methods, a page in Markdown, a picture."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -31,6 +32,7 @@ from ltrscale.evaluation.pages import (
 from ltrscale.evaluation.summarise import Scope, Summary
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
+from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
 
@@ -110,8 +112,8 @@ def table(evaluation: Evaluation) -> str:
     return markdown([*header, "groups", "undefined"], rows)
 
 
-def page(evaluation: Evaluation, *, picture: str) -> str:
-    """The whole report in Markdown; `picture` is the file name of the plot."""
+def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
+    """The whole report in Markdown; `picture` is the file name of the plot, `out` the directory of the report."""
     parts = [
         "# Evaluation",
         _data(evaluation),
@@ -123,7 +125,7 @@ def page(evaluation: Evaluation, *, picture: str) -> str:
     ]
     if evaluation.baseline is not None:
         parts += [f"## Against {escape(evaluation.baseline)}", all_comparisons(_scopes(evaluation))]
-    parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods)]
+    parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods, out)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -241,7 +243,7 @@ def _outliers(detector: OutlierDetector) -> str:
     return "\n".join([text + more, *([""] if lines else []), *lines])
 
 
-def _methods(methods: Sequence[MethodResult]) -> str:
+def _methods(methods: Sequence[MethodResult], out: str) -> str:
     rows = [
         [method.name, kind, *("-" if n is None else f"{n:,}" for n in counts), code(url)]
         for method in methods
@@ -253,9 +255,12 @@ def _methods(methods: Sequence[MethodResult]) -> str:
             strict=True,
         )
     ]
+    config = shlex.quote(join(absolute(out), "run", "config.yaml"))
     text = (
-        "A job leaves its whole configuration in `run/config.yaml` beside this page; "
-        "`python -m jobs.evaluate --config run/config.yaml --set out=DIRECTORY` repeats the evaluation."
+        "A job leaves its whole configuration in `run/config.yaml` beside this page. This repeats the evaluation, from "
+        "the directory in which it was made, as the configuration may name others relative to that one:\n\n"
+        f"```sh\ncd {shlex.quote(str(Path.cwd()))}\n"
+        f"python -m jobs.evaluate --config {config} --set out=DIRECTORY\n```"
     )
     header = ["method", "kind", "labelled groups trained on", "selected on", "bundle"]
     return f"{markdown(header, rows)}\n\n{text}"

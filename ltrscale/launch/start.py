@@ -15,8 +15,9 @@ from ltrscale import storage
 from ltrscale.data.stream.parts import Run, run_here, run_with_ray
 from ltrscale.engine import ray_cluster
 from ltrscale.launch import under_torchrun
-from ltrscale.launch.workers import Context, Work, WorkersConfig, stop_on_sigterm
+from ltrscale.launch.workers import Context, Work, WorkersConfig
 from ltrscale.progress import Report
+from ltrscale.signals import stop_on_signal
 
 
 def cluster_for(workers: WorkersConfig) -> AbstractContextManager[None]:
@@ -71,5 +72,5 @@ def launch(work: Work, *, workers: WorkersConfig, report: Report) -> None:
         with cluster_for(workers):
             under_ray.train(work, workers, report)
     else:
-        with stop_on_sigterm() as stopping:
+        with stop_on_signal() as stopping:
             work(Context(report=report, stopping=stopping))

@@ -40,8 +40,9 @@ from ltrscale.launch.mailbox import (
     open_mailbox,
 )
 from ltrscale.launch.rendezvous import OnItsNode
-from ltrscale.launch.workers import Context, Work, WorkersConfig, stop_on_sigterm
+from ltrscale.launch.workers import Context, Work, WorkersConfig
 from ltrscale.progress import Report, log
+from ltrscale.signals import stop_on_signal
 
 _POLL_S = 0.2
 _WATCH_S = 0.5
@@ -58,7 +59,7 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
         Exception: a worker raised it too many times in a row.
     """
     mailbox = open_mailbox()
-    with storage.scratch.directory() as scratch, stop_on_sigterm() as stopping:
+    with storage.scratch.directory() as scratch, stop_on_signal() as stopping:
         trainer = _trainer(work, workers, mailbox, str(scratch))
         failures: list[BaseException] = []
 

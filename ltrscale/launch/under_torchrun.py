@@ -23,8 +23,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.hangs import Counts, Pulse, Watch
-from ltrscale.launch.workers import Context, Work, stop_on_sigterm
+from ltrscale.launch.workers import Context, Work
 from ltrscale.progress import Report, log
+from ltrscale.signals import stop_on_signal
 
 _LONG = timedelta(days=7)  # followers wait for rank 0, which may prepare data for hours
 _PATIENCE_S, _POLL_S = 10.0, 0.05
@@ -73,6 +74,8 @@ def take_part(job: Callable[[], object]) -> None:
             job()
             dist.broadcast_object_list([None], group=group.control)
         else:
+            # between trainings it waits in a collective, where no handler of Python runs: Ctrl-C ends it like SIGTERM
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             _follow(group)
     dist.destroy_process_group()
 
@@ -130,7 +133,7 @@ def _follow(group: _Group) -> None:
 
 def _train(group: _Group, work: Work, report: Report, hang_s: float) -> None:
     pulse, watchers = Pulse(), _Watchers(group, hang_s)
-    with stop_on_sigterm() as stopping, _ending_together(group):
+    with _ending_together(group), stop_on_signal() as stopping:
         try:
             with pulse.sent(watchers.beat):
                 work(pulse.counting(Context(report=report, stopping=stopping)))
@@ -183,9 +186,12 @@ def _ending_together(group: _Group) -> Iterator[None]:
         yield
     except Exception as error:
         kind = next(name for name, cls in _KINDS.items() if isinstance(error, cls) or name == "defect")
-        said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error)})
+        status = error.status if isinstance(error, Stopped) else None
+        said = json.dumps({"rank": group.rank, "kind": kind, "message": str(error), "status": status})
         first = json.loads(group.store.compare_set(_FAILURE, "", said))  # atomic: the first failure stays
         if first["rank"] == group.rank:
             raise
+        if first["kind"] == "stopped":
+            raise Stopped(first["message"], status=first["status"]) from None
         where = f"rank {first['rank']} failed: " if first["kind"] == "defect" else ""
         raise _KINDS[first["kind"]](where + first["message"]) from None

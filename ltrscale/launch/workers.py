@@ -1,11 +1,7 @@
-"""Workers: their config, their context, their rank, and requests to stop."""
+"""Workers: their config, their context and their rank."""
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Annotated, Any
 
 import torch.distributed as dist
@@ -13,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.stream.readers import Reader, read_direct
-from ltrscale.progress import Report, log
+from ltrscale.progress import Report
 
 
 class WorkersConfig(Config):
@@ -92,36 +88,3 @@ Work = Callable[[Context], None]
 def rank_and_world() -> tuple[int, int]:
     """This worker's rank and the number of workers; (0, 1) without a process group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-@contextmanager
-def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
-    """Keep SIGTERM from ending the process while the block runs; yields a function that reports whether it has come.
-
-    Outside the main thread, where Python handles no signals, it always returns False.
-    """
-    asked = _Asked()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.signal(signal.SIGTERM, asked.by_signal)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-class _Asked:
-    """Whether a signal has come. Logs it when first asked, for a signal handler must not write."""
-
-    def __init__(self) -> None:
-        self._come = self._told = False
-
-    def by_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._come = True
-
-    def __call__(self) -> bool:
-        if self._come and not self._told:
-            self._told = True
-            log.info("asked to stop: a checkpoint follows")
-        return self._come

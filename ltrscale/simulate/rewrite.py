@@ -119,7 +119,7 @@ def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:
     Raises:
         InputError: a period does not exist.
     """
-    split = Split(data=(dataset.url,), periods=tuple(periods))
+    split = Split(data=(dataset.url,), periods=tuple(periods) or None)
     return frozenset(row_group.period for row_group in select(split, labelled=False).row_groups)
 
 

@@ -26,6 +26,7 @@ from ltrscale.training.reduce import from_rank_0
 from ltrscale.training.snapshot import Buffers, Progress, Snapshot, take
 
 _FORMAT, _VERSION = "ltrscale-checkpoint", 2
+_FIRST_S = 60.0  # a run that ends early, by Ctrl-C or a defect, has then lost little, whatever `every_s` is
 _KEPT = 2  # should the newest prove damaged, a run resumes from the one before
 _FILES = re.compile(r"[a-z_]+-[0-9a-f]{8}(-[0-9a-f]{8})?\.safetensors")
 
@@ -120,7 +121,7 @@ class Checkpoints:
         url: directory of the checkpoints.
         origin: config and inputs of the run; checkpoints of other runs are left alone.
         data: hash of the selections that the run reads; a stream position means nothing in other data.
-        every_s: seconds from one checkpoint to the next.
+        every_s: seconds from one checkpoint to the next; the first is due after a minute at the latest.
         failures: failed writes in a row that end the run.
         progressed: called on rank 0, in the writing thread, when a checkpoint is committed.
     """
@@ -138,7 +139,7 @@ class Checkpoints:
         self.url, self.origin, self.data = url, origin, data
         self.every_s, self.failures, self.progressed = every_s, failures, progressed
         self._first = rank_and_world()[0] == 0
-        self._due_at = time.monotonic() + every_s
+        self._due_at = time.monotonic() + min(_FIRST_S, every_s)
         self._buffers = Buffers()
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None

@@ -96,7 +96,7 @@ class Combining:
         best = Best(model, config, data)
         if isinstance(model, ConcatRanker):
             objective = RankingObjective(model, config).to(device)
-            phase = Phase("concat", "finetuning (concat)", config.epochs, tuple(model.parts))
+            phase = Phase("concat", "finetuning (concat)", config.epochs, frozen=tuple(model.parts))
             Training(objective, config, data.train, self.out, self.origin, context, best).run(phase)
         else:
             best.update("mean", 0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.config import Config, is_current
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.split import Split, joined, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -156,6 +156,7 @@ def finetune(
     origin: Mapping[str, Any],
     report: Report,
     workers: WorkersConfig = ONE,
+    epochs: Mapping[str, int] | None = None,
 ) -> None:
     """Train a ranker on the labelled groups of a split and commit it as a bundle.
 
@@ -170,6 +171,7 @@ def finetune(
         origin: recorded in the bundle's manifest; identifies the run.
         report: receives a record of each probe, of the pre-flight, one a step and one an epoch.
         workers: data-parallel workers; the updates do not depend on their number.
+        epochs: train on both splits together for so many epochs of each phase, and keep the last weights.
 
     Raises:
         InputError: a split has no labelled group, the pretrained bundle was made for other features or lacks the
@@ -189,9 +191,13 @@ def finetune(
             common: _Common = {"train": train, "validation": validation, "workers": workers}
             start = bundle.load(_best_start(config, start.url, out, origin=origin, report=report, **common))
             pretrained = start.url
-    splits = {"train": train, "validation": validation}
+    train = train if epochs is None else joined(train, validation)
+    splits = {"train": train} if epochs is not None else {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
-    data = LabelledData.of(train, validation, without=good.without)
+    if epochs is None:
+        data = LabelledData.of(train, validation, without=good.without)
+    else:
+        data = LabelledData(select(train, labelled=True, without=good.without))
     documents = select(train, labelled=False, without=good.without)
     GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
     if config.auxiliary is not None:
@@ -203,7 +209,7 @@ def finetune(
         else:
             transform = fitted(documents, config.network, join(out, TRANSFORM), run=run)
         unlabelled = None if config.auxiliary is None else config.auxiliary.groups(documents, transform, run=run)
-        work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled)
+        work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled, epochs)
         launch(work, workers=workers, report=report)
 
 
@@ -281,6 +287,8 @@ class Finetuning:
     origin: Mapping[str, Any]
     unlabelled: Unlabelled | None = None
     """The groups of the auxiliary objective, if there is one."""
+    epochs: Mapping[str, int] | None = None
+    """Epochs of each phase, where they are known beforehand."""
 
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes checkpoints and the bundle."""
@@ -300,11 +308,13 @@ class Finetuning:
         best = Best(ranker, config, data)
         if config.keep_head:
             best.update("start", 0)  # a ranker already, so training must do better
+        head, full = (None if self.epochs is None else self.epochs.get(name, 0) for name in ("head", "full"))
         Training(objective, config, data.train, self.out, self.origin, context, best).run(
-            Phase("head", "finetuning (head)", config.head_epochs if start else 0, tuple(fixed), in_head),
-            Phase("full", "finetuning (full)", config.epochs, factors=in_full, beside=beside),
+            Phase("head", "finetuning (head)", config.head_epochs if start else 0, head, tuple(fixed), in_head),
+            Phase("full", "finetuning (full)", config.epochs, full, factors=in_full, beside=beside),
         )
-        best.commit(self.out, origin=self.origin)
+        probed: dict[str, str] = {"start": start.url} if start and config.probe_epochs else {}
+        best.commit(self.out, origin=self.origin, **probed)
 
 
 def _seeds(config: FinetuneConfig) -> list[int]:

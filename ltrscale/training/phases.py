@@ -44,12 +44,19 @@ class Phase:
     title: str
     """Name in the log and the progress bar."""
     epochs: int
-    """Maximum number; a phase with 0 is skipped."""
+    """Maximum number, which schedules of the learning rate follow; a phase with 0 is skipped."""
+    until: int | None = None
+    """The epoch after which it ends, where this is known beforehand; empty for the maximum."""
     frozen: tuple[nn.Module, ...] = ()
     factors: Factors = field(default_factory=dict)
     """Factors of the learning rate, for parameters with a rate of their own."""
     beside: Beside | None = None
     """A second objective, on other groups."""
+
+    @property
+    def last(self) -> int:
+        """The epoch after which it ends at the latest."""
+        return self.epochs if self.until is None else self.until
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,8 @@ class Training:
             Stopped: a worker was asked to stop, and a checkpoint is committed.
             InputError: training has diverged, checkpoints cannot be written, or validation is undefined.
         """
-        read = [self.selection] if self.best is None else [self.selection, self.best.data.validation]
+        validation = None if self.best is None else self.best.data.validation
+        read = [self.selection] if validation is None else [self.selection, validation]
         read += [phase.beside.selection for phase in phases if phase.beside is not None]
         loss = math.nan
         with Checkpoints(
@@ -112,7 +120,7 @@ class Training:
     def _warn_of_last(self, best: Best, phases: Sequence[Phase]) -> None:
         """Warn if the best epoch is the last of its phase: a phase that runs out of patience has a later one."""
         for phase in phases:
-            if (best.phase, best.epoch) == (phase.name, phase.epochs):
+            if phase.until is None and (best.phase, best.epoch) == (phase.name, phase.epochs):
                 log.warning(
                     "%s: its last epoch, %d, is the best one, so more may be better; raise %s",
                     phase.title, phase.epochs, "head_epochs" if phase.name == "head" else "epochs",
@@ -120,7 +128,7 @@ class Training:
 
     def _left(self, phases: Sequence[Phase], saved: Snapshot | None) -> list[Phase]:
         """The phases to run, starting with the checkpoint's."""
-        left = [phase for phase in phases if phase.epochs]
+        left = [phase for phase in phases if phase.last]
         if saved is None or self.best is None:
             return left
         return list(itertools.dropwhile(lambda phase: phase.name != saved.progress["phase"], left))
@@ -169,7 +177,7 @@ class Training:
     def _phase(self, phase: Phase, trainer: Trainer, checkpoints: Checkpoints, steps_before: int) -> float:
         """Run the remaining epochs of a phase; returns the mean loss of the last one."""
         best, log_epoch = self.best, _EpochLog(phase, exact=trainer.expected is not None)
-        left = (phase.epochs - trainer.state.epoch) * trainer.stream.documents_per_epoch
+        left = (phase.last - trainer.state.epoch) * trainer.stream.documents_per_epoch
         with progress(phase.title, left - trainer.state.account.documents) as advance, closing(trainer):
             ended = False
             while not ended:
@@ -196,9 +204,10 @@ class Training:
                         checkpoints.after(result, trainer, kept)
                 epoch = trainer.state.epoch
                 record = {**labels, **clock.record(trainer.past), **self.watch()}
-                ended = epoch == phase.epochs
+                ended = epoch == phase.last
                 if best is not None:
-                    record[best.metric] = best.update(phase.name, epoch)
+                    value = best.update(phase.name, epoch)
+                    record |= {} if value is None else {best.metric: value}
                     ended = ended or best.is_stale(epoch)
                 self.context.report(record)
                 log_epoch(record, last=ended)
@@ -269,7 +278,7 @@ class _EpochLog:
         judged = {name.removeprefix("validation_"): record[name] for name in record if name.startswith("validation_")}
         metric = "".join(f", validation {metric_label(name)} {value:.4f}" for name, value in judged.items())
         log.info(
-            f"{self.phase.title}, epoch {record['epoch']} of {self.phase.epochs}: "
+            f"{self.phase.title}, epoch {record['epoch']} of {self.phase.last}: "
             f"{record['groups']:,} groups{account}, {record['documents']:,} documents, "
             f"{record['documents_per_s']:,} documents/s, waiting for data {record['wait_percent']:.1f}%{loss}{metric}"
         )

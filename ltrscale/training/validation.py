@@ -11,7 +11,7 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Split, only_relevant, select
+from ltrscale.data.dataset.split import Selection, Split, check_relevant, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError
@@ -32,8 +32,9 @@ class LabelledData:
     """The groups that train a ranker, and those that choose the epoch whose weights are kept."""
 
     train: Selection
-    validation: Selection
-    judged: Selection
+    validation: Selection | None = None
+    """None where the last epoch's weights are kept."""
+    judged: Selection | None = None
     """The validation groups with a relevant document, which alone define a metric."""
 
     @classmethod
@@ -41,20 +42,23 @@ class LabelledData:
         """The labelled groups of two splits, except in the files `without`, with the features of the training split.
 
         Raises:
-            InputError: as `select`, or the validation split lacks a feature.
+            InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
         """
         groups, judges = (select(split, labelled=True, without=without) for split in (train, validation))
+        check_relevant(groups, "train")
+        check_relevant(judges, "validation")
         data = cls(groups, judges, only_relevant(judges))
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
         """The same groups, served with these features; see `Selection.serving`."""
-        parts = (self.train, self.validation, self.judged)
-        return type(self)(*(groups.serving(features, whose=whose, where=where) for groups in parts))
+        there = {name: groups for name, groups in vars(self).items() if groups is not None}
+        named: dict[str, Any] = {"whose": whose, "where": where}
+        return type(self)(**{name: groups.serving(features, **named) for name, groups in there.items()})
 
 
 class Best:
-    """The weights with the best validation metric so far, with their phase and epoch.
+    """The weights with the best validation metric so far, with their phase and epoch; without validation the last ones.
 
     Args:
         model: on its device; all workers have the same weights.
@@ -66,10 +70,12 @@ class Best:
         self.model, self.config, self.data = model, config, data
         self.memory = memory_for(data.train, config.stream.memory_gb)
         """Memory for the training groups, shared by all phases."""
-        self._validation_memory = memory_for(data.judged, config.stream.memory_gb)
+        self._validation_memory = None if data.judged is None else memory_for(data.judged, config.stream.memory_gb)
         self.metric = f"validation_{config.validation_metric}"
         self.state = state_on_cpu(model)
         self.value, self.phase, self.epoch = -math.inf, "", 0
+        self.epochs: dict[str, int] = {}
+        """The epochs of each phase that led to these weights."""
         self._last_better = 0
         """The epoch of the current phase in which the value last rose."""
         self._mean: dict[str, Tensor] = {}
@@ -80,7 +86,7 @@ class Best:
         self.model.load_state_dict(self.state)
         self._last_better, self._mean = 0, {}
 
-    def update(self, phase: str, epoch: int) -> float:
+    def update(self, phase: str, epoch: int) -> float | None:
         """Validate, and keep the weights, or their mean, if they are the best so far; returns the metric.
 
         Raises:
@@ -89,17 +95,24 @@ class Best:
         last = state_on_cpu(self.model) if self.config.average else None
         if last is not None:
             self._load_mean(epoch)
-        value = validate(self.model, self.data.judged, self.config.validation_metric, self._validation_memory)
-        if math.isnan(value):
-            raise InputError(
-                f"validation: none of its labelled groups has a relevant document, so {self.config.validation_metric} "
-                "is undefined; choose other validation periods"
-            )
-        if value > self.value:
-            self.value, self.phase, self.epoch, self.state = value, phase, epoch, state_on_cpu(self.model)
+        value = None if self.data.judged is None else self._judge(self.data.judged)
+        if value is None or value > self.value:
+            self.phase, self.epoch, self.state = phase, epoch, state_on_cpu(self.model)
+            self.value = -math.inf if value is None else value
+            self.epochs = {**self.epochs, phase: epoch}
             self._last_better = epoch
         if last is not None:  # training goes on from there
             self.model.load_state_dict(last)
+        return value
+
+    def _judge(self, judged: Selection) -> float:
+        metric = self.config.validation_metric
+        value = validate(self.model, judged, metric, self._validation_memory)
+        if math.isnan(value):
+            raise InputError(
+                f"validation: none of its labelled groups has a relevant document, so {metric} is undefined; choose "
+                "other validation periods"
+            )
         return value
 
     @torch.no_grad()
@@ -127,8 +140,9 @@ class Best:
 
     def progress(self, *, phase: str, steps_before: int) -> Progress:
         """The state that a checkpoint of the current phase adds to the trainer's."""
-        best = None if self.value == -math.inf else [self.value, self.phase, self.epoch]  # JSON has no infinity
-        place = {"phase": phase, "last_better": self._last_better, "best": best}
+        value = None if self.value == -math.inf else self.value  # JSON has no infinity
+        best = [value, self.phase, self.epoch] if self.phase else None
+        place = {"phase": phase, "last_better": self._last_better, "best": best, "epochs": self.epochs}
         return Progress(steps_before, place, {"best": self.state, **({"mean": self._mean} if self._mean else {})})
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -137,10 +151,24 @@ class Best:
         self._last_better = snapshot.progress["last_better"]
         self._mean = dict(snapshot.tensors.get("mean", {}))
         if (best := snapshot.progress["best"]) is not None:
-            self.value, self.phase, self.epoch = best
+            value, self.phase, self.epoch = best
+            self.value = -math.inf if value is None else value
+            self.epochs = snapshot.progress.get("epochs", {self.phase: self.epoch})  # earlier versions had none
 
-    def commit(self, out: str, *, origin: Mapping[str, Any]) -> None:
-        """Load the best weights into the model; rank 0 commits it as a bundle."""
+    def _metrics(self) -> dict[str, bundle.Metric]:
+        """The metrics of the bundle."""
+        validation, epochs = self.data.validation, {f"epochs_{phase}": n for phase, n in self.epochs.items() if n}
+        return {
+            **({self.metric: self.value} if validation else {}),
+            "phase": self.phase,
+            "epoch": self.epoch,
+            **epochs,
+            "labelled_groups": self.data.train.n_groups,
+            **({"validation_groups": validation.n_groups} if validation else {}),
+        }
+
+    def commit(self, out: str, *, origin: Mapping[str, Any], **also: bundle.Metric) -> None:
+        """Load the best weights into the model; rank 0 commits it as a bundle, with further metrics."""
         self.begin()
         if rank_and_world()[0] != 0:
             return
@@ -152,19 +180,12 @@ class Best:
             features=train.features,
             dataset_hash=train.hash,
             read_as=train.read_as,
-            metrics={
-                self.metric: self.value,
-                "phase": self.phase,
-                "epoch": self.epoch,
-                "labelled_groups": train.n_groups,
-                "validation_groups": self.data.validation.n_groups,
-            },
+            metrics={**self._metrics(), **also},
             made_by=origin,
         )
-        log.info(
-            "trained on %d labelled groups, validation %s %.4f: %s",
-            train.n_groups, metric_label(self.config.validation_metric), self.value, out,
-        )  # fmt: skip
+        metric = metric_label(self.config.validation_metric)
+        judged = f", validation {metric} {self.value:.4f}" if self.data.validation else ""
+        log.info("trained on %d labelled groups%s: %s", train.n_groups, judged, out)
         finish(out)
 
 

@@ -13,7 +13,15 @@ from ltrscale import views
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, only_relevant, select
+from ltrscale.data.dataset.split import (
+    Selection,
+    Splits,
+    check_disjoint,
+    check_relevant,
+    joined,
+    only_relevant,
+    select,
+)
 from ltrscale.data.stream.scored import score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
@@ -40,6 +48,7 @@ def train_gbdt(
     report: Report,
     workers: WorkersConfig = ONE,
     start: str | None = None,
+    trees: int | None = None,
 ) -> Bundle:
     """Train trees on the labelled groups of the training split and commit them as a bundle.
 
@@ -60,6 +69,7 @@ def train_gbdt(
             and XGBoost merges quantiles. If a worker dies, all restart from the first tree.
         start: bundle of one LightGBM model to go on from: trees are added to its scores. The bundle made holds both
             models, and scores by their mean, whose order is that of their sum.
+        trees: grow so many on the groups of both splits together, and keep all of them.
 
     Raises:
         InputError: splits overlap or have no labelled group; a label has no gain; a group has more than 10,000
@@ -70,11 +80,17 @@ def train_gbdt(
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
     check_library(config, world)
-    train, validation = (select(split, labelled=True) for split in (splits.train, splits.validation))
+    learnt_from = splits.train if trees is None else joined(splits.train, splits.validation)
+    train = select(learnt_from, labelled=True)
     if start is not None:
         train = train.serving(_started(config, start).features, whose=start)
     deal(train, rank=0, world=world)  # raises before any worker is started
-    work = TreeGrowing(config, train, with_features_of(train, validation), out, made_by, workers.cpus, start)
+    validation = None
+    if trees is None:
+        validation = with_features_of(train, select(splits.validation, labelled=True))
+    else:
+        config = config.replace(num_trees=trees, early_stopping_rounds=None)
+    work = TreeGrowing(config, train, validation, out, made_by, workers.cpus, start)
     launch(work, workers=workers, report=report)
     return load(out)
 
@@ -83,8 +99,10 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """The validation groups, with the features of the training split.
 
     Raises:
-        InputError: the validation split lacks some of these features.
+        InputError: the validation split lacks some of these features, or all labels of a split are 0.
     """
+    check_relevant(train, "train")
+    check_relevant(validation, "validation")
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
@@ -110,7 +128,7 @@ class TreeGrowing:
 
     config: GBDTConfig
     train: Selection
-    validation: Selection
+    validation: Selection | None
     out: str
     made_by: Mapping[str, Any]
     cpus: float
@@ -124,12 +142,14 @@ class TreeGrowing:
         view = seen_by(config, self.train.features)
         train, codes = read(deal(self.train, rank=rank, world=world), "train", view)
         check_complete(self.train, train)
-        validation, _ = read(only_relevant(self.validation), "validation", view)
-        check_validation(validation)
+        validation = None
+        if self.validation is not None:
+            validation, _ = read(only_relevant(self.validation), "validation", view)
+            check_validation(validation)
         models: dict[str, bytes] = {}
         if self.start is not None:
             start = _started(config, self.start)
-            train, validation = (_with_start(groups, start) for groups in (train, validation))
+            train, validation = _with_start(train, start), validation and _with_start(validation, start)
             models["start"] = start.content
         if world > 1 and config.num_threads == 0:  # 0 would take all cores of a machine that workers may share
             config = config.replace(num_threads=max(1, int(self.cpus)))
@@ -148,7 +168,7 @@ class TreeGrowing:
             metrics={
                 **grown.metrics,
                 "labelled_groups": self.train.n_groups,
-                "validation_groups": self.validation.n_groups,
+                **({"validation_groups": self.validation.n_groups} if self.validation else {}),
             },
             made_by=self.made_by,
         )
@@ -180,14 +200,14 @@ class Grown(NamedTuple):
     metrics: Mapping[str, float]
 
 
-def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled, context: Context) -> Grown:
+def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled | None, context: Context) -> Grown:
     """Grow trees on the training groups of all workers.
 
     Args:
         config: library, objective and size.
         train: this worker's training groups.
         codes: codes and sample of these groups.
-        validation: the validation groups with a relevant document, checked by `check_validation`.
+        validation: the validation groups with a relevant document, checked by `check_validation`; None grows all trees.
         context: receives a record for each tree.
 
     Raises:
@@ -196,18 +216,20 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
     """
     targets_N = shared_targets(config.targets, train)
     check_labels(config, train, targets_N)
-    check_labels(config, validation, validation.labels_N)
+    if validation is not None:
+        check_labels(config, validation, validation.labels_N)
     if not isinstance(config, CatBoostConfig) and config.unbiased:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
         model = _boost(config, train, targets_N, validation, merged(codes), watch)
     metrics = watch.metrics()
-    log.info("boosted %d trees with %s, %s %.4f", watch.kept, config.kind, watch.name, metrics[watch.name])
+    judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
+    log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
     return Grown(model, metrics)
 
 
 def _boost(
-    config: GBDTConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
+    config: GBDTConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
 ) -> bytes:
     """Grow trees with the config's library, importing no other; returns the model in the library's format."""
     match config:
@@ -264,8 +286,8 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
         return
     if misfit := _first_misfit(groups, targets_N, highest):
         raise InputError(
-            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, lengthen "
-            "label_gain, or set targets.kind to quantised"
+            f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, give "
+            "gbdt.label_gain a gain for each label, or set gbdt.targets.kind=quantised"
         )
 
 

@@ -24,7 +24,7 @@ _REFUSALS = ("All features are either constant or ignored", "All train targets a
 
 
 def boost(
-    config: CatBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
+    config: CatBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
 ) -> bytes:
     """Add trees until the watch ends it; returns the trees to keep in CatBoost's own format.
 
@@ -34,7 +34,7 @@ def boost(
         config: see `CatBoostConfig`.
         train: the training groups.
         targets_N: transformed labels of their documents.
-        validation: the validation groups.
+        validation: the validation groups; None for none.
         codes: codes of the training groups.
         watch: receives the validation scores after each tree.
 
@@ -44,8 +44,8 @@ def boost(
     catboost = import_catboost()
     vocabularies = codes.known()
     train_pool = _pool(catboost, train, targets_N, vocabularies)
-    validation_pool = _pool(catboost, validation, validation.labels_N, vocabularies)
-    look = _Look(len(validation.labels_N))
+    validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
+    look = _Look(len(validation.labels_N)) if validation else None
     notify = _Notify(look, watch, f"NDCG:top={config.stop_on};type=Exp")
     model = catboost.CatBoost(_parameters(config, look, notify.theirs))
     with warnings.catch_warnings(), _refusals(catboost, train.split):
@@ -116,20 +116,22 @@ class _Look:
 class _Notify:
     """Notifies the watch of each tree; keeps what it raises, for CatBoost would turn it into another error."""
 
-    def __init__(self, look: _Look, watch: Watch, theirs: str) -> None:
+    def __init__(self, look: _Look | None, watch: Watch, theirs: str) -> None:
         self._look, self._watch, self.theirs = look, watch, theirs
         self.error: Exception | None = None
 
     def after_iteration(self, info: Any) -> bool:
         """Whether to continue."""
         try:
+            if self._look is None:
+                return not self._watch()
             return not self._watch(self._look.scores_N, info.metrics["validation"][self.theirs][-1])
         except Exception as error:
             self.error = error
             return False
 
 
-def _parameters(config: CatBoostConfig, look: _Look, theirs: str) -> dict[str, Any]:
+def _parameters(config: CatBoostConfig, look: _Look | None, theirs: str) -> dict[str, Any]:
     return {
         "loss_function": config.objective,
         "iterations": config.num_trees,
@@ -140,8 +142,7 @@ def _parameters(config: CatBoostConfig, look: _Look, theirs: str) -> dict[str, A
         "border_count": config.border_count,
         "random_seed": config.seed,
         "thread_count": config.num_threads or -1,
-        "eval_metric": look,
-        "custom_metric": [f"{theirs};hints=skip_train~true"],
+        **({"eval_metric": look, "custom_metric": [f"{theirs};hints=skip_train~true"]} if look else {}),
         "use_best_model": False,  # the watch decides which trees to keep
         "allow_writing_files": False,
         "logging_level": "Silent",

@@ -27,7 +27,7 @@ def boost(
     config: LightGBMConfig,
     train: Labelled,
     targets_N: Floats,
-    validation: Labelled,
+    validation: Labelled | None,
     codes: Codes,
     watch: Watch,
 ) -> bytes:
@@ -37,11 +37,11 @@ def boost(
         config: see `LightGBMConfig`.
         train: this worker's training groups.
         targets_N: transformed labels of its documents.
-        validation: all validation groups, the same on every worker.
+        validation: all validation groups, the same on every worker; None for none.
         codes: codes and sample of all workers' training groups.
         watch: receives the validation scores after each tree.
     """
-    gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max(), 0)))
+    gains = gain_table(config, highest=int(max(targets_N.max(), validation.labels_N.max() if validation else 0, 0)))
     parameters = parameters_of(config, gains, train.view.features)
     if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
         parameters["metric"] = "none"  # LightGBM's NDCG checks that labels are grades, on the training groups too
@@ -54,9 +54,10 @@ def boost(
     if config.unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
-    validation_set = _dataset(validation, validation.labels_N, vocabularies, borders)
     objective = softmax_objective(targets_N, train.offsets_Q1, config.temperature) if config.is_custom else None
-    booster = lgb.Booster({**parameters, **_network()}, train_set).add_valid(validation_set, "validation")
+    booster = lgb.Booster({**parameters, **_network()}, train_set)
+    if validation is not None:
+        booster.add_valid(_dataset(validation, validation.labels_N, vocabularies, borders), "validation")
     try:
         _grow(booster, objective, watch, f"ndcg@{config.stop_on}", config.min_data_in_leaf)
     finally:
@@ -68,7 +69,7 @@ def boost(
 
 def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, theirs: str, min_data_in_leaf: int) -> None:
     """Add trees until the watch ends it, or there is nothing to split."""
-    seen = {}
+    seen: dict[str, Floats] = {}
 
     # a custom metric, for LightGBM passes it the scores
     def look(scores_N: Floats, _: lgb.Dataset) -> tuple[str, float, bool]:
@@ -79,7 +80,7 @@ def _grow(booster: lgb.Booster, objective: Objective | None, watch: Watch, their
     while not (stuck or enough):
         stuck = booster.update(fobj=objective)
         values = {name: value for _, name, value, _ in booster.eval_valid(look)}
-        enough = watch(seen["scores_N"], values.get(theirs))
+        enough = watch(seen.get("scores_N"), values.get(theirs))
     if stuck and watch.trees == 1:
         log.warning(
             "no split leaves min_data_in_leaf = %d training documents on both sides or lowers the loss: "

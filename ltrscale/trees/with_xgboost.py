@@ -26,7 +26,7 @@ _SQUARED_ERROR = "reg:squarederror"
 
 
 def boost(
-    config: XGBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled, codes: Codes, watch: Watch
+    config: XGBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
 ) -> bytes:
     """Add trees until the watch ends it; returns the model's JSON with the trees to keep.
 
@@ -36,7 +36,7 @@ def boost(
         config: see `XGBoostConfig`.
         train: this worker's training groups.
         targets_N: transformed labels of its documents.
-        validation: all validation groups, the same on every worker.
+        validation: all validation groups, the same on every worker; None for none.
         codes: codes of all workers' training groups; XGBoost makes its own bins, from all documents.
         watch: receives the validation scores after each tree.
     """
@@ -46,12 +46,18 @@ def boost(
     with _collective():
         rows = _Rows(train, targets_N, vocabularies, by_group=by_group, by_position=config.unbiased)
         train_set = xgb.QuantileDMatrix(rows, **options)
-        validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
-        validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
-        booster = xgb.Booster(parameters_of(config, train.view.features), [train_set, validation_set])
+        validation_set = None
+        if validation is not None:
+            validation_rows = _Rows(validation, validation.labels_N, vocabularies, by_group=True)
+            validation_set = xgb.QuantileDMatrix(validation_rows, ref=train_set, **options)
+        known = [train_set] if validation_set is None else [train_set, validation_set]
+        booster = xgb.Booster(parameters_of(config, train.view.features), known)
         enough = False
         while not enough:
             booster.update(train_set, watch.trees)
+            if validation_set is None:
+                enough = watch()
+                continue
             theirs = booster.eval(validation_set, iteration=watch.trees)
             # evaluates only the new tree, for XGBoost caches the scores of matrices that its booster knows
             scores_N = booster.predict(validation_set, output_margin=True)

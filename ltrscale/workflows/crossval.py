@@ -37,6 +37,8 @@ class FoldPipeline(PipelineConfig):
     def _has_no_out(self) -> Self:
         if self.out:
             raise ValueError("pipeline.out: leave it out; each fold has the directory of its name below out")
+        if self.splits.test is None:
+            raise ValueError("pipeline.splits.test: a cross-validation compares on test groups; name them")
         return self
 
 

@@ -20,7 +20,7 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Split, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import Split, SplitsWithTest, check_disjoint, select
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
@@ -101,7 +101,7 @@ class DistillJob(Config):
     """Bundle of the teacher, of any kind that scores."""
     scores: str | None = None
     """Directory of the teacher's committed scores (jobs.score), instead of the teacher, which is then not opened."""
-    splits: Splits
+    splits: SplitsWithTest
     """Students learn from all groups of the training periods; direct trees from the labelled groups of the training
     split."""
     student_fraction: float = Field(1.0, gt=0, le=1)

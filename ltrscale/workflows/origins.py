@@ -10,7 +10,7 @@ from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.scores import read_period
-from ltrscale.data.dataset.split import Split, Splits, check_disjoint, chosen_files, select, with_periods_named
+from ltrscale.data.dataset.split import Split, SplitsWithTest, check_disjoint, chosen_files, select, with_periods_named
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.evaluation.provenance import Provenance
 
@@ -67,9 +67,9 @@ def _check_unseen_by(url: str, test: Split) -> list[str]:
     made_from = list(origin.inputs) if seen else []
     if len(seen) != 2 or not all(map(_is_there, seen)):  # pretraining records one split: it reads no labels
         return made_from
-    seen = tuple(split.replace(periods=_still_there(split)) for split in seen)
+    seen = tuple(split.replace(periods=_still_there(split) or None) for split in seen)
     try:
-        check_disjoint(Splits(train=seen[0], validation=seen[1], test=test))
+        check_disjoint(SplitsWithTest(train=seen[0], validation=seen[1], test=test))
     except UnavailableError:  # storage does not answer, which is no verdict on the bundle
         raise
     except InputError as error:
@@ -80,13 +80,13 @@ def _check_unseen_by(url: str, test: Split) -> list[str]:
 def _is_there(split: Split) -> bool:
     """Whether the data sets still exist, with at least one of the periods that were read."""
     there = all(storage.exists(storage.join(data, storage.MANIFEST)) for data in split.data)
-    return there and bool(_still_there(split) or not split.periods)
+    return there and bool(_still_there(split) or split.periods is None)
 
 
 def _still_there(split: Split) -> list[str]:
     """The periods and ranges that a split names, without periods that its data sets no longer have."""
     known = {period for url in split.data for period in open_dataset(url).manifest.periods}
-    return [item for item in split.periods if item in known or ".." in item]
+    return [item for item in split.periods or () if item in known or ".." in item]
 
 
 def scored_by(split: Split) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.split import LabelColumn, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, check_disjoint, check_relevant, select
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
@@ -27,6 +27,7 @@ from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.workflows.methods import Method, MethodName, ReadingMethod, check_methods
 from ltrscale.workflows.presets import for_all
+from ltrscale.workflows.refit import RefitJob, RefitSettings
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
@@ -36,7 +37,7 @@ class PipelineConfig(Config):
     """A comparison of methods on one data set."""
 
     out: str
-    """Directory for everything: `data/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`."""
+    """Directory for everything: `data/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`, `final/METHOD`."""
     synthetic: SyntheticLogConfig | None = None
     """Make a synthetic log and prepare it."""
     prepare: PrepareConfig | None = None
@@ -46,7 +47,8 @@ class PipelineConfig(Config):
     relabel: RelabelConfig | None = None
     """Simulate feedback on the prepared data set, or clean clicks; empty keeps its labels."""
     splits: Splits
-    """Periods for training, validation and test; splits that name no data set read this one."""
+    """Periods for training, validation and test; splits that name no data set read this one. Without `test` methods
+    are trained, and not compared."""
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each seed; they replace the seeds of the stages."""
     pretrain_once: bool = False
@@ -59,6 +61,9 @@ class PipelineConfig(Config):
     """Metrics, baseline and outliers."""
     evaluate_on: tuple[LabelColumn, ...] = Field(("labels",), min_length=1)
     """Labels of the test split, one evaluation for each; `relevance` are the labels before relabelling."""
+    refit: RefitSettings | None = None
+    """Final models: methods to train once more, with the first seed, on the training and validation groups together,
+    for as many epochs or trees as validation chose: `final/METHOD`."""
     workers: Workers = ONE
     """Data-parallel workers of the neural stages."""
 
@@ -73,7 +78,7 @@ class PipelineConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.evaluate.baseline not in (None, *self.methods):
+        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods):
             names = ", ".join(self.methods)
             raise ValueError(
                 f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
@@ -82,13 +87,17 @@ class PipelineConfig(Config):
             raise ValueError("set data to a prepared data set, or prepare to make one; not both")
         if self.synthetic is not None and self.prepare is None:
             raise ValueError("synthetic makes a log that must be prepared; set prepare instead of data")
-        if self.splits.test.labels != "labels":
+        if self.splits.test is not None and self.splits.test.labels != "labels":
             raise ValueError("splits.test.labels: leave it out; evaluate_on says which labels methods are tested on")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must be different numbers, at least one")
         if len(set(self.evaluate_on)) < len(self.evaluate_on):
             raise ValueError("evaluate_on names a column twice")
         check_methods(self.methods, self.workers)
+        if self.refit is not None:
+            self.refit.check(self.methods)
+            if self.refit.test and self.splits.test is None:
+                raise ValueError("refit.test: there is no test split to learn from; leave it out")
         return self
 
 
@@ -129,10 +138,18 @@ def _compare(config: PipelineConfig, data: str) -> None:
         for name in config.methods:
             log.info("seed %d: %s", seed, name)
             models[name].append(trial.model(name))
-    for column in config.evaluate_on:
-        tested = splits.replace(test={**splits.test.model_dump(), "labels": column})
-        evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
-        EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+    if splits.test is None:
+        log.info("splits.test is left out: nothing is evaluated")
+    else:
+        for column in config.evaluate_on:
+            tested = SplitsWithTest.of(splits.replace(test={**splits.test.model_dump(), "labels": column}))
+            evaluation = EvaluateConfig(**config.evaluate.model_dump(), models=models, splits=tested)
+            EvaluateJob(out=join(config.out, evaluation_on(column)), evaluate=evaluation).run()
+    if config.refit is not None:
+        also = splits.test if config.refit.test else None
+        for name in config.refit.methods:
+            final = join(config.out, "final", name)
+            RefitJob(out=final, bundle=models[name][0], also=also, workers=config.workers).run()
 
 
 def evaluation_on(column: LabelColumn) -> str:
@@ -141,11 +158,11 @@ def evaluation_on(column: LabelColumn) -> str:
 
 
 def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
-    """Check that the splits are disjoint, and that all have labelled groups and the labels to test on."""
+    """Check that the splits are disjoint, that all have relevant documents, and the labels to test on."""
     check_disjoint(splits)
-    for split in (splits.train, splits.validation, splits.test):
-        select(split, labelled=True)
-    for url in splits.test.data:
+    for name, split in splits.by_name.items():
+        check_relevant(select(split, labelled=True), name)
+    for url in splits.test.data if splits.test else ():
         if missing := set(tested_on) - set(column_names(open_dataset(url))):
             raise InputError(
                 f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"

@@ -7,7 +7,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, check_disjoint
+from ltrscale.data.dataset.split import Split, check_disjoint, chosen_files
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
 from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.errors import InputError
@@ -160,6 +160,10 @@ class PretrainJob(TrainingStage):
     train: Split
     """Split of the documents; labels are not read."""
     pretrain: PretrainConfig = PretrainConfig()
+
+    def check(self) -> None:
+        """Refuse data sets and periods that are not there."""
+        chosen_files(self._documents, "train")
 
     def identity(self) -> Identity:
         """Settings and periods."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, digest
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.study import About
 from ltrscale.launch.workers import ONE
@@ -56,7 +56,7 @@ class StudyConfig(Config):
     """Directory for everything; the report is `summary/report.md`."""
     data: str | None = None
     """A data set directory that jobs.prepare made, for the splits that name none."""
-    splits: Splits
+    splits: SplitsWithTest
     """Training, validation and test. Pretraining reads all groups of the training split."""
     methods: dict[MethodName, Method] = Field(min_length=1)
     """Methods to compare, by their name in the report."""
@@ -98,7 +98,7 @@ class StudyConfig(Config):
         check_methods(self.methods, ONE)
         return self
 
-    def sized(self, labelled: int | float) -> Splits:
+    def sized(self, labelled: int | float) -> SplitsWithTest:
         """The splits with that many training labels, and as many validation labels as belong to them."""
         splits = self.splits.replace(train=self._sized(self.splits.train, labelled))
         if self.validation_share is None:

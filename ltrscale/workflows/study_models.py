@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from ltrscale import storage
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import Dataset, one_view
-from ltrscale.data.dataset.split import Splits, check_disjoint
+from ltrscale.data.dataset.split import SplitsWithTest, check_disjoint
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateSettings, metrics_of
 from ltrscale.evaluation.measure import describe_test, measure
@@ -33,7 +33,7 @@ class TestGroups(Stage):
     """Describe the test groups."""
 
     stage: ClassVar = "study_test"
-    splits: Splits
+    splits: SplitsWithTest
     settings: EvaluateSettings
 
     def check(self) -> None:
@@ -66,7 +66,7 @@ class Measurement(Stage):
 
     stage: ClassVar = "measure"
     bundle: str
-    splits: Splits
+    splits: SplitsWithTest
     settings: EvaluateSettings
     threads: int
 
@@ -183,7 +183,7 @@ class Work:
         """A directory of the study."""
         return join(self.config.out, *names)
 
-    def splits(self, labelled: int | float, draw: int) -> Splits:
+    def splits(self, labelled: int | float, draw: int) -> SplitsWithTest:
         """The splits, with a draw of that many labelled groups."""
         return self.config.sized(labelled).drawn(draw)
 

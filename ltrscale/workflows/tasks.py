@@ -16,8 +16,9 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError, Stopped
-from ltrscale.launch.workers import or_number, stop_on_sigterm
+from ltrscale.launch.workers import or_number
 from ltrscale.progress import log
+from ltrscale.signals import stop_on_signal
 
 _RETRIES = 2
 """How often Ray starts a task again whose process has died."""
@@ -76,7 +77,7 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
             queue.end(task, _attempt(task.call))
         return
     # a handler that raises would not do: Ray keeps its exception back until a task has ended
-    with ray_cluster(math.ceil((workers.number or 1) * workers.cpus)), stop_on_sigterm() as stopping:
+    with ray_cluster(math.ceil((workers.number or 1) * workers.cpus)), stop_on_signal() as stopping:
         _run_with_ray(queue, workers, stopping)
 
 

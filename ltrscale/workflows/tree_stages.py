@@ -7,7 +7,7 @@ from pydantic import model_validator
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Split, Splits, Texts
+from ltrscale.data.dataset.split import Periods, Split, Splits
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
@@ -140,7 +140,7 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
 class _Exported(ParityConfig):
     """The settings of an export."""
 
-    periods: Texts
+    periods: Periods
 
 
 class ExportJob(ParityConfig, Stage):
@@ -153,8 +153,8 @@ class ExportJob(ParityConfig, Stage):
     """Bundle of one LightGBM model."""
     data: str
     """Data set directory; scores are compared on its documents."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included; empty for all."""
+    periods: Periods = None
+    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
 
     def identity(self) -> _Exported:
         """The documents to compare, and the tolerance."""

@@ -19,8 +19,8 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.preflight import contents_of_read, difference
 from ltrscale.data.dataset.split import Split, check_disjoint, with_periods_named
 from ltrscale.errors import InputError
-from ltrscale.launch.workers import stop_on_sigterm
 from ltrscale.progress import Report, log
+from ltrscale.signals import stop_on_signal
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, TrialRecord, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
@@ -105,7 +105,7 @@ class TuneJob(SearchConfig, Stage):
         """
         history = History(self.out)
         _open(history, history_of(self))
-        with one_view() as view, stop_on_sigterm() as stopping:
+        with one_view() as view, stop_on_signal() as stopping:
             run_search(
                 _resources(self),
                 functools.partial(run_trial, self.job, self.space, view=view),

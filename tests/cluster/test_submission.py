@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def test_prepare_and_pretrain(cluster: dict[str, str], s3: str) -> None:
     assert pretrained.returncode == 0, pretrained.stdout + pretrained.stderr
 
     log = ray_job(cluster, "logs", "pretrain").stdout
-    assert f"pretrain: writing {out}" in log
+    assert re.search(rf"(?m)^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d pretrain: writing {re.escape(out)}", log)
     assert "training on 2 workers" in log
     assert bundle.read_manifest(out)["made_by"]["stage"] == "pretrain"
     lines = storage.read_bytes(f"{out}/run/metrics.jsonl").decode().splitlines()

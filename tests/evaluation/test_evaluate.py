@@ -301,7 +301,7 @@ def test_an_evaluation_from_before_draws_were_known_reads(evaluated: tuple[Evalu
                 del comparison["draws"], comparison["detectable"]
     before = Evaluation.model_validate(values)
     assert table(before) == table(evaluation)
-    text = page(before, picture="ndcg.png")
+    text = page(before, picture="ndcg.png", out="out")
     assert "Smallest detectable" not in text
     assert "Models were selected" not in text
 

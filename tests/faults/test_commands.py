@@ -159,32 +159,74 @@ def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -
     return weights
 
 
-def test_sigterm_to_a_single_process(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
+both_signals = pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+
+
+@both_signals
+def test_a_signal_to_a_single_process(
+    make_job: MakeJob, expected: Callable[[int], bytes], number: int, status: int
+) -> None:
     job = make_job()
     process = job.start()
-    process.terminate()
-    assert process.wait(LIMIT_S) == 143
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == status
     job.check_stopped()
     job.check_finished(expected(1))
 
 
-def test_ctrl_c_ends_at_once(make_job: MakeJob) -> None:
+def test_a_second_ctrl_c_ends_at_once(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
     job = make_job()
     process = job.start()
+    process.send_signal(signal.SIGSTOP)  # so that both come within one step
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.001)
+    assert process.wait(LIMIT_S) == 130
+    check_one_end(job)
+    job.check_finished(expected(1))
+
+
+def check_one_end(job: Job) -> None:
+    """Check that the last line of the log, and no other, is about the stop, and that there is no traceback."""
+    text = job.said.read_text()
+    assert re.fullmatch(r"stopped(: .*)?", text.splitlines()[-1]), text
+    assert len(re.findall(r"(?m)^stopped", text)) == 1
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0])
+def test_ctrl_c_while_a_command_starts(make_job: MakeJob, after_s: float) -> None:
+    job = make_job()
+    process = job.begin()
+    time.sleep(0.3 + after_s)  # Python itself needs the first tenths
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_S) == 130
-    assert job.said.read_text().endswith("\nstopped\n")
+    check_one_end(job)
 
 
+@both_signals
 @pytest.mark.parametrize("to", ["worker", "agent"])
-def test_sigterm_under_torchrun(make_job: MakeJob, expected: Callable[[int], bytes], to: str) -> None:
+def test_a_signal_under_torchrun(
+    make_job: MakeJob, expected: Callable[[int], bytes], to: str, number: int, status: int
+) -> None:
     job = make_job(torchrun())
     process = job.start()
-    os.kill(process.pid if to == "agent" else workers_of(process)[-1], signal.SIGTERM)
+    os.kill(process.pid if to == "agent" else workers_of(process)[-1], number)
     assert process.wait(LIMIT_S) != 0
     job.check_stopped()
     if to == "worker":
-        assert "exitcode  : 143" in job.said.read_text()
+        assert re.search(rf"exitcode  : ({status}|143)", job.said.read_text())  # of a worker that was not itself asked
+    job.check_finished(expected(2))
+
+
+@pytest.mark.ray
+def test_ctrl_c_in_the_terminal_of_a_run_with_ray(make_job: MakeJob, expected: Callable[[int], bytes]) -> None:
+    job = make_job(options="--workers 2")
+    process = job.start()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to the processes of the cluster too
+    assert process.wait(LIMIT_S) == 130
+    job.check_stopped()
     job.check_finished(expected(2))
 
 

@@ -15,7 +15,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.under_ray import _cause
-from ltrscale.launch.workers import ONE, Workers, WorkersConfig, stop_on_sigterm
+from ltrscale.launch.workers import ONE, Workers, WorkersConfig
+from ltrscale.signals import stop_on_signal
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 
 
@@ -44,7 +45,7 @@ def test_sigterm_asks_to_stop_within_the_block_and_ends_the_process_as_before_ou
 
     before = signal.signal(signal.SIGTERM, others)
     try:
-        with stop_on_sigterm() as stopping:
+        with stop_on_signal() as stopping:
             assert not stopping()
             os.kill(os.getpid(), signal.SIGTERM)
             assert stopping()

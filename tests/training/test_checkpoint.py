@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,3 +308,22 @@ def test_checkpoints_on_s3(synthetic_dataset: str, s3: str) -> None:
     assert torch.equal(snapshot.tensors["best"]["w"], torch.ones(2))
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(snapshot.tensors["weights"][name], value), name
+
+
+@pytest.mark.parametrize("every_s", [20.0, 600.0])
+def test_the_first_checkpoint_comes_early(
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    now, trainer, due_at = 0.0, make_trainer(synthetic_dataset, "simclr_rank"), []
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
+    with checkpoints_in(tmp_path, every_s=every_s) as saver:
+        trainer.due = saver.due
+        for result in steps(trainer):
+            saver.after(result, trainer, Progress())
+            saver._wait()
+            due_at += [now] if result.checkpoint_due else []
+            now += 10.0
+    first = min(60.0, every_s)
+    assert due_at[0] == first
+    assert due_at[1:] == [time for time in due_at[1:] if (time - first) % every_s == 0]
+    assert every_s > 100 or len(due_at) > 1

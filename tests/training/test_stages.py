@@ -121,7 +121,7 @@ def test_a_validation_split_without_relevant_documents_is_an_error(
         {"train": [(features, some)], "validation": [(features, none)]}, [Feature(name="a"), Feature(name="b")]
     )
     train, validation = (Split(data=(data,), periods=(period,)) for period in ("train", "validation"))
-    with pytest.raises(InputError, match="none of its labelled groups has a relevant document"):
+    with pytest.raises(InputError, match="validation: all labels of its 1 labelled groups are 0"):
         finetune(
             finetune_config(stream={"docs_per_batch": 10, "streams": 1}),
             train,

@@ -319,7 +319,7 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path, monkeypa
         lambda data: set_label(data, 0.25, "validation")
     )
     irrelevant = [(x, np.zeros(len(x), np.float32)) for x, _ in three(rng, grades)["validation"]]
-    assert "none of its labelled groups" in error_of(lambda data: data.update(validation=irrelevant))
+    assert "all labels of its 60 labelled groups are 0" in error_of(lambda data: data.update(validation=irrelevant))
     unlabelled: Groups = [(x, None) for x, _ in irrelevant]
     assert "no group has labels" in error_of(lambda data: data.update(train=unlabelled))
     monkeypatch.setattr(tree_data, "LONGEST", 11)

@@ -85,5 +85,5 @@ def test_missing_scores_and_scores_without_grades_are_errors(splits: Splits, tmp
 
     with pytest.raises(InputError, match=r"period 'train' is not scored there; score .* with jobs.score"):
         train(splits.train.replace(scores=str(tmp_path)))
-    with pytest.raises(InputError, match=r"gains are for integers .* set targets.kind to quantised"):
+    with pytest.raises(InputError, match=r"gains are for integers .* set gbdt.targets.kind=quantised"):
         train(splits.train, targets=None)

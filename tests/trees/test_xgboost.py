@@ -190,7 +190,7 @@ def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: Wr
 
 def test_linear_gains_take_labels_beyond_the_exponential_ones(splits: Read) -> None:
     train = splits[0]
-    with pytest.raises(InputError, match=r"train: group [0-9]+ has label 40, .*lengthen label_gain"):
+    with pytest.raises(InputError, match=r"train: group [0-9]+ has label 40, .*gbdt.label_gain"):
         check_labels(CONFIG, train, train.labels_N * 10)
     linear = CONFIG.replace(label_gain="linear")
     check_labels(linear, train, train.labels_N * 10)

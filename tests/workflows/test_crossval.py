@@ -236,7 +236,7 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
         ({"folds": ["a/b", "c"]}, r"folds\.0: String should match pattern"),
         ({"pipeline": same}, r"no text of pipeline has \{fold\}, so that all folds would be the same"),
         ({"pipeline": {**plain, "out": "runs"}}, "pipeline.out: leave it out"),
-        ({"pipeline": {**plain, "sedes": [1]}}, "did you mean 'seeds'"),
+        ({"pipeline": {**plain, "sedes": [1]}}, "did you mean 'pipeline.seeds'"),
     ):
         with pytest.raises(InputError, match=message):
             config(tmp_path, **changes)

@@ -59,7 +59,7 @@ def pretraining(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"gbdt.num_leavs": {"low": 2, "high": 9, "integer": True}}, "did you mean 'num_leaves'"),
+        ({"gbdt.num_leavs": {"low": 2, "high": 9, "integer": True}}, "did you mean 'gbdt.num_leaves'"),
         ({"gbtd.num_leaves": {"choices": [3]}}, "did you mean 'gbdt'"),
         ({"gbdt.num_leaves": {"low": 1, "high": 9, "integer": True}}, "1 does not fit: .*greater than or equal to 2"),
         ({"gbdt.num_leaves": {"low": 2, "high": 9}}, "takes whole numbers only; add integer: true"),

@@ -6,6 +6,7 @@ groups with a relevant document.
 
 import datetime
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import origins, read_as
 from ltrscale.data.dataset.relevant import with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
 from ltrscale.errors import InputError, nearest
+from ltrscale.progress import log
 
 
 def _texts(value: Any) -> Any:
@@ -31,10 +33,21 @@ def _texts(value: Any) -> Any:
     return tuple(str(item) if isinstance(item, plain) and not isinstance(item, bool) else item for item in items)
 
 
+def _some_texts(value: Any) -> Any:
+    """As `_texts`, but an empty list is an error: a split without periods would read nothing, or all."""
+    if value in ((), []):
+        raise ValueError("an empty list; name periods, or leave the key out for all")
+    return _texts(value)
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts)] | None
+"""Periods `P` or ranges `A..B`, both ends included, in text order; None for all."""
 LabelColumn = Literal["labels", "relevance"]
 GID_SPAN = 10**11
 """Number of group ids reserved for each data set of a split; no data set has so many query groups."""
+_DATE = re.compile(r"\d{4}-")
+"""The beginning of a period's name that says when it was: 2026-W07, 2026-02-14, 2026-02-14T09."""
 
 
 class Split(Config):
@@ -42,8 +55,8 @@ class Split(Config):
 
     data: Texts = ()
     """Data set directories; a single one may be given as plain text. A pipeline reads its own data set by default."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B`, both ends included, in text order; empty for all."""
+    periods: Periods = None
+    """Periods `P` or ranges `A..B`, both ends included, in text order; all if it is left out."""
     labelled_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the labelled groups whose labels are used; at least one group."""
     labelled_groups: int | None = Field(default=None, ge=1)
@@ -108,22 +121,24 @@ class Splits(Config):
     """The split to learn from."""
     validation: Split
     """The split that chooses between epochs, trees or settings; its keys are those of `train`."""
-    test: Split
-    """The split to evaluate on, which shares no period with the others; its keys are those of `train`."""
+    test: Split | None = None
+    """The split to evaluate on, which shares no period with the others; its keys are those of `train`. Training does
+    not read it and needs none."""
     gap: int = Field(default=0, ge=0)
     """Whole periods that must lie between a training period and any validation or test period."""
 
     @model_validator(mode="after")
     def _only_train_leaves_out(self) -> Self:
-        for name in ("validation", "test"):
+        for name in self.by_name.keys() - {"train"}:
             if self.by_name[name].leave_out:
                 raise ValueError(f"{name}.leave_out has no effect: models read the features of train; set it there")
         return self
 
     @property
     def by_name(self) -> dict[str, Split]:
-        """The splits by their names."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}
+        """The splits that there are, by their names."""
+        tested = {} if self.test is None else {"test": self.test}
+        return {"train": self.train, "validation": self.validation, **tested}
 
     def on(self, url: str) -> Self:
         """The same splits; those that name no data set read this one."""
@@ -140,6 +155,28 @@ class Splits(Config):
         """The same splits with further features left out."""
         train = self.train.replace(leave_out=(*self.train.leave_out, *patterns))
         return self.replace(train=train.model_dump())
+
+
+class SplitsWithTest(Splits):
+    """The splits of a job that evaluates."""
+
+    test: Split
+    """The split to evaluate on, which shares no period with the others; its keys are those of `train`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_splits(cls, values: Any) -> Any:
+        """Splits that happen to have a test split are as good."""
+        return values.model_dump(exclude_none=True) if isinstance(values, Splits) else values
+
+    @classmethod
+    def of(cls, splits: Splits) -> Self:
+        """The splits of a job that may evaluate.
+
+        Raises:
+            InputError: they have no test split.
+        """
+        return validate(cls, splits.model_dump(exclude_none=True), "splits")
 
 
 class Source(NamedTuple):
@@ -315,13 +352,41 @@ def only_relevant(selection: Selection) -> Selection:
     return replace(relevant, row_groups=served)
 
 
-def chosen_files(split: Split) -> list[tuple[Dataset, list[DataFile]]]:
+def check_relevant(selection: Selection, name: str) -> None:
+    """Check that a labelled group that is served has a relevant document: from labels of 0 alone nothing is learnt.
+
+    It reads labels until it finds one.
+
+    Args:
+        selection: labelled groups; scores that serve as labels are not checked.
+        name: of the split, for errors.
+
+    Raises:
+        InputError: all labels are 0.
+    """
+    if selection.label_column == "scores":
+        return
+    for row_group in selection.row_groups:
+        (relevant_Q,) = _relevant([row_group], selection.label_column)
+        if (relevant_Q & selection.kept(row_group)).any():
+            return
+    raise InputError(
+        f"{name}: all labels of its {selection.n_groups:,} labelled groups are 0, so there is nothing to learn or to "
+        "choose by; check which column prepare takes as the label, or name more periods or labels"
+    )
+
+
+def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, list[DataFile]]]:
     """The data sets of a split, each with the files that the split reads, in the order of the manifest.
+
+    Args:
+        split: data sets and periods.
+        key: the split's key in the config of the job, for errors.
 
     Raises:
         InputError: as `select`, before files are opened.
     """
-    return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split)]
+    return [(part.dataset, [file for _, file in part.files()]) for part in _resolve(split, key)]
 
 
 def with_periods_named(split: Split) -> Split:
@@ -333,16 +398,45 @@ def with_periods_named(split: Split) -> Split:
     return split.replace(periods=sorted({period for part in _resolve(split) for period in part.periods}))
 
 
+def joined(train: Split, validation: Split) -> Split:
+    """The groups of both splits as one split, which serves the features of the first.
+
+    Raises:
+        InputError: the splits use their labels in different ways, or no list of periods takes what both take.
+    """
+    how = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
+    if other := [name for name in how if getattr(train, name) != getattr(validation, name)]:
+        values = f"{getattr(train, other[0])!r} and {getattr(validation, other[0])!r}"
+        raise InputError(f"train and validation cannot be joined: their {other[0]} are {values}; set both alike")
+    if counts := sorted(train.size.keys() - {"labelled_fraction"}):
+        raise InputError(
+            f"train and validation cannot be joined with {counts[0]} in each; set labelled_fraction in both"
+        )
+    first, second = map(with_periods_named, (train, validation))
+    periods = sorted({*(first.periods or ()), *(second.periods or ())})
+    both = train.replace(data=tuple(dict.fromkeys((*train.data, *validation.data))), periods=periods)
+    if _file_urls(both) != _file_urls(first) | _file_urls(second):
+        raise InputError(
+            f"train and validation cannot be joined: {', '.join(both.data)} have periods of equal names, of which only "
+            "some are in use; name the same data sets in both splits"
+        )
+    return both
+
+
+def _file_urls(split: Split) -> set[str]:
+    return {url for part in _resolve(split) for url, _ in part.files()}
+
+
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
     A relabelled data set counts as the one that it was made from, since its documents are the same. The gap is counted
-    in the sorted union of the periods of all data sets named.
+    in the sorted union of the periods of all data sets named. A test period before a training period is a warning.
 
     Raises:
         InputError: names the two splits, the period and the remedy.
     """
-    parts = {name: _resolve(split) for name, split in splits.by_name.items()}
+    parts = {name: _resolve(split, f"splits.{name}") for name, split in splits.by_name.items()}
     takers: dict[tuple[str, str], str] = {}
     for name in parts:
         for part in parts[name]:
@@ -352,16 +446,33 @@ def check_disjoint(splits: Splits) -> None:
                 if others := [taker for taker in taken if taker != name]:
                     where = f"period {period!r} of {part.dataset.url}"
                     raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
+    periods = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
     if splits.gap:
-        _check_gap(parts, splits.gap)
+        _check_gap(parts, periods, splits.gap)
+    _warn_of_future(periods)
 
 
-def _check_gap(parts: dict[str, list[_SplitPart]], gap: int) -> None:
+_warned: set[str] = set()
+
+
+def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
+    """Warn, once a process for the same splits, if a model is tested on days before some that it learns from."""
+    test, train = taken.get("test", ()), taken["train"]
+    if test and train and all(_DATE.match(period) for period in (*test, *train)) and test[0] < train[-1]:
+        message = (
+            f"test takes period {test[0]!r}, which lies before period {train[-1]!r} of train: the model knows what "
+            "came later, which it will not in use; let the test periods come last"
+        )
+        if message not in _warned:
+            _warned.add(message)
+            log.warning(message)
+
+
+def _check_gap(parts: Mapping[str, list[_SplitPart]], taken: Mapping[str, Sequence[str]], gap: int) -> None:
     """Check that `gap` whole periods lie between any period of train and any of validation or test."""
     known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
     place = {period: i for i, period in enumerate(known)}
-    taken = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
-    for name in ("validation", "test"):
+    for name in taken.keys() - {"train"}:
         for period, training in itertools.product(taken[name], taken["train"]):
             if abs(place[period] - place[training]) <= gap:
                 raise InputError(
@@ -370,12 +481,13 @@ def _check_gap(parts: dict[str, list[_SplitPart]], gap: int) -> None:
                 )
 
 
-def _resolve(split: Split) -> list[_SplitPart]:
-    """Open the data sets of a split and choose their periods."""
+def _resolve(split: Split, key: str = "") -> list[_SplitPart]:
+    """Open the data sets of a split, whose key is for errors, and choose their periods."""
     if not split.data:
-        raise InputError("a split names no data set; add data: DIRECTORY, made by jobs.prepare")
+        raise InputError(f"{key or 'a split'} names no data set; add data: DIRECTORY, made by jobs.prepare")
     datasets = [open_dataset(storage.absolute(url)) for url in split.data]
-    chosen = _chosen_periods(split, sorted({period for dataset in datasets for period in dataset.manifest.periods}))
+    known = sorted({period for dataset in datasets for period in dataset.manifest.periods})
+    chosen = _chosen_periods(split, known, f"{key}.periods".removeprefix("."))
     parts = [_SplitPart(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
     urls: dict[str, str] = {}
     for part in parts:
@@ -415,9 +527,9 @@ def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
     return identity
 
 
-def _chosen_periods(split: Split, known: list[str]) -> set[str]:
-    """The periods that a split names; all where it names none."""
-    if not split.periods:
+def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
+    """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
+    if split.periods is None:
         return set(known)
     chosen: set[str] = set()
     for item in split.periods:
@@ -425,13 +537,17 @@ def _chosen_periods(split: Split, known: list[str]) -> set[str]:
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                near = nearest(period, known)
-                hint = f"the nearest is {near!r}" if near is not None else "it is empty"
-                raise InputError(f"{', '.join(split.data)}: there is no period {period!r}; {hint}")
+                hint = f"the nearest is {nearest(period, known)!r}; it has {_range(known)}" if known else "it is empty"
+                raise InputError(f"{key}: {', '.join(split.data)}: there is no period {period!r}; {hint}")
         if first > last:
-            raise InputError(f"periods: the range {item} runs backwards; write {last}..{first}")
+            raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
         chosen.update(period for period in known if first <= period <= last)
     return chosen
+
+
+def _range(known: Sequence[str]) -> str:
+    """The periods of data sets in a few words, for errors."""
+    return f"{known[0]}..{known[-1]} ({len(known)} periods)" if len(known) > 4 else ", ".join(known)
 
 
 def _row_groups(parts: list[_SplitPart], without: Collection[str]) -> Iterator[RowGroup]:
@@ -495,4 +611,4 @@ def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArr
 
 
 def _name(split: Split) -> str:
-    return f"{', '.join(split.data)} (periods: {', '.join(split.periods) or 'all'})"
+    return f"{', '.join(split.data)} (periods: {', '.join(split.periods or ('all',))})"

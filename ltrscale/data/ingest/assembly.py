@@ -158,7 +158,12 @@ def silent(units: float, of_total: float | None = None) -> None:
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
     config, missing_labels = work.config, work.config.source.kind != "letor"
     validator = Validator(
-        ids, rejections, max_group=config.max_group, missing_labels=missing_labels, duplicates=config.duplicates
+        ids,
+        rejections,
+        max_group=config.max_group,
+        missing_labels=missing_labels,
+        duplicates=config.duplicates,
+        features=[feature.name for feature in work.features],
     )
     validator.scope = unit.period
     return validator

@@ -195,13 +195,15 @@ class CsvReader(TextReader):
         query = row[self._names.index(self.query)] if row is not None and len(row) == len(self._names) else ""
         return "" if query in NULLS else query
 
-    def _explain(self, message: str) -> str:
-        """The error of pyarrow for a value that does not fit, with the column's name instead of its number."""
+    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
+        """The error of pyarrow for a value that does not fit, with the column's name, and the value."""
         found = re.search(r"column #(\d+).*error to (\w+)", message)
         if found is None:
-            return " ".join(message.split())
-        what = {"float": "not a number", "bool": "not true or false"}.get(found[2], "not text in UTF-8")
-        return f"column {self._names[int(found[1])]!r} is {what}"
+            return " ".join(message.split()), ""
+        what, column = {"float": "not a number", "bool": "not true or false"}.get(found[2]), int(found[1])
+        row = _fields(line, self.dialect.delimiter)
+        value = repr(row[column]) if row is not None and column < len(row) else ""
+        return f"column {self._names[column]!r} is {what or 'not text in UTF-8'}", value
 
 
 def _cases(word: str) -> tuple[str, str, str]:

@@ -87,10 +87,10 @@ class JsonReader(TextReader):
     def _empty(self) -> pa.Table:
         return self._types().empty_table()
 
-    def _explain(self, message: str) -> str:
+    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
         if found := re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", message):
-            return f"column {found[1]!r} is {found[3]} here and {found[2]} elsewhere"
-        return f"not a JSON object with values that fit: {' '.join(message.split())}"
+            return f"column {found[1]!r} is {found[3]} here and {found[2]} elsewhere", repr(_object(line).get(found[1]))
+        return f"not a JSON object with values that fit: {' '.join(message.split())}", ""
 
     def _query_of(self, line: bytes) -> str:
         query = _object(line).get(self.query)

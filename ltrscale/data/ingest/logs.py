@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest import parquet, tables
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, agree, path_value, resolve, resolve_groups
-from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, RowTexts, Rule, Texts, keep
+from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, RowTexts, Rule, Texts, keep, plain
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
@@ -34,12 +34,14 @@ class Examined:
     def __init__(self, batch: pa.RecordBatch, file: str) -> None:
         self.batch, self.file = batch, file
         self.bad_N = np.zeros(len(batch), dtype=bool)
-        self._findings: dict[int, tuple[Rule, str]] = {}
+        self._findings: dict[int, tuple[Rule, str, str | None]] = {}
 
-    def reject(self, bad_N: NDArray[np.bool_], reason: str, rule: Rule = "unparsable") -> None:
-        """Record a fault of some rows."""
+    def reject(
+        self, bad_N: NDArray[np.bool_], reason: str, rule: Rule = "unparsable", *, column: str | None = None
+    ) -> None:
+        """Record a fault of some rows, and the column whose values show it."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
-            self._findings[i] = rule, reason
+            self._findings[i] = rule, reason, column
         self.bad_N |= bad_N
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
@@ -58,7 +60,7 @@ class Examined:
         if mapping.time is None:
             return None
         periods_N, bad_N = periods(self.batch.column(mapping.time), mapping.period, mapping.clock)
-        self.reject(bad_N, f"column {mapping.time!r} is not a time stamp")
+        self.reject(bad_N, f"column {mapping.time!r} is not a time stamp", column=mapping.time)
         return periods_N
 
     def seconds(self, name: str, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -66,7 +68,7 @@ class Examined:
         column = self.batch.column(name)
         seconds_N, bad_N = instants(column, clock)
         missing_N = bad_N & column.is_null().to_numpy(zero_copy_only=False)
-        self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date")
+        self.reject(bad_N & ~missing_N, f"column {name!r} is not a time or date", column=name)
         return seconds_N, bad_N
 
     def meta(self, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -88,10 +90,12 @@ class Examined:
         """One rejection for each bad row, in order; it counts as `rows_N` input rows, 1 by default."""
         found = []
         for i in np.flatnonzero(self.bad_N).tolist():
-            rule, reason = self._findings[i]
+            rule, reason, column = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
             shown = f"{reason}: {texts(line)}"[:TEXT_LENGTH]
-            found.append(Rejection(self.file, line, rule, shown, query_ids_N[i].as_py() or "", rows))
+            value = "" if column is None else f" ({plain(self.batch.column(column)[i])!r})"
+            query = query_ids_N[i].as_py() or ""
+            found.append(Rejection(self.file, line, rule, shown, query, rows, f"{reason}{value}"))
         return found
 
 

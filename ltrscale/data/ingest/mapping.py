@@ -413,7 +413,9 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     """The type of a column, which must occur once and fit its use."""
     indices = schema.get_all_field_indices(name)
     if not indices:
-        raise InputError(f"{file}: no column {name!r} ({use}); {_remedy(name, schema.names)}")
+        unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
+        remedy = _remedy(name, schema.names) + (unlabelled if use in ("label", "labels") else "")
+        raise InputError(f"{file}: no column {name!r} ({use}); {remedy}")
     if len(indices) > 1:
         raise InputError(f"{file}: {len(indices)} columns are named {name!r} ({use}); rename all but one")
     kind = cols.value_type(schema.field(indices[0]).type)

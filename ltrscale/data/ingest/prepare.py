@@ -200,12 +200,27 @@ def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: 
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
-        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.text[:40]!r})" for r in first_rejections)
+        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
+        sort = (
+            "set prepare.sort=true if the rows of a query do not lie together, "
+            if _is_scattered(accounting, work)
+            else ""
+        )
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
-            f"{config.max_rejected:.2%}: {first}; all are in {storage.join(work.out, QUARANTINE)}; "
-            "mend the input or raise max_rejected"
+            f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
+            f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise max_rejected"
         )
+
+
+def _is_scattered(accounting: Accounting, work: Work) -> bool:
+    """Whether query ids returned, as they do in a log that is sorted by time and not by query."""
+    return bool(accounting.rules.get("returning_query")) and not work.config.sort
+
+
+def _by_rule(accounting: Accounting) -> str:
+    """The number of rejected rows of each rule."""
+    return ", ".join(f"{rule} {count:,}" for rule, count in accounting.rules.items()) or "none"
 
 
 def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
@@ -230,13 +245,12 @@ def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
 def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
     """Log and report the counts of the data set or addition."""
     a, counts = new.accounting, new.counts()
-    rules = ", ".join(f"{rule} {count:,}" for rule, count in a.rules.items()) or "none"
     merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
     log.info(
         "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
         "%s labelled, longest %s, %s periods",
         *("added to " if added else "", out),
-        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", rules, merged),
+        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
     )

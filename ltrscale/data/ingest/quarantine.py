@@ -21,6 +21,7 @@ SCHEMA = pa.schema(
         ("text", pa.string()),
         ("query_id", pa.string()),
         ("rows", pa.int64()),
+        ("found", pa.string()),
     ]
 )
 _BUFFER = 4096
@@ -65,7 +66,8 @@ class Quarantine:
             zip(*(vars(rejection).values() for rejection in self._buffer), strict=True)
         )
         columns[0] = [without_credentials(str(file)) for file in columns[0]]
-        columns[3:5] = [[_storable(text) for text in column] for column in columns[3:5]]  # text and query_id
+        for text in (SCHEMA.names.index(name) for name in ("text", "query_id", "found")):
+            columns[text] = [_storable(value) for value in columns[text]]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         with named_errors(self._commit.url, "write"):
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))

@@ -34,7 +34,8 @@ class Rejection:
     """One rejected row, or a run of rows of one group rejected together.
 
     `line` is the 1-based line (text) or row (Parquet) of the first of `rows` input rows; an empty group has 0 rows.
-    `text` is the offending text, cut at 1,000 characters. `query_id` is "" where it could not be read.
+    `text` is the offending text, cut at 1,000 characters. `query_id` is "" where it could not be read. `found` is the
+    offending value in words, such as `label -1`; "" where only the text shows it.
     """
 
     file: str
@@ -43,6 +44,7 @@ class Rejection:
     text: str
     query_id: str = ""
     rows: int = 1
+    found: str = ""
 
 
 class Texts(Protocol):
@@ -202,7 +204,7 @@ class RowTexts:
         if self._last[0] != line:
             row = int(np.searchsorted(self.lines_N, line))
             columns = zip(self.batch.schema.names, self.batch, strict=True)
-            values = {name: _plain(column[row]) for name, column in columns}
+            values = {name: plain(column[row]) for name, column in columns}
             self._last = line, json.dumps(values, default=str, ensure_ascii=False)[:TEXT_LENGTH]
         return self._last[1]
 
@@ -212,7 +214,8 @@ class RowTexts:
         return RowTexts(self.batch.take(pa.array(np.searchsorted(self.lines_N, lines))), lines)
 
 
-def _plain(value: pa.Scalar) -> object:
+def plain(value: pa.Scalar) -> object:
+    """A value for messages; text that cannot be read is replaced."""
     try:
         return value.as_py()
     except (UnicodeDecodeError, ValueError, OverflowError):

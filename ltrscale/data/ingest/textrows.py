@@ -55,6 +55,10 @@ class Lines(LineTexts):
         """The text of one line."""
         return shown(self.text[self.starts_M[line - self.first] : self.ends_M[line - self.first]])
 
+    def bytes_of(self, index: int) -> bytes:
+        """One line of the block, by its index there."""
+        return self.text[self.starts_M[index] : self.ends_M[index]]
+
     def blank_M(self) -> NDArray[np.bool_]:
         """Lines without any text; they are no rows."""
         lengths_M = self.ends_M - self.starts_M
@@ -127,8 +131,8 @@ class TextReader(ABC):
         """A table of the columns without rows."""
 
     @abstractmethod
-    def _explain(self, message: str) -> str:
-        """The reason to reject a line, from pyarrow's message."""
+    def _explain(self, message: str, line: bytes) -> tuple[str, str]:
+        """The reason to reject a line, from pyarrow's message, and the offending value, empty if it is not known."""
 
     @abstractmethod
     def _query_of(self, line: bytes) -> str:
@@ -146,7 +150,8 @@ class TextReader(ABC):
                 raise pa.ArrowInvalid("not one row per line")
         except pa.ArrowInvalid as error:
             if len(good) == 1:
-                self._reject(rejected, lines, int(good[0]), self._explain(str(error)))
+                reason, value = self._explain(str(error), lines.bytes_of(int(good[0])))
+                self._reject(rejected, lines, int(good[0]), reason, value)
                 return
             middle = len(good) // 2
             yield from self._parse(lines, good[:middle], rejected)
@@ -154,10 +159,10 @@ class TextReader(ABC):
         else:
             yield table, good
 
-    def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str) -> None:
-        number = lines.first + index
-        query = self._query_of(lines.text[lines.starts_M[index] : lines.ends_M[index]])
-        rejected.append(Rejection(self.url, number, "unparsable", f"{reason}: {lines(number)}"[:TEXT_LENGTH], query))
+    def _reject(self, rejected: list[Rejection], lines: Lines, index: int, reason: str, value: str = "") -> None:
+        number, query = lines.first + index, self._query_of(lines.bytes_of(index))
+        text, found = f"{reason}: {lines(number)}"[:TEXT_LENGTH], f"{reason} ({value})" if value else reason
+        rejected.append(Rejection(self.url, number, "unparsable", text, query, found=found))
 
 
 def _text_of(lines: Lines, good: NDArray[np.int64]) -> pa.Buffer:

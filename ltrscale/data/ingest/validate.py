@@ -75,7 +75,7 @@ class Validator:
 
     `add` takes a block and returns the groups that it completes; `end` completes the last group at the end of a file or
     of a sorted input. `scope` keeps equal query ids of unrelated inputs apart. `ids` has the query ids of earlier
-    groups and receives those of the groups that follow.
+    groups and receives those of the groups that follow. `features` are names for rejections.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Validator:
         max_group: int,
         missing_labels: bool,
         duplicates: Duplicates = "reject",
+        features: Sequence[str] = (),
     ) -> None:
         self.scope = ""
         self.rows_in = self.rows_kept = self.rows_merged = self.groups_in = self.groups_kept = self.groups_rejected = 0
@@ -94,6 +95,7 @@ class Validator:
         self._max_group = max_group
         self._missing_labels = missing_labels
         self._duplicates = duplicates
+        self._features = features
         self._open: list[RowBlock] = []
         self._open_rows = 0
         self._open_id: str | None = None
@@ -171,8 +173,18 @@ class Validator:
 
     def _reject_group(self, pieces: Sequence[RowBlock], first: int, *, returning: bool, rows: int) -> None:
         rule: Rule = "returning_query" if returning else "group_too_long"
-        self._quarantine.add([_reject(pieces, first, rule, rows=rows)])
+        self._quarantine.add([self._reject(pieces, first, rule, rows=rows)])
         self._count_lost(1)
+
+    def _reject(self, pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> Rejection:
+        """The rejection of `rows` rows of consecutive pieces, starting at `row`."""
+        for piece in pieces:
+            if row < len(piece):
+                break
+            row -= len(piece)
+        line, text = int(piece.lines_N[row]), _text(piece, row, rule)
+        found = _found(piece, row, rule, rows, self._features)
+        return Rejection(piece.file, line, rule, text, piece.query_ids_N[row].as_py(), rows, found)
 
     def _count_lost(self, groups: int) -> None:
         self.groups_in += groups
@@ -198,7 +210,7 @@ class Validator:
                 self.rows_merged += int(bad_N.sum())
                 continue
             bad += [(i, rule) for i in np.flatnonzero(bad_N).tolist()]
-        self._quarantine.add(_reject(pieces, i, rule) for i, rule in sorted(bad))
+        self._quarantine.add(self._reject(pieces, i, rule) for i, rule in sorted(bad))
 
         kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
         self.rows_kept += int(kept_Q.sum())
@@ -293,14 +305,22 @@ def _repeated(
     return repeated_N
 
 
-def _reject(pieces: Sequence[RowBlock], row: int, rule: Rule, rows: int = 1) -> Rejection:
-    """The rejection of `rows` rows of consecutive pieces, starting at `row`."""
-    for piece in pieces:
-        if row < len(piece):
-            break
-        row -= len(piece)
-    line, text = int(piece.lines_N[row]), _text(piece, row, rule)
-    return Rejection(piece.file, line, rule, text, piece.query_ids_N[row].as_py(), rows)
+def _found(block: RowBlock, row: int, rule: Rule, rows: int, features: Sequence[str]) -> str:
+    """The value that breaks a rule, in words."""
+    match rule:
+        case "returning_query":
+            return f"query {block.query_ids_N[row].as_py()}"
+        case "group_too_long":
+            return f"{rows:,} documents"
+        case "bad_label":
+            label = block.labels_N[row]
+            return "no label" if np.isnan(label) else f"label {label:g}"
+        case "duplicate_document":
+            assert block.doc_ids_N is not None
+            return f"document {block.doc_ids_N[row].as_py()}"
+    infinite = np.flatnonzero(np.isinf(block.features_NF[row]))[:3]
+    values = [f"{features[i] if features else i + 1} {block.features_NF[row, i]:g}" for i in infinite]
+    return ", ".join(values) or "positions, clicks or weights"
 
 
 def _text(block: RowBlock, row: int, rule: Rule) -> str:

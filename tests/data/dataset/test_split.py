@@ -9,11 +9,13 @@ import yaml
 from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config, storage
+from ltrscale.data.dataset import split as split_module
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Split, Splits, check_disjoint, select
+from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Split, Splits, SplitsWithTest, check_disjoint, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.workflows.origins import dataset_hashes
+from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]
 Make = Callable[..., Any]
@@ -381,3 +383,50 @@ def test_a_gap_is_counted_in_whole_periods(
     else:
         with pytest.raises(InputError, match=f"gap = {gap}.*lower gap"):
             check_disjoint(wanted)
+
+
+def test_periods_are_all_if_left_out_and_never_none(weeks: Any) -> None:
+    everything = select(Split(data=(weeks.url,)), labelled=False)
+    for values in ({"data": weeks.url}, {"data": weeks.url, "periods": None}):
+        split = Split.model_validate(values)
+        assert select(split, labelled=False).hash == everything.hash
+        assert Split.model_validate(split.model_dump(mode="json")) == split == split.replace(labelled_seed=0)
+    splits = "splits={train: {data: d, periods: []}, validation: {data: d}}"
+    with pytest.raises(InputError, match=r"splits\.train\.periods: an empty list; name periods, or leave the key out"):
+        config.load(GBDTJob, overrides=["out=x", splits])
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "warned"),
+    [
+        ("2026-W03", "2026-W01", True),
+        ("2026-W01..2026-W03", "2026-W04", False),
+        (["2026-W01", "2026-W04"], "2026-W03", True),
+    ],
+)
+def test_a_test_before_the_training_is_a_warning(
+    make_dataset: Make, caplog: pytest.LogCaptureFixture, train: Any, test: str, warned: bool
+) -> None:
+    data = make_dataset({f"2026-W0{week}": [[2, 3]] for week in range(1, 6)}, seed=7).url
+    parts = {"train": train, "validation": "2026-W05", "test": test}
+    splits = Splits.model_validate({name: {"data": data, "periods": weeks} for name, weeks in parts.items()})
+    split_module._warned.clear()
+    with caplog.at_level("WARNING", "ltrscale"):
+        check_disjoint(splits)
+        check_disjoint(splits)
+    said = [text for text in caplog.messages if f"test takes period {test!r}, which lies before period" in text]
+    assert len(said) == warned
+
+
+def test_periods_without_dates_and_splits_without_a_test_are_no_warning(
+    make_dataset: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = make_dataset({name: [[2, 3]] for name in ("test", "train", "vali")}, seed=8).url
+    parts = {"train": "train", "validation": "vali", "test": "test"}
+    values = {name: {"data": data, "periods": period} for name, period in parts.items()}
+    with caplog.at_level("WARNING", "ltrscale"):
+        check_disjoint(Splits.model_validate(values))
+        check_disjoint(Splits.model_validate({name: values[name] for name in ("train", "validation")}))
+    assert caplog.messages == []
+    with pytest.raises(InputError, match="splits: test: missing"):
+        SplitsWithTest.of(Splits.model_validate({name: values[name] for name in ("train", "validation")}))

@@ -1,0 +1,98 @@
+"""Requests to stop: SIGTERM, and Ctrl-C (SIGINT), which mean the same; a second Ctrl-C ends the process at once."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ltrscale.errors import Stopped, end_at_once
+from ltrscale.progress import log
+
+Handler = Callable[[int, FrameType | None], object]
+
+
+@contextmanager
+def handling(handler: Handler) -> Iterator[None]:
+    """Let a function handle both signals while the block runs, in the main thread.
+
+    Ctrl-C stays ignored in a process that was started so, as those in the background of a shell script are.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    numbers = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, its in before.items():
+            signal.signal(number, its)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Keep the signals from ending the process while the block runs; yields whether one has come.
+
+    `Stopped`, raised by the block, gets the exit status of the signal. Outside the main thread, where Python handles no
+    signals, none ever comes.
+    """
+    asked = _Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    with handling(asked.by_signal):
+        try:
+            yield asked
+        except Stopped as error:
+            error.status = asked.status
+            raise
+
+
+@contextmanager
+def ending_on_signal() -> Iterator[None]:
+    """End the block at a signal; `stop_on_signal` inside it replaces the handler with one that lets work end well.
+
+    Raises:
+        Stopped: a signal has come.
+    """
+    asked = _Asked()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.by_signal(number, frame)
+        raise KeyboardInterrupt  # while Ray waits, it holds any other exception back until the wait is over
+
+    with handling(stop):
+        try:
+            yield
+        except Stopped:
+            raise
+        except (Exception, KeyboardInterrupt):  # libraries turn an interrupt into errors of their own
+            if not asked.come:
+                raise
+            message = "asked to stop; the same command resumes from the committed stages"
+            raise Stopped(message, status=asked.status) from None
+
+
+class _Asked:
+    """Whether a signal has come. Logs it when first asked, for a signal handler must not write."""
+
+    def __init__(self) -> None:
+        self.come: list[int] = []
+        self._told = False
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that the first signal ends; that of SIGTERM where another process was asked."""
+        return 128 + (self.come[0] if self.come else signal.SIGTERM)
+
+    def by_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Take note of a signal; a second Ctrl-C ends the process."""
+        if number == signal.SIGINT and number in self.come:
+            end_at_once()
+        self.come.append(number)
+
+    def __call__(self) -> bool:
+        if self.come and not self._told:
+            self._told = True
+            again = "; Ctrl-C again ends at once" if signal.SIGINT in self.come else ""
+            log.info("asked to stop: a checkpoint follows%s", again)
+        return bool(self.come)
