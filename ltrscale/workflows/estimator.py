@@ -40,7 +40,7 @@ from ltrscale.workflows.stage import check_replaceable
 from ltrscale.workflows.trial import Trial
 
 _ESTIMATOR = "estimator.json"
-_SIDE = ("label", "item", "positions", "clicks", "weights", "meta")
+_SIDE = ("label", "grades", "item", "positions", "clicks", "weights", "meta")
 """Uses of columns that scoring does not need."""
 _DOCS_PER_BATCH = 1 << 16
 Settings = Mapping[str, Any]

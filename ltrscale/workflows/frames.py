@@ -114,7 +114,7 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     """
     if "features" in columns or "categorical" in columns:
         return dict(columns)
-    used = set(_texts(columns))
+    used = {text for use in columns.values() for text in _texts(use)}
     prefixes = tuple(text[:-1] for text in used if text.endswith("*"))
     free = {
         field.name: field.type
@@ -130,11 +130,18 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts inside plain data."""
+    """All texts inside plain data, with the keys of mappings to texts, which name columns.
+
+    Example:
+        >>> list(_texts({"label": "y", "dates": {"listed": ["hour"]}, "grades": {"cart": 1}}))
+        ['label', 'y', 'dates', 'listed', 'hour', 'grades']
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from (text for part in value.values() for text in _texts(part))
+        for key, part in value.items():
+            if not isinstance(part, int | float):
+                yield from (str(key), *_texts(part))
     elif isinstance(value, list | tuple):
         yield from (text for part in value for text in _texts(part))
 
