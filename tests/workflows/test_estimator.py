@@ -149,6 +149,18 @@ def clone_fitted(ranker: Ranker) -> Ranker:
     return copy.deepcopy(ranker)
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_two_workers_give_the_network_of_one() -> None:
+    streams = {**FINETUNE, "network": SMALL, "stream": {"docs_per_batch": 100, "streams": 2}}
+    one, two = (
+        Ranker("neural", settings={"finetune": streams}, workers=workers).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+        for workers in (1, 2)
+    )
+    np.testing.assert_allclose(two.predict(NEW), one.predict(NEW), rtol=0, atol=1e-5)
+
+
 def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
     scores_N = fitted.predict(NEW)
     mixed = NEW.sample(frac=1, random_state=0)
