@@ -161,6 +161,49 @@ def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) ->
     return predict
 
 
+def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -> NDArray[np.float64]:
+    """The importance of each column to trees, shape [G]: its share of the total gain of all splits, which adds up to 1.
+
+    CatBoost, whose gains are not stored, gives its own measure: by how much the predictions change on average if the
+    feature's value changes. Trees without a split give zeros.
+
+    Args:
+        library: the library that made the models.
+        models: content of the model files, by the names that errors use.
+        n_columns: G.
+
+    Raises:
+        InputError: a model is damaged; or it is CatBoost's and CatBoost is not installed.
+    """
+    gains_G = np.zeros(n_columns)
+    for where, model in models.items():
+        with _named(where):
+            gains_G += _gains(library, model, n_columns)
+    total = gains_G.sum()
+    return gains_G / total if total else gains_G
+
+
+def _gains(library: Library, model: bytes, n_columns: int) -> NDArray[np.float64]:
+    match library:
+        case "lightgbm":
+            import lightgbm
+
+            check_lightgbm(model, n_columns)
+            return np.asarray(lightgbm.Booster(model_str=model.decode()).feature_importance("gain"), np.float64)
+        case "xgboost":
+            import xgboost
+
+            check_xgboost(model, n_columns)
+            booster = xgboost.Booster(model_file=bytearray(model))
+            by_name = booster.get_score(importance_type="total_gain")
+            names = booster.feature_names or [f"f{column}" for column in range(n_columns)]
+            return np.array([by_name.get(name, 0.0) for name in names])
+        case "catboost":
+            booster = import_catboost().CatBoost()
+            booster.load_model(blob=model)
+            return np.asarray(booster.get_feature_importance(type="PredictionValuesChange"), np.float64)
+
+
 def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
     """The codes of categorical columns by column, from the text that a library stores with its model.
 

@@ -1,0 +1,405 @@
+"""`Ranker`: the jobs as an estimator in scikit-learn's conventions, on tables in memory.
+
+A table becomes a data set directory, the stages of a pipeline train on it, and the bundle that they commit scores. So a
+`Ranker` has the figures of the jobs with the same settings.
+
+Shapes: N rows (documents), F features.
+"""
+
+import inspect
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale import boosters, storage
+from ltrscale import bundle as bundles
+from ltrscale.config import Config, by_kind, overlay, validate
+from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.stream import scored
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.devices import choose_device
+from ltrscale.errors import InputError, nearest
+from ltrscale.launch.workers import Workers
+from ltrscale.pretext.choices import MethodConfig
+from ltrscale.ranking.choices import METRIC, named
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.workflows import frames
+from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
+from ltrscale.workflows.stage import check_replaceable
+from ltrscale.workflows.trial import Trial
+
+_ESTIMATOR = "estimator.json"
+_SIDE = ("label", "grades", "item", "positions", "clicks", "weights", "meta")
+"""Uses of columns that scoring does not need."""
+_DOCS_PER_BATCH = 1 << 16
+Settings = Mapping[str, Any]
+
+
+class _Arguments(Config):
+    """The arguments of a ranker, checked; the constructor has their meanings and defaults."""
+
+    method: str
+    settings: dict[str, Any] | None
+    prepare: dict[str, Any] | None
+    metric: str = Field(pattern=METRIC)
+    validation_fraction: float = Field(gt=0, lt=1)
+    seed: int = Field(ge=0)
+    workers: Workers
+    directory: str | None
+
+    def as_method(self) -> GBDTMethod | NeuralMethod | SemiMethod:
+        """The method as a pipeline has it.
+
+        Raises:
+            InputError: there is no such method, or its settings are wrong.
+        """
+        trees, pretexts = by_kind(GBDTConfig), by_kind(MethodConfig)
+        settings, where = self.settings or {}, f"Ranker({self.method!r}).settings"
+        if self.method in trees:
+            return validate(GBDTMethod, overlay({"gbdt": {"kind": self.method}}, settings), where)
+        if self.method in pretexts:
+            return validate(NeuralMethod, overlay({"pretrain": {"method": {"kind": self.method}}}, settings), where)
+        if self.method == "neural":
+            return validate(NeuralMethod, settings, where)
+        if self.method == "semi_gbdt":
+            return validate(SemiMethod, settings, where)
+        near = nearest(self.method, [*trees, *pretexts, "neural", "semi_gbdt"])
+        raise InputError(f"Ranker.method: {self.method!r} is unknown; did you mean {near!r}?")
+
+
+class _Saved(Config):
+    """`estimator.json`, beside the files of a saved ranker's bundle."""
+
+    arguments: dict[str, Any]
+    columns: dict[str, Any]
+    """The uses of columns."""
+
+
+class Ranker:
+    """A ranker of documents, in scikit-learn's conventions.
+
+    `X` is a data frame of pandas or polars, an Arrow table, or an array [N, F]. In tables the keys of
+    `prepare.source.columns` name the uses of columns, as in `jobs.prepare`: `query`, `label`, `item`, `features`,
+    `categorical`, `exclude` and so on. Without `features` and `categorical`, numeric columns without another use are
+    numeric features, and text and dictionaries are categorical ones. Categories and missing values are those of the
+    jobs. Uses that are named once are remembered.
+
+    Args:
+        method: trees by their library (`lightgbm`, `xgboost`, `catboost`); a network by the pretext objective of its
+            pretraining (`simclr_rank`, `simsiam`, ...); `neural`, a network without pretraining; or `semi_gbdt`.
+        settings: settings of the method, as a pipeline has them under `methods`: `{"gbdt": {"num_leaves": 63}}` for
+            trees, `{"pretrain": {"epochs": 20}, "finetune": {"epochs": 50}}` for networks, `{"preset": "hou24"}`.
+        prepare: further keys of `prepare`, such as `{"max_group": 20000}`.
+        metric: the metric of `score`, such as ndcg@10, mrr or map.
+        validation_fraction: share of the labelled groups that choose the epoch or the number of trees, where `fit`
+            gets no validation table.
+        seed: replaces the seeds of the stages, and draws the validation groups.
+        workers: data-parallel workers; several run under Ray.
+        directory: directory of the data set, checkpoints, logs and bundles; give each ranker its own. The same call
+            resumes there after an interruption, and skips training that is up to date. By default a scratch directory
+            that disappears with the process.
+
+    Attributes:
+        bundle_: URL of the trained bundle, which the jobs read too.
+        feature_names_in_: names of the features [F], numeric ones first.
+        n_features_in_: F.
+        columns_: uses of columns.
+        splits_: the training and validation groups; a loaded ranker has none.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(200, 3))
+        >>> y, group = (X[:, 0] > 0.5).astype(int), [10] * 20
+        >>> ranker = Ranker("lightgbm", settings={"gbdt": {"num_trees": 20, "min_data_in_leaf": 5}})
+        >>> ranker.fit(X, y, group=group).score(X, y, group=group)
+        1.0
+        >>> ranker.predict(X[:10], group=[10]).shape
+        (10,)
+    """
+
+    def __init__(
+        self,
+        method: str = "lightgbm",
+        *,
+        settings: Settings | None = None,
+        prepare: Settings | None = None,
+        metric: str = "ndcg@5",
+        validation_fraction: float = 0.2,
+        seed: int = 0,
+        workers: int = 1,
+        directory: str | None = None,
+    ) -> None:
+        # scikit-learn copies an estimator by its arguments: they are stored as they are, and checked when they are used
+        self.method, self.settings, self.prepare, self.metric = method, settings, prepare, metric
+        self.validation_fraction, self.seed, self.workers, self.directory = (
+            validation_fraction, seed, workers, directory,
+        )  # fmt: skip
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's signature
+        """The arguments of the constructor, by name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; a trained model stays as it is until the next `fit`.
+
+        Raises:
+            InputError: there is no such argument.
+        """
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise InputError(f"Ranker has no argument {name!r}; did you mean {nearest(name, known)!r}?")
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        """The arguments that differ from their defaults."""
+        defaults = inspect.signature(type(self)).parameters
+        differ = {name: value for name, value in self.get_params().items() if value != defaults[name].default}
+        return f"Ranker({', '.join(f'{name}={value!r}' for name, value in differ.items())})"
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn's own functions ask before they use an estimator."""
+        from sklearn.utils import InputTags, Tags, TargetTags  # asked by scikit-learn alone, so it is there
+
+        inputs = InputTags(allow_nan=True, categorical=True, string=True)
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False), input_tags=inputs)
+
+    def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
+        """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
+
+        Without this call `fit` pretrains on its own training rows.
+
+        Args:
+            X: rows; if they have labels, name the column, or it would be a feature.
+            group: a query id for each row, or the lengths of the groups; not for tables that name `query`.
+            columns: uses of columns.
+
+        Raises:
+            InputError: the method does not pretrain, or as `jobs.prepare` and `jobs.pretrain`.
+        """
+        arguments = self._arguments()
+        method = arguments.as_method()
+        if not isinstance(method, NeuralMethod) or method.pretrain is None:
+            raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
+        table, columns = frames.read_table(X, None, group, columns)
+        out = self._folder("pretrain")
+        frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
+        documents = Split(data=(storage.join(out, "data"),))
+        # pretraining reads the training split alone
+        trial = _trial(arguments, method, Splits(train=documents, validation=documents), out)
+        trial.pretrained(self.method)
+        self._encoders, self._pretrained_on = trial, columns
+        return self
+
+    def fit(self, X: Any, y: Any = None, *, group: Any = None, validation: Any = None, **columns: Any) -> Self:
+        """Train on labelled query groups; groups without labels serve pretraining alone.
+
+        Args:
+            X: rows.
+            y: labels, unless `label` names a column; NaN in all rows of a group without labels.
+            group: a query id for each row, or the lengths of the groups; not for tables that name `query`.
+            validation: the groups that choose the epoch or the number of trees: a table with the columns of X, or
+                `(X, y, group)`. By default `validation_fraction` of the labelled groups, which are not trained on.
+            columns: uses of columns; those of `pretrain` are remembered.
+
+        Raises:
+            InputError: as `jobs.prepare` and the jobs that train.
+        """
+        arguments, known = self._arguments(), vars(self)
+        method = arguments.as_method()
+        table, columns = frames.read_table(
+            X, y, group, {**known.get("_pretrained_on", {}), **columns}, labels_needed=True
+        )
+        if validation is None:
+            train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
+        else:
+            train, held_out = table, frames.to_table(*validation if isinstance(validation, tuple) else (validation,))
+        out = self._folder("fit")
+        data = storage.join(out, "data")
+        frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
+        splits = Splits(
+            train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
+        )
+        trial = _trial(arguments, method, splits, out, known.get("_encoders"))
+        self._open(trial.model(self.method), columns)
+        self.splits_ = splits
+        return self
+
+    def predict(self, X: Any, *, group: Any = None, **columns: Any) -> NDArray[np.float64]:
+        """Scores [N] of the rows, in their order; within a query the highest ranks first.
+
+        Args:
+            X: rows with the features of `fit`; other columns are not read.
+            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+            columns: uses of columns that differ from those in `fit`.
+
+        Raises:
+            InputError: the ranker is not fitted, X lacks features, or a row cannot be used.
+        """
+        bundle = self._fitted()
+        table, columns = frames.read_table(X, None, group, {**self.columns_, **columns})
+        if not len(table):
+            return np.zeros(0)
+        table = table.append_column(frames.ROW, pa.array(np.arange(len(table))))
+        columns = {use: column for use, column in columns.items() if use not in _SIDE} | {"item": frames.ROW}
+        # every row needs a score, so none may be left out
+        with frames.prepared(table, columns, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
+            selection = select(split, labelled=False)
+            scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
+            scores = scored.score(selection, scorer, bundle.url)
+            read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
+        assert np.array_equal(read["gid"].to_numpy(), scores.ids_Q.numpy())
+        rows_N = read["doc_ids"].combine_chunks().flatten().cast(pa.int64()).to_numpy()
+        found_N = np.empty(len(table))
+        found_N[rows_N] = scores.scores_N.numpy()
+        return found_N
+
+    def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
+        """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
+
+        Args:
+            X: rows with the features of `fit`.
+            y: labels, unless X has the label column.
+            group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
+            columns: uses of columns that differ from those in `fit`.
+
+        Raises:
+            InputError: as `predict`; no group has labels.
+        """
+        bundle, metric = self._fitted(), named(self._arguments().metric)
+        table, columns = frames.read_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
+        with frames.prepared(table, columns, self.prepare or {}) as split:
+            selection = select(split, labelled=True)
+            scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
+            values = []
+            for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
+                assert groups.labels_N is not None
+                values.append(metric.of(scorer(groups), groups.labels_N, groups.offsets_Q1))
+        return float(torch.cat(values).nanmean())
+
+    @property
+    def feature_importances_(self) -> NDArray[np.float64]:
+        """The importance of each feature to trees [F], in the order of `feature_names_in_`; see `boosters.importances`.
+
+        Raises:
+            AttributeError: the ranker is not fitted, a network, or trees that see more than the features.
+        """
+        bundle: bundles.Bundle | None = vars(self).get("_bundle")
+        if bundle is None or bundle.trees is None or bundle.projection is not None:
+            raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
+        return boosters.importances(bundle.trees.library, bundle.contents, len(bundle.features))
+
+    def save(self, url: str) -> None:
+        """Commit a copy of the bundle with the arguments and the uses of columns; `load` and the jobs read it.
+
+        Raises:
+            InputError: the ranker is not fitted, or the output of another stage is at the URL.
+        """
+        made_by = dict(self._fitted().made_by)
+        check_replaceable(url, made_by["stage"])
+        saved = _Saved(arguments=self.get_params(), columns=self.columns_)
+        files = _files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
+        manifest = json.loads(files.pop(storage.MANIFEST))
+        with storage.Commit(url) as commit:
+            for name, content in files.items():
+                with commit.file(name) as path:
+                    path.write_bytes(content)
+            commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
+
+    @classmethod
+    def load(cls, url: str) -> Self:
+        """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
+
+        A job's bundle records no uses of columns: `predict` and `score` then take `query` and `label`.
+
+        Raises:
+            InputError: no bundle is committed there, or it does not score.
+        """
+        bundle, manifest = bundles.load(url), bundles.read_manifest(url)
+        if _ESTIMATOR in storage.listed_in(manifest):
+            content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
+            saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
+            ranker, columns = cls(**saved.arguments), saved.columns
+        else:
+            ranker, columns = cls(bundle.trees.library if bundle.trees else "neural"), {}
+            for kind, use in (("numeric", "features"), ("categorical", "categorical")):
+                columns[use] = [feature.name for feature in bundle.features if feature.kind == kind]
+        ranker._open(url, columns)
+        return ranker
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Arguments and, of a fitted ranker, the files of its bundle, for copies and other processes."""
+        state = self.get_params()
+        return (
+            state
+            if "_bundle" not in vars(self)
+            else {**state, "_files": _files(self.bundle_), "_columns": self.columns_}
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Put the files of the bundle into a scratch directory of this process."""
+        files, columns = state.pop("_files", None), state.pop("_columns", {})
+        vars(self).update(state)
+        if files is not None:
+            out = self._scratch()
+            for name, content in files.items():
+                storage.write_bytes(storage.join(out, name), content)
+            self._open(out, columns)
+
+    def _arguments(self) -> _Arguments:
+        return validate(_Arguments, self.get_params(), "Ranker")
+
+    def _fitted(self) -> bundles.Bundle:
+        """The bundle in memory: `bundle_` may be replaced by another ranker in the same directory."""
+        if "_bundle" not in vars(self):
+            raise InputError("this Ranker is not fitted; call fit first, or Ranker.load")
+        return self._bundle
+
+    def _open(self, url: str, columns: dict[str, Any]) -> None:
+        self._bundle, self.columns_, self.bundle_ = bundles.load(url), columns, url
+        self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
+        self.n_features_in_ = len(self._bundle.features)
+
+    def _folder(self, name: str) -> str:
+        return self._scratch() if self.directory is None else storage.join(self.directory, name)
+
+    def _scratch(self) -> str:
+        """A scratch directory that lives as long as this object."""
+        folder = storage.scratch.make()
+        weakref.finalize(self, _remove, folder, os.getpid())
+        return str(folder)
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked process has a copy of the object, not of the directory
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(url: str) -> dict[str, bytes]:
+    """The files of a bundle by name, and its manifest."""
+    manifest = bundles.read_manifest(url)
+    files = {name: storage.read_verified(url, name, manifest) for name in storage.listed_in(manifest)}
+    return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
+
+
+def _trial(
+    arguments: _Arguments,
+    method: GBDTMethod | NeuralMethod | SemiMethod,
+    splits: Splits,
+    out: str,
+    encoders: Trial | None = None,
+) -> Trial:
+    """The one method as a pipeline trains it."""
+    return Trial({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

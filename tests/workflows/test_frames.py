@@ -1,0 +1,52 @@
+"""Tables in memory: their features are those that a config would find, and rows of a query need not be together."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from shopping_frames import COLUMNS, searches
+
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.ingest.mapping import ColumnMapping, resolve
+from ltrscale.errors import InputError
+from ltrscale.workflows.frames import prepare_tables, to_table, with_features
+
+TABLE = to_table(searches(12, 0))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"exclude": ["sh*"]}, {"clicks": "clicks"}, {"meta": ["sale"]}, {"time": "shown"}]
+)
+def test_numeric_features_are_those_of_a_star_and_categorical_ones_are_text(more: dict[str, object]) -> None:
+    found = with_features({**COLUMNS, **more}, TABLE)
+    star = ColumnMapping.model_validate({**COLUMNS, **more, "features": ["*"]})
+    assert found["features"] == [feature.name for feature in resolve(TABLE.schema, star, "log")]
+    text = {"kind", "shop"} - ({"shop"} if "exclude" in more else set())
+    assert found["categorical"] == sorted(text)
+    named = {**COLUMNS, **more, "features": ["price"]}
+    assert with_features(named, TABLE) == named
+
+
+def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    columns = with_features(COLUMNS, TABLE)
+    mixed = TABLE.take(pa.array(np.random.default_rng(0).permutation(len(TABLE))))
+    sets = []
+    for name, table in {"together": TABLE, "apart": mixed}.items():
+        out = str(tmp_path_factory.mktemp(name) / "data")
+        prepare_tables({"train": table, "all": TABLE}, columns, {}, out)
+        sets.append(open_dataset(out).manifest)
+    for of in (lambda m: m.counts(), lambda m: m.periods, lambda m: m.features, lambda m: m.label_counts):
+        assert of(sets[0]) == of(sets[1])
+    assert sets[0].accounting.rows_rejected == sets[1].accounting.rows_rejected == 0
+    configs = [manifest.made_by["config"]["sort"] for manifest in sets]
+    assert configs == [False, True]
+
+
+def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
+    columns = with_features(COLUMNS, TABLE)
+    negative = TABLE.set_column(TABLE.column_names.index("bought"), "bought", pa.array(np.full(len(TABLE), -1.0)))
+    with pytest.raises(InputError, match=r"rows rejected .*: validation:1 bad_label"):
+        prepare_tables({"train": TABLE, "validation": negative}, columns, {}, f"{tmp_path}/data")
+    with pytest.raises(InputError, match=r"prepare: max_rejectd: unknown key; did you mean 'max_rejected'"):
+        prepare_tables({"train": TABLE}, columns, {"max_rejectd": 1}, f"{tmp_path}/data")
