@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from shopping_log import shopping_log
 
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
+from ltrscale.workflows.starting import InitConfig, init
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -55,8 +58,17 @@ def test_the_readme_has_code_to_run() -> None:
     assert any(block.page.name == "README.md" for block in PYTHON)
 
 
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configs that `jobs.init` writes for a log."""
+    folder = tmp_path_factory.mktemp("shop")
+    shopping_log().to_csv(folder / "shop.csv", index=False)
+    init(InitConfig(file=str(folder / "shop.csv"), out=str(folder / "shop")))
+    return folder / "shop"
+
+
 @pytest.fixture
-def workplaces(tmp_path: Path) -> Path:
+def workplaces(tmp_path: Path, shop: Path) -> Path:
     """For each page, a directory with the shipped configs and those on the page, named by their first lines."""
     for page in PAGES:
         folder = tmp_path / page.stem
@@ -65,6 +77,7 @@ def workplaces(tmp_path: Path) -> Path:
         for block in blocks(page, "yaml"):
             if named := re.match(r"# (\w+\.yaml)\b", block.text):
                 (folder / named[1]).write_text(block.text)
+    (tmp_path / "guide" / "shop").symlink_to(shop)
     return tmp_path
 
 
@@ -92,9 +105,9 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
         if named := re.match(r"# (\w+\.yaml)\b", block.text):
             assert (block.page, named[1]) in used
         else:
-            values = yaml.safe_load(block.text)
-            assert list(values) == ["splits"]
-            validate(Splits, values["splits"], f"{block.page}:{block.line}")
+            ((key, values),) = yaml.safe_load(block.text).items()
+            kind, beside = {"splits": (Splits, {}), "columns": (ColumnMapping, {"query": "search_id"})}[key]
+            validate(kind, {**beside, **values}, f"{block.page}:{block.line}")
 
 
 def test_make_commands_exist() -> None:

@@ -392,7 +392,8 @@ def test_every_training_records_how_its_rows_were_read(home: Path, trees: str, n
     relabelled = {"out": str(tmp_path / "few"), "data": str(home / "data")}
     relabel = {"steps": [{"kind": "labelled_fraction", "fraction": 0.9}]}
     validate(RelabelJob, {**relabelled, "relabel": relabel}, "test").run()
-    wanted = {"kind": "items", "columns": {**COLUMNS, "period": "week", "delimiter": ","}}
+    defaults = {"time_format": ["iso"], "time_zone": "UTC", "decimal": ".", "encoding": "utf-8"}
+    wanted = {"kind": "items", "columns": {**COLUMNS, **defaults, "period": "week"}}
     several = {"gbdt": {**TREES, "feature_fraction": 0.7}, "ensemble": {"candidates": 2}}
     for name, job, settings in (
         ("several", GBDTJob, several),
@@ -404,7 +405,7 @@ def test_every_training_records_how_its_rows_were_read(home: Path, trees: str, n
     for url in [*found, *(str(tmp_path / name) for name in ("several", "semi", "combined"))]:
         read_as = bundle.load(url).read_as
         source = read_as["source"]
-        columns = {key: value for key, value in source["columns"].items() if value not in (None, [])}
+        columns = {key: value for key, value in source["columns"].items() if value not in (None, [], {})}
         assert {**source, "columns": columns} == wanted, url
         assert read_as["sort"] is True
         assert str(home) not in json.dumps(read_as)
