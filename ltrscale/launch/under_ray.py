@@ -75,9 +75,9 @@ def train(work: Work, workers: WorkersConfig, report: Report) -> None:
             _attend(run, mailbox, report, workers, stopping)
         finally:
             ray.kill(mailbox)  # workers that are still alive end once they find it gone
-    if failures:
-        error = failures[0]
-        raise error.controller_failure if isinstance(error, ControllerError) else error
+        if failures:
+            error = failures[0]
+            raise error.controller_failure if isinstance(error, ControllerError) else error
 
 
 def _trainer(work: Work, workers: WorkersConfig, mailbox: Any, scratch: str) -> TorchTrainer:

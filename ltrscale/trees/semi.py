@@ -113,7 +113,7 @@ def _grow(
     made_by: Mapping[str, Any],
     context: Context,
 ) -> None:
-    """The work of `train_semi`, launched so that SIGTERM can stop it between trees."""
+    """The work of `train_semi`, launched so that a signal can stop it between trees."""
     view, projection = seen_by(config.gbdt, labelled.features), None
     if config.pca is not None:
         projection = fit_projection(everything, config.pca, view, scaled=config.pca_scaled)

@@ -108,7 +108,7 @@ def _grow(
     made_by: Mapping[str, Any],
     context: Context,
 ) -> None:
-    """The work of `train_stack`, launched so that SIGTERM can stop it between trees."""
+    """The work of `train_stack`, launched so that a signal can stop it between trees."""
     chosen = _chosen(selection.features, config.features)
     view = seen_by(config.gbdt, selection.features, chosen)
     held_out = {name: out_of_fold(name, member, selection, folds) for name, member in members.items()}

@@ -1,6 +1,7 @@
 """Settings of workers, requests to stop, and training on a GPU."""
 
 import os
+import pickle
 import signal
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.launch.under_ray import _cause
 from ltrscale.launch.workers import ONE, Workers, WorkersConfig
-from ltrscale.signals import stop_on_signal
+from ltrscale.signals import ending_on_signal, stop_on_signal
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 
 
@@ -93,3 +94,45 @@ def test_a_worker_on_a_gpu_trains_in_bfloat16_and_reduces_with_nccl(synthetic_da
     assert bundle.load(str(tmp_path))
     (worker,) = next(record["workers"] for record in records if "workers" in record)  # type: ignore[misc]
     assert worker["gpu_gb"] > 0
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_has_the_exit_status_of_its_signal(number: int, status: int) -> None:
+    def train() -> None:
+        with stop_on_signal() as stopping:
+            signal.raise_signal(number)
+            assert stopping()
+            raise Stopped("a worker has written a checkpoint")
+
+    with pytest.raises(Stopped) as stopped:
+        train()
+    assert stopped.value.status == status
+    assert pickle.loads(pickle.dumps(stopped.value)).status == status  # as Ray carries it from process to process
+    with pytest.raises(Stopped, match="asked to stop") as ended, ending_on_signal():
+        signal.raise_signal(number)
+    assert ended.value.status == status
+
+
+def test_an_error_that_a_library_makes_of_an_interrupt_is_a_stop() -> None:
+    def query() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("query interrupted") from None
+
+    with pytest.raises(Stopped) as stopped, ending_on_signal():
+        query()
+    assert stopped.value.status == 130
+    with pytest.raises(RuntimeError, match="a defect"), ending_on_signal():
+        raise RuntimeError("a defect")
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_signal() as stopping:
+            signal.raise_signal(signal.SIGINT)
+            assert not stopping()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
