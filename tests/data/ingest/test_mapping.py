@@ -23,6 +23,7 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.logs import ColumnMapping, item_features, read_items
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.data.ingest.sources import Items, for_scoring
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
@@ -310,3 +311,27 @@ def test_weekday_of_known_days() -> None:
     seconds_N = np.array([datetime(2026, 2, 14, 12, tzinfo=UTC).timestamp()], np.int64)  # a Saturday
     assert part_of("weekday", seconds_N, None, Clock("Asia/Tokyo")).tolist() == [5]
     assert part_of("weekday", seconds_N, None, Clock("Pacific/Kiritimati")).tolist() == [6]
+
+
+def test_rows_to_score_have_the_features_of_dates_that_the_model_reads_and_need_no_label(tmp_path: Path) -> None:
+    columns = {
+        "q": ["a", "a", "b"],
+        "f": [1.0, 2.0, 3.0],
+        "event": ["view", "buy", "view"],
+        "at": ["2026-03-02T10:00", "2026-03-02T10:00", "2026-03-05T23:00"],
+        "listed": ["2026-01-01", "2025-05-05", "2026-03-01"],
+    }
+    dates = {"listed": ["days_before", "weekday"], "at": ["hour"]}
+    trained = mapping(label="event", grades={"view": 0, "buy": 1}, time="at", dates=dates, features=["f"])
+    path = write(tmp_path, "log.csv", columns)
+    features = [feature for feature in item_features(str(path), trained) if feature.name != "listed.weekday"]
+    columns.pop("event")
+    new = write(tmp_path, "next.csv", dict(reversed(columns.items())))
+    source = for_scoring(Items(columns=trained), features, meta=(), positions=False, dated=False)
+    assert isinstance(source, Items)
+    expected, found = (
+        dict(zip([f.name for f in item_features(str(p), m)], read(p, m)[0].features_NF.T.tolist(), strict=True))
+        for p, m in ((path, trained), (new, source.columns))
+    )
+    assert {*found} == {feature.name for feature in features} == {*expected} - {"listed.weekday"}
+    assert found == {name: expected[name] for name in found}
