@@ -10,7 +10,7 @@ JOBS ?= 3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-PARALLEL := -n $(JOBS) --dist loadfile
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo lint check test bench clean
 .DELETE_ON_ERROR:
