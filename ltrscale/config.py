@@ -317,11 +317,12 @@ def _explain(cls: type[BaseModel], problem: dict[str, Any]) -> str:
             message = "missing, and has no default; set it (--help all explains every key)"
         return f"{where}: {message}{shown}" if where else message
     level = {cls}
-    for part in problem["loc"][:-1]:  # indices and union tags are no fields and are skipped
+    for part in problem["loc"][:-1]:  # a field, the kind of a member of a union, or an index
         below = {
             m for model in level if part in model.model_fields for m in models_in(model.model_fields[part].annotation)
         }
-        level = below or level
+        of_kind = {m for m in level if "kind" in m.model_fields and m.model_fields["kind"].default == part}
+        level = below or of_kind or level
     key = str(problem["loc"][-1])
     for model in level:
         if issubclass(model, Config) and key in model.renamed:

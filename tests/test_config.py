@@ -84,6 +84,11 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
     [
         (Job, ["nmae=x"], "command line: nmae: unknown key; did you mean 'name'?"),
         (Job, ["shape.radios=1"], "command line: shape.circle.radios: unknown key; did you mean 'radius'?"),
+        (
+            Job,
+            ["shape={kind: square, radius: 1}"],
+            "command line: shape.square.radius: unknown key; the keys here are kind, side",
+        ),
         (Job, ["zzz=1"], "command line: zzz: unknown key; the keys here are name, shape, shapes, steps, tags"),
         (Strict, ["out=x", "job.shape.kind=square", "job.shape.sied=1"], "did you mean 'side'?"),
         (ScoreConfig, ["actors.number=3"], "; actors: the key is 'workers' now; rename it"),
