@@ -84,6 +84,11 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
     [
         (Job, ["nmae=x"], "command line: nmae: unknown key; did you mean 'name'?"),
         (Job, ["shape.radios=1"], "command line: shape.radios: unknown key; did you mean 'shape.radius'?"),
+        (
+            Job,
+            ["shape={kind: square, radius: 1}"],
+            "shape.radius: a key of kind circle, and shape.kind is square; change one of the two",
+        ),
         (Job, ["zzz=1"], "command line: zzz: unknown key; the keys here are name, shape, shapes, steps, tags"),
         (
             Strict,

@@ -20,7 +20,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.split import Selection, Split, only_relevant, select
 from ltrscale.data.ingest import additions
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -154,6 +154,8 @@ def read_data(data: Path) -> None:
     split = Split(data=(str(data),))
     for read in (
         lambda: _iterate(select(split, labelled=True)),
+        lambda: only_relevant(select(split, labelled=True)),
+        lambda: select(split.replace(relevant_groups=1), labelled=True),
         lambda: preflight({"train": split}, PreflightConfig(check="content")),
         lambda: list(additions.known_ids(open_dataset(str(data)))),
     ):

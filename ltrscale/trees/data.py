@@ -124,16 +124,18 @@ def read(selection: Selection, split: str, view: View | None = None) -> tuple[La
     return _joined(split, selection, parts, view), codes
 
 
-_memories: dict[Hashable, Memory | None] = {}
+_memories: dict[Hashable, Memory] = {}
 """What this process has read last: a search grows trees on the same groups again and again."""
 
 
 def _memory(selection: Selection) -> Memory | None:
     """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
+    if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
+        return None
     key = (selection.hash, selection.n_groups, selection.features)
-    among = sum(row_group.documents for row_group in selection.row_groups)
-    is_sparse = 4 * selection.n_documents < among
-    found = _memories.pop(key, None) or (memory_for(selection, _MEMORY_GB) if is_sparse else None)
+    found = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
+    if found is None:
+        return None
     _memories[key] = found
     for oldest in list(_memories)[:-_MEMORIES]:
         del _memories[oldest]

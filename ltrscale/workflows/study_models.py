@@ -183,10 +183,6 @@ class Work:
         """A directory of the study."""
         return join(self.config.out, *names)
 
-    def splits(self, labelled: int | float, draw: int) -> SplitsWithTest:
-        """The splits, with a draw of that many labelled groups."""
-        return self.config.sized(labelled).drawn(draw)
-
     def encoders(self, seed: int) -> Trial:
         """The trial that pretrains for all others with a seed."""
         config = self.config
@@ -200,7 +196,7 @@ class Work:
         methods = {
             name: _with_threads(method, threads) for name, method in shared_encoders(self.config.methods).items()
         }
-        splits, seed = self.splits(cell.labelled, cell.draw), MOST_DRAWS * cell.seed + cell.draw
+        splits, seed = self.config.sized(cell.labelled).drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
         return Trial(methods, splits, seed, ONE, self.place(cell.trial), encoders=self.encoders(cell.seed))
 
     def describe_test(self) -> None:

@@ -43,7 +43,7 @@ class Job:
         module: str = "jobs.pretrain",
     ) -> None:
         self.out, self.said = folder / "out", folder / "said.txt"
-        settings = small_config(epochs=4, stream={"docs_per_batch": 400, "streams": 4}).model_dump(mode="json")
+        settings = small_config(epochs=4, stream={"docs_per_batch": 800, "streams": 4}).model_dump(mode="json")
         job = {"out": str(self.out), "train": {"data": data}, "pretrain": settings}
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
         self.mark = f"TEST_RUN={secrets.token_hex(8)}"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -347,19 +347,9 @@ def test_a_killed_driver_loses_no_ended_trial_and_repeats_none(synthetic_dataset
     assert bundle.load(best.out).metrics["validation_ndcg@5"] == max(values)
 
 
-@pytest.fixture
-def little_room() -> Iterator[None]:
-    """A cluster with CPUs for one trial of two workers and their readers."""
-    import ray
-
-    ray.init(address="local", num_cpus=4, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.usefixtures("little_room")
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_network_with_workers_is_trained_from_inside_a_trial(synthetic_dataset: str, tmp_path: Path) -> None:
     """The first trial is stopped; the second gets CPUs only after the workers of the first have ended."""
     finetune = {"network": SMALL_NETWORK, "epochs": 2, "stream": {"docs_per_batch": 500, "streams": 2}}

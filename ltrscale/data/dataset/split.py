@@ -336,14 +336,16 @@ def only_relevant(selection: Selection) -> Selection:
 
     In a log of purchases most groups have none, and need not be read again and again. A selection without any such
     group, or whose labels are scores, stays as it is.
+
+    Raises:
+        InputError: a file cannot be read, or has other groups than its manifest lists.
     """
     if selection.label_column == "scores":
         return selection
     n = max(row_group.first_labelled + row_group.labelled for row_group in selection.row_groups)
     kept = np.zeros(n, np.bool_)
-    for row_group, relevant_Q in zip(
-        selection.row_groups, _relevant(selection.row_groups, selection.label_column), strict=True
-    ):
+    found = _relevant(selection.row_groups, selection.label_column)
+    for row_group, relevant_Q in zip(selection.row_groups, found, strict=True):
         kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
     if not kept.any():
         return selection
@@ -604,10 +606,21 @@ def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGrou
 
 
 def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArray[np.bool_]]:
-    """Which labelled groups of each row group have a relevant document."""
+    """Which labelled groups of each row group have a relevant document.
+
+    Raises:
+        InputError: a file cannot be read, or has other groups than its manifest lists.
+    """
     files = list(dict.fromkeys((rg.url, rg.source.sha256 if rg.source else "") for rg in row_groups))
     found = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
-    return [found[row_group.url][row_group.index] for row_group in row_groups]
+    for rg in row_groups:
+        there = len(found[rg.url][rg.index]) if rg.index < len(found[rg.url]) else 0
+        if there != rg.labelled:
+            raise InputError(
+                f"{rg.url}: row group {rg.index} has {there} labelled groups where the manifest lists {rg.labelled}; "
+                "prepare the data set again"
+            )
+    return [found[rg.url][rg.index] for rg in row_groups]
 
 
 def _name(split: Split) -> str:

@@ -1,5 +1,7 @@
 """How many labels a split uses: shares, numbers of groups, numbers of groups with a relevant document."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,20 @@ def test_too_large_numbers_two_sizes_and_scores_are_errors(made: Any, tmp_path: 
         with_relevant([(str(tmp_path / "bad.parquet"), "")], "labels")
     with pytest.raises(InputError, match=r"none\.parquet"):
         with_relevant([(str(tmp_path / "none.parquet"), "")], "labels")
+
+
+@pytest.mark.parametrize("labelled", [1, 3])
+def test_a_manifest_that_counts_other_labels_than_a_file_is_one_line(made: Any, tmp_path: Path, labelled: int) -> None:
+    shutil.copytree(made.url, tmp_path / "data")
+    path = tmp_path / "data" / storage.MANIFEST
+    document = json.loads(path.read_text())
+    document["files"][0]["row_groups"][0][2] = labelled
+    path.write_text(json.dumps(document))
+    split = Split(data=(str(tmp_path / "data"),))
+    for read in (
+        lambda: only_relevant(select(split, labelled=True)),
+        lambda: select(split.replace(relevant_groups=1), labelled=True),
+    ):
+        message = rf"row group 0 has 5 labelled groups where the manifest lists {labelled}; prepare the data set again"
+        with pytest.raises(InputError, match=message):
+            read()
