@@ -1,6 +1,7 @@
 """Fixtures that several tests share."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -37,6 +38,14 @@ def importable() -> Iterator[None]:
     paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
     with environment(PYTHONPATH=os.pathsep.join(filter(None, paths))):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heeding_ctrl_c() -> Iterator[None]:
+    """Lets this process and those that it starts heed Ctrl-C, which a shell lets its background processes ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ class Job:
     def begin(self) -> subprocess.Popen[str]:
         """Start the command in its own session, as from another terminal."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict([self.mark.split("=")])}
-        with self.said.open("a") as said, heeding_ctrl_c():
+        with self.said.open("a") as said:
             return subprocess.Popen(
                 self.command,
                 cwd=ROOT,
@@ -106,16 +106,6 @@ class Job:
         assert "resumed from" in text
         assert len(re.findall(r"epoch 4 of 4: 480 groups \(0 missed, 0 repeated\)", text)) == 1
         assert bundle_weights(str(self.out)) == expected
-
-
-@contextlib.contextmanager
-def heeding_ctrl_c() -> Iterator[None]:
-    """Processes started in the block react to Ctrl-C, even if the tests run in the background and ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
