@@ -167,6 +167,7 @@ dirty_rows = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(dirty_rows, st.lists(st.integers(1, 40), max_size=8), st.integers(1, 5), st.booleans())
+@pytest.mark.slow
 def test_every_cut_into_blocks_agrees_with_the_rules_row_by_row(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], cuts: list[int], max_group: int, missing_labels: bool
 ) -> None:
