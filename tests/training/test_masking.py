@@ -64,6 +64,7 @@ def test_an_old_data_set_is_protected_too(data: str, tmp_path: Path) -> None:
     assert bundle.load(str(tmp_path / "out")).config["mask"]["columns"] == {"f_place": 1, "c_id": 0.8}
 
 
+@pytest.mark.slow
 def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_does_not(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -235,6 +235,7 @@ def await_line(process: subprocess.Popen[str], text: str) -> None:
     assert any(text in line for line in process.stdout), f"it never said {text!r}"
 
 
+@pytest.mark.slow
 def test_the_same_stage_twice_at_once_works_once(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
     with stage_process(out) as first:
@@ -247,6 +248,7 @@ def test_the_same_stage_twice_at_once_works_once(tmp_path: Path) -> None:
     assert (tmp_path / "stage" / "worked").read_text() == "once more\n"
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_killed_runs_again_at_once_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
     with stage_process(out) as first:

@@ -560,6 +560,7 @@ def test_a_header_without_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.slow
 def test_flipped_bits_never_raise_anything_but_one_line(shared_data: Path, tmp_path: Path, kind: str) -> None:
     if kind == "csv":
         whole = gzip.decompress((shared_data / "csv/msft-docs/normalized_features.csv.gz").read_bytes())[:200_000]
