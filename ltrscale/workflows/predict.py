@@ -21,8 +21,7 @@ from ltrscale.data.ingest.sources import Source, for_scoring
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig
-from ltrscale.workflows.runs import held
-from ltrscale.workflows.stage import check_replaceable
+from ltrscale.workflows.runs import check_replaceable, held
 from ltrscale.workflows.stages import PrepareJob, ScoreJob
 
 

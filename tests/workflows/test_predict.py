@@ -283,7 +283,11 @@ def test_output_of_another_job_is_not_replaced(home: Path, trees: str, week: Row
     before = files_of(tmp_path / "scores")
     with pytest.raises(InputError, match="scores with a row per query are there; choose another directory"):
         predict(tmp_path / "scores", trees, path)
+    prepare = {"inputs": path, "source": {"kind": "items", "columns": COLUMNS}, "sort": True}
+    with pytest.raises(InputError, match="the output of score is there, which prepare would delete"):
+        validate(PrepareJob, {"out": str(tmp_path / "scores"), "prepare": prepare}, "test").run()
     assert files_of(tmp_path / "scores") == before
+    assert not (tmp_path / "scores" / "run").exists()
     assert not (tmp_path / "scores-data").exists()
 
 
