@@ -80,8 +80,9 @@ def test_a_value_without_a_grade_is_a_bad_label_that_is_shown(tmp_path: Path, na
     rows, [rejection] = read(path, mapping(label="y", grades={"view": 0, "cart": 1}))
     assert rows.labels_N.tolist() == [0, 1]
     assert (rejection.rule, rejection.query_id, rejection.rows) == ("bad_label", "a", 1)
-    assert rejection.text.startswith("column 'y' has no grade here (view, cart have one): ")
+    assert rejection.text.startswith("column 'y' has no grade (view, cart have one): ")
     assert "refund" in rejection.text
+    assert rejection.found == "'refund' has no grade (view, cart have one)"
 
 
 @given(
