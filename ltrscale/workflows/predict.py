@@ -7,6 +7,7 @@ Both stages skip what is up to date, so a repeated command goes on where it was 
 """
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -23,6 +24,12 @@ from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig
 from ltrscale.workflows.runs import check_replaceable, held
 from ltrscale.workflows.stages import PrepareJob, ScoreJob
+
+
+class _Rows(PrepareJob):
+    """Make a data set of the rows to rank."""
+
+    for_scoring: ClassVar = True
 
 
 class PredictJob(ScorerConfig):
@@ -59,7 +66,7 @@ class PredictJob(ScorerConfig):
                 `score`; `out` holds other output.
         """
         self._check_out()
-        PrepareJob(out=self.data, prepare=self.reading(), ray=self.ray).run()
+        _Rows(out=self.data, prepare=self.reading(), ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
         ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta).run()
         if not self.add:
