@@ -36,7 +36,7 @@ from ltrscale.ranking.choices import METRIC, named
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.workflows import frames
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
-from ltrscale.workflows.stage import check_replaceable
+from ltrscale.workflows.runs import check_replaceable
 from ltrscale.workflows.trial import Trial
 
 _ESTIMATOR = "estimator.json"

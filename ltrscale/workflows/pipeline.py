@@ -107,7 +107,7 @@ def run_pipeline(config: PipelineConfig) -> None:
     Raises:
         InputError: as the stages; for a split that cannot be read, before anything is trained.
     """
-    with recorded(config.out, config), cluster_for(config.workers):  # one cluster for all stages
+    with recorded(config.out, config, "pipeline"), cluster_for(config.workers):  # one cluster for all stages
         _run(config)
 
 

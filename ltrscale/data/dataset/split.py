@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import origins, read_as
-from ltrscale.data.dataset.relevant import with_relevant
+from ltrscale.data.dataset.relevant import none_relevant, with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
 from ltrscale.errors import InputError, nearest
@@ -373,8 +373,8 @@ def check_relevant(selection: Selection, name: str) -> None:
         if (relevant_Q & selection.kept(row_group)).any():
             return
     raise InputError(
-        f"{name}: all labels of its {selection.n_groups:,} labelled groups are 0, so there is nothing to learn or to "
-        "choose by; check which column prepare takes as the label, or name more periods or labels"
+        f"{name}: {none_relevant(selection.n_groups)}; check which column prepare takes as the label, or name more "
+        "periods or labels"
     )
 
 
