@@ -29,7 +29,7 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError, suggestion
 from ltrscale.launch.workers import Workers
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import METRIC, named
@@ -72,8 +72,8 @@ class _Arguments(Config):
             return validate(NeuralMethod, settings, where)
         if self.method == "semi_gbdt":
             return validate(SemiMethod, settings, where)
-        near = nearest(self.method, [*trees, *pretexts, "neural", "semi_gbdt"])
-        raise InputError(f"Ranker.method: {self.method!r} is unknown; did you mean {near!r}?")
+        hint = suggestion(self.method, [*trees, "neural", "semi_gbdt", *pretexts], "the methods are")
+        raise InputError(f"Ranker.method: {self.method!r} is unknown; {hint}")
 
 
 class _Saved(Config):
@@ -157,7 +157,7 @@ class Ranker:
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
-                raise InputError(f"Ranker has no argument {name!r}; did you mean {nearest(name, known)!r}?")
+                raise InputError(f"Ranker has no argument {name!r}; {suggestion(name, known, 'its arguments are')}")
             setattr(self, name, value)
         return self
 

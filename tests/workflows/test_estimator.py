@@ -464,6 +464,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: Ranker("lightgmb").fit(TRAIN, **COLUMNS),
         "Ranker.method: 'lightgmb'.* did you mean 'lightgbm'",
     ),
+    "a far method": (lambda: Ranker("lambdamart").fit(TRAIN, **COLUMNS), "the methods are lightgbm, .* and . more"),
     "a setting": (
         lambda: Ranker(settings={"gbdt": {"num_leafs": 3}}).fit(TRAIN, **COLUMNS),
         r"Ranker\('lightgbm'\).settings: .*num_leafs: unknown key; did you mean .*num_leaves'",
