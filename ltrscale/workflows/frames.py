@@ -4,7 +4,7 @@ Shapes: N rows, Q query groups.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +15,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.mapping import ColumnMapping
+from ltrscale.data.ingest.sources import Items, for_scoring
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.workflows.stages import PrepareJob
@@ -88,12 +91,14 @@ def read_table(
     table = to_table(rows, labels, group)
     columns = dict(columns)
     if labels is not None:
+        if columns.get("label", LABEL) != LABEL:
+            columns.pop("grades", None)  # they are of the values of that column
         columns["label"] = LABEL
     if group is not None:
         columns["query"] = QUERY
     for use, argument in (("query", "group"), *([("label", "y")] if labels_needed else [])):
         if columns.get(use) not in table.column_names:
-            of = f" {columns[use]!r}" if use in columns and not columns[use].startswith("__") else ""
+            of = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
             raise InputError(
                 f"X has no {use} column{of}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
@@ -144,6 +149,60 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from (str(key), *_texts(part))
     elif isinstance(value, list | tuple):
         yield from (text for part in value for text in _texts(part))
+
+
+def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
+    """The uses of columns that give rows their scores; `ROW` names the documents.
+
+    Args:
+        columns: uses of columns; those that scoring does not need are left out.
+        bundle: has the features to find.
+        named: uses of columns that the caller of `predict` named.
+
+    Raises:
+        InputError: a use does not exist or does not fit the others; a named one does not matter.
+    """
+    mapping = validate(ColumnMapping, columns, "Ranker.predict")
+    read = _scoring(mapping, bundle).replace(item=ROW)
+    if idle := [use for use in named if getattr(read, use) != getattr(mapping, use)]:
+        raise InputError(f"Ranker.predict: scores do not depend on {', '.join(idle)}; leave out what is not read")
+    return _plain(read)
+
+
+def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
+
+    A bundle that does not know them, or whose rows were no items, has its features as columns.
+
+    Raises:
+        InputError: the bundle's record is damaged.
+    """
+    columns: dict[str, Any] = {
+        use: [feature.name for feature in bundle.features if feature.kind == kind]
+        for kind, use in (("numeric", "features"), ("categorical", "categorical"))
+    }
+    if not bundle.read_as:
+        return columns, {}
+    where = f"{bundle.url}: read_as of its config.json"
+    config = validate(PrepareConfig, {**bundle.read_as, "inputs": "X"}, where)
+    if isinstance(config.source, Items):
+        mapping = config.source.columns
+        # `score` reads labels too
+        columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
+    return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
+
+
+def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
+    """What `jobs.predict` needs of a mapping for rows of a fixed period."""
+    positions = bundle.reads_positions
+    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), positions=positions, dated=False)
+    assert isinstance(source, Items)
+    return source.columns
+
+
+def _plain(mapping: ColumnMapping) -> dict[str, Any]:
+    """A mapping as plain data; it states the features even if there are none, so that none are looked for."""
+    return {"features": [], "categorical": [], **mapping.model_dump(mode="json", exclude_defaults=True)}
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:

@@ -128,6 +128,7 @@ def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"query": "serch_id"}, "query: no column 'serch_id' is left; did you mean 'search_id'"),
+        ({"label": "purchased"}, r"label: no column 'purchased' is left; the columns are product_id, .* and 4 more$"),
         ({"file": "none.csv"}, "no file there"),
     ],
 )

@@ -539,12 +539,26 @@ def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                hint = f"the nearest is {nearest(period, known)!r}; it has {_range(known)}" if known else "it is empty"
-                raise InputError(f"{key}: {', '.join(split.data)}: there is no period {period!r}; {hint}")
+                raise InputError(
+                    f"{key}: {', '.join(split.data)}: there is no period {period!r}; {_there(period, known)}"
+                )
         if first > last:
             raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
         chosen.update(period for period in known if first <= period <= last)
     return chosen
+
+
+def _there(period: str, known: Sequence[str]) -> str:
+    """What to say of a period that data sets do not have: the range of theirs, and the nearest to a misspelt one."""
+    if not known:
+        return "it is empty"
+    is_misspelt = not {_form(period)} & {_form(other) for other in known}
+    near = nearest(period, known, alike=0.7) if is_misspelt else None  # every week is much like any other
+    return f"{f'the nearest is {near!r}; ' if near else ''}it has {_range(known)}"
+
+
+def _form(period: str) -> str:
+    return re.sub(r"\d", "0", period)
 
 
 def _range(known: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ltrscale.data.ingest.profile import Column
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError, suggestion
 
 _QUERY = r"(query|search|impression|request|list|qid|srch|session).*id$|^(qid|query|search|impression|session)$"
 _ITEM = r"(item|doc|document|product|article|prop|asin|sku|hotel|listing|content|offer).*(id|asin|sku)?$"
@@ -96,8 +96,7 @@ def guess(columns: Sequence[Column], given: Mapping[str, str | None], where: str
 
 def _take(left: dict[str, Column], name: str, use: str, where: str) -> Column:
     if name not in left:
-        near = nearest(name, list(left)) or "another one"
-        raise InputError(f"{where}: {use}: no column {name!r} is left; did you mean {near!r}?")
+        raise InputError(f"{where}: {use}: no column {name!r} is left; {suggestion(name, left, 'the columns are')}")
     return left.pop(name)
 
 

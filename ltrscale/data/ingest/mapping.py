@@ -16,7 +16,7 @@ from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.lines import UTF8
 from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError, suggestion
 
 
 class _Columns(Config):
@@ -447,9 +447,8 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
 
 
 def _remedy(name: str, names: Sequence[str]) -> str:
-    """The remedy for a wrong name: the nearest known one, or all known ones."""
-    near = nearest(name.rstrip("*"), names, alike=0.5)
-    return f"did you mean {near!r}?" if near else f"its columns are {', '.join(names)}"[:300]
+    """The remedy for a wrong name."""
+    return suggestion(name.rstrip("*"), names, "its columns are")
 
 
 def path_value(url: str, key: str) -> str | None:

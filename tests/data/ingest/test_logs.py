@@ -412,6 +412,7 @@ def test_patterns_exclusions_and_order(tmp_path: Path) -> None:
     [
         ({"query": "quary"}, r"log.parquet: no column 'quary' \(query\); did you mean 'query'\?"),
         ({"label": "clicks"}, r"no column 'clicks' \(label\); its columns are query, f_one"),
+        ({"features": ("quote",)}, r"no column is named 'quote'; its columns are query, f_one"),
         ({"features": ("f_onne",)}, r"features: no column is named 'f_onne'; did you mean 'f_one'\?"),
         ({"features": ("g_*",)}, r"features: no column is named 'g_\*'"),
         (
