@@ -16,7 +16,7 @@ from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.lines import UTF8
 from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
-from ltrscale.errors import InputError, suggestion
+from ltrscale.errors import InputError, nearest, suggestion
 
 
 class _Columns(Config):
@@ -320,7 +320,7 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str)
     found = []
     for name, use in uses:
         if not name.endswith("*") and name not in schema.names:
-            near = nearest(name, schema.names, alike=0.5)
+            near = nearest(name, schema.names, alike=0.7)
             found.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
     return found
 

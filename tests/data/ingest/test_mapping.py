@@ -343,15 +343,25 @@ def test_rows_to_score_have_the_features_of_dates_that_the_model_reads_and_need_
 
 def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) -> None:
     wanted = mapping(
-        features=["f", "g", "x_*"], categorical=["colour"], meta=["user"], period_column="week", dates={"at": ["hour"]}
+        features=["f", "clicks", "x_*"],
+        categorical=["colour"],
+        meta=["user"],
+        period_column="week",
+        dates={"at": ["hour"]},
     )
     (tmp_path / "week=7").mkdir()
     for path in (
-        write(tmp_path, "week=7/log.csv", {"q": ["a"], "g_": [1]}),
-        write(tmp_path, "week=7/log.parquet", {"q": ["a"], "g_": [1]}),
+        write(tmp_path, "week=7/log.csv", {"q": ["a"], "clicks_": [1]}),
+        write(tmp_path, "week=7/log.parquet", {"q": ["a"], "clicks_": [1]}),
     ):
         assert missing_columns(Items(columns=wanted), str(path)) == [
-            *("'user' (meta)", "'f' (feature)", "'g' (feature, perhaps 'g_')", "'at' (dates)", "'colour' (feature)")
+            *(
+                "'user' (meta)",
+                "'f' (feature)",
+                "'clicks' (feature, perhaps 'clicks_')",
+                "'at' (dates)",
+                "'colour' (feature)",
+            )
         ]
     lists = str(write(tmp_path, "lists.parquet", {"query_id": ["a"], "features": [[1.0, 2.0]]}))
     for columns, lacking in (
