@@ -33,7 +33,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Keep the signals from ending the process while the block runs; yields whether one has come.
 
     `Stopped`, raised by the block, gets the exit status of the signal. A block that ends by itself passes the signal
-    on, so that the next stage does not begin. Outside the main thread, where Python handles no signals, none ever comes.
+    on, so that the next stage does not begin. Outside the main thread no signal ever comes: Python handles none there.
     """
     asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
