@@ -24,7 +24,7 @@ from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.sources import Items, for_scoring
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
-from ltrscale.workflows.stages import PrepareJob
+from ltrscale.workflows.stages import PrepareJob, RowsJob
 
 LABEL, QUERY, ROW = "__label__", "__query__", "__row__"
 """The columns that hold labels and query ids which came as arrays, and the numbers of rows."""
@@ -233,7 +233,12 @@ def _codes(table: pa.Table, column: str) -> NDArray[np.int64]:
 
 
 def prepare_tables(
-    tables: Mapping[str, pa.Table], columns: Mapping[str, Any], settings: Mapping[str, Any], out: str
+    tables: Mapping[str, pa.Table],
+    columns: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    out: str,
+    *,
+    job: type[PrepareJob] = PrepareJob,
 ) -> None:
     """Make a data set of tables, each a period of its own: `jobs.prepare` reads them as Parquet files.
 
@@ -242,6 +247,7 @@ def prepare_tables(
         columns: the keys of `prepare.source.columns`.
         settings: further keys of `prepare`, such as `max_rejected`.
         out: directory of the data set.
+        job: the stage that reads them.
 
     Raises:
         InputError: as `prepare`; a key is unknown.
@@ -255,7 +261,7 @@ def prepare_tables(
         inputs = [{"path": path, "period": period} for period, path in paths.items()]
         config = validate(PrepareConfig, {"sort": apart, **settings, "inputs": inputs, "source": source}, "prepare")
         try:
-            PrepareJob(out=out, prepare=config).run()
+            job(out=out, prepare=config).run()
         except InputError as error:
             message = str(error)
             for period, path in paths.items():  # these files are no files of the user
@@ -273,8 +279,8 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 
 @contextmanager
 def prepared(table: pa.Table, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Split]:
-    """A table as a data set while the block runs; after an error it stays, with the rows in quarantine."""
+    """A table to score as a data set while the block runs; after an error it stays, with the rows in quarantine."""
     folder = storage.scratch.make()
-    prepare_tables({"all": table}, columns, settings, str(folder))
+    prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)
     yield Split(data=(str(folder),))
     shutil.rmtree(folder, ignore_errors=True)

@@ -23,7 +23,7 @@ from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig
 from ltrscale.workflows.runs import held
 from ltrscale.workflows.stage import check_replaceable
-from ltrscale.workflows.stages import PrepareJob, ScoreJob
+from ltrscale.workflows.stages import RowsJob, ScoreJob
 
 
 class PredictJob(ScorerConfig):
@@ -60,7 +60,7 @@ class PredictJob(ScorerConfig):
                 `score`; `out` holds other output.
         """
         self._check_out()
-        PrepareJob(out=self.data, prepare=self.reading(), ray=self.ray).run()
+        RowsJob(out=self.data, prepare=self.reading(), ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
         ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta).run()
         if not self.add:

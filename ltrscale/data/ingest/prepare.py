@@ -50,7 +50,9 @@ def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
     return there
 
 
-def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent) -> Dataset:
+def prepare(
+    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent, for_scoring: bool = False
+) -> Dataset:
     """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
 
     It does nothing if the same config has made or added the same inputs already. Rows that cannot be used are in the
@@ -62,6 +64,7 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         out: the directory.
         ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
         report: receives the counts.
+        for_scoring: the rows are only scored, so what matters for pretraining is not logged.
 
     Raises:
         InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
@@ -84,6 +87,8 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
     _report(out, new, report, added=before is not None)
+    if not for_scoring:
+        _log_shortcuts(new)
     return Dataset(out, manifest)
 
 
@@ -248,17 +253,22 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
     merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
     log.info(
         "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
-        "%s labelled, longest %s, %s periods",
+        "%s labelled, longest %s, %s period%s",
         *("added to " if added else "", out),
         *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
+        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
-    names = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    for what, found in zip(("identify", "may identify"), names, strict=True):
-        if found:
-            shares = ", ".join(
-                f"{name} (unique in its group for {share:.0%} of documents)" for name, share in found.items()
-            )
-            log.info("prepare: features that %s a document within its group: %s", what, shares)
     report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})
+
+
+def _log_shortcuts(new: Manifest) -> None:
+    """Log the features by which pretraining may recognise a document, with what to do about them."""
+    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    for found, remedy in (
+        (ids, "pretraining hides these categories by itself, so nothing needs doing"),
+        (suspects, "exclude what is an id; what is a quantity, such as a count or a rank, may stay"),
+    ):
+        if found:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
+            log.info("prepare: unique within its query: %s; %s", shares, remedy)
