@@ -7,7 +7,6 @@ Both stages skip what is up to date, so a repeated command goes on where it was 
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -24,13 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig
 from ltrscale.workflows.runs import check_replaceable, held
-from ltrscale.workflows.stages import PrepareJob, ScoreJob
-
-
-class _Rows(PrepareJob):
-    """Make a data set of the rows to rank."""
-
-    for_scoring: ClassVar = True
+from ltrscale.workflows.stages import RowsJob, ScoreJob
 
 
 class PredictJob(ScorerConfig):
@@ -69,7 +62,7 @@ class PredictJob(ScorerConfig):
         self._check_out()
         reading = self.reading()
         self._check_columns(reading)
-        _Rows(out=self.data, prepare=reading, ray=self.ray).run()
+        RowsJob(out=self.data, prepare=reading, ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
         ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta).run()
         made = open_dataset(self.data).manifest

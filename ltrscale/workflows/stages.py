@@ -93,6 +93,12 @@ class PrepareJob(Stage):
         return f"{self.out.rstrip('/')}-log"
 
 
+class RowsJob(PrepareJob):
+    """Turn rows to score into a data set directory."""
+
+    for_scoring: ClassVar = True
+
+
 class RelabelJob(Stage):
     """Simulate or clean the labels of a data set."""
 

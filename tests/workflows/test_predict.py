@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from ltrscale import bundle, storage
+from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
@@ -201,6 +201,23 @@ def test_rows_without_a_time_stamp_get_a_fixed_period(trees: str, week: Rows, tm
     validate(PredictJob, {"out": str(tmp_path / "out"), "bundle": trees, "inputs": inputs}, "test").run()
     check(tmp_path / "out", week, [trees])
     assert {row["period"] for rows in read(tmp_path / "out").values() for row in rows} == {"next"}
+
+
+def test_what_pretraining_needs_to_know_is_said_by_prepare_alone(
+    trees: str, week: Rows, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    path = write_parquet(tmp_path / "week.parquet", week)
+    prepare = {"inputs": path, "sort": True, "source": {"kind": "items", "columns": COLUMNS}}
+    validate(PrepareJob, {"out": str(tmp_path / "data"), "prepare": prepare}, "test").run()
+    (said,) = [message for message in caplog.messages if "unique within its query" in message]
+    assert "f_age for 100% of the documents" in said
+    assert any(message.endswith(", 1 period") for message in caplog.messages)
+    caplog.clear()
+    predict(tmp_path / "out", trees, path)
+    Ranker.load(trees).predict(pa.Table.from_pylist(week))
+    assert len([message for message in caplog.messages if " rows in = " in message]) == 2
+    assert not [message for message in caplog.messages if "unique" in message]
 
 
 def test_columns_of_the_query_come_along(trees: str, week: Rows, tmp_path: Path) -> None:

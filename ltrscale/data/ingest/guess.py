@@ -94,6 +94,22 @@ def guess(columns: Sequence[Column], given: Mapping[str, str | None], where: str
     return Guess(query, item, label, time, positions, **made, others=others)
 
 
+def doubtful(columns: Sequence[Column], given: Mapping[str, str | None]) -> dict[str, str]:
+    """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
+
+    Args:
+        columns: the columns.
+        given: as for `guess`; `query` is there.
+    """
+    found = guess(columns, given, "X")
+    roles = {"the item": found.item, "a label": found.label, "a time": found.time, "a position": found.positions}
+    reasons = {column.name: f"looks like {role}" for role, column in roles.items() if column is not None}
+    reasons |= {column.name: "a user or session" for column in found.meta}
+    reasons |= {column.name: "a date" for column in found.dates} | dict(found.others)
+    single = {column.name for column in columns if column.distinct <= 1}
+    return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
+
+
 def _take(left: dict[str, Column], name: str, use: str, where: str) -> Column:
     if name not in left:
         raise InputError(f"{where}: {use}: no column {name!r} is left; {suggestion(name, left, 'the columns are')}")

@@ -66,8 +66,8 @@ def prepare(
         out: the directory.
         ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
         report: receives the counts.
-        for_scoring: the rows are only scored, by a job whose own keys set `config`: errors name these, and labels do
-            not matter.
+        for_scoring: the rows are only scored, by a job whose own keys set `config`: errors name these, and neither
+            labels nor what matters for pretraining is logged.
 
     Raises:
         InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
@@ -94,6 +94,7 @@ def prepare(
     _report(out, new, report, added=before is not None)
     if not for_scoring:
         _warn_of_labels(out, manifest, config.source)
+        _log_shortcuts(new)
     return Dataset(out, manifest)
 
 
@@ -256,19 +257,12 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
     merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
     log.info(
         "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
-        "%s labelled, longest %s, %s periods",
+        "%s labelled, longest %s, %s period%s",
         *("added to " if added else "", out),
         *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
+        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
-    names = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    for what, found in zip(("identify", "may identify"), names, strict=True):
-        if found:
-            shares = ", ".join(
-                f"{name} (unique in its group for {share:.0%} of documents)" for name, share in found.items()
-            )
-            log.info("prepare: features that %s a document within its group: %s", what, shares)
     report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})
 
 
@@ -285,3 +279,15 @@ def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
             label = f"column {lists.labels!r}"
     wrong = none_relevant(manifest.counts().labelled)
     log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, label)
+
+
+def _log_shortcuts(new: Manifest) -> None:
+    """Log the features by which pretraining may recognise a document, with what to do about them."""
+    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    for found, remedy in (
+        (ids, "pretraining hides these categories by itself, so nothing needs doing"),
+        (suspects, "exclude what is an id; what is a quantity, such as a count or a rank, may stay"),
+    ):
+        if found:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
+            log.info("prepare: unique within its query: %s; %s", shares, remedy)
