@@ -4,10 +4,13 @@ Shapes: N rows.
 """
 
 import math
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -36,6 +39,23 @@ def is_list(kind: pa.DataType) -> bool:
 def value_type(kind: pa.DataType) -> pa.DataType:
     """The type of a column's values, whether dictionary-encoded or not."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def without_views(rows: Rows) -> Rows:
+    """The rows with string views as plain text: Arrow cannot take rows of string views."""
+    kinds = [_without_view(kind) for kind in rows.schema.types]
+    return rows if kinds == rows.schema.types else rows.cast(pa.schema(zip(rows.schema.names, kinds, strict=True)))
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_without_view(kind.value_type)))
+    if pa.types.is_dictionary(kind):  # such as the categories of polars
+        return pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
+    return kind
 
 
 def plain(column: pa.Array) -> pa.Array:

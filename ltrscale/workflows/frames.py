@@ -52,7 +52,7 @@ def to_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
         >>> to_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
         {'1': [0.0, 0.0, 0.0], '__label__': [1, 0, 2], '__query__': [0, 0, 1]}
     """
-    table = _arrow(rows)
+    table = cols.without_views(_arrow(rows))
     if labels is not None:
         values_N = np.asarray(labels)
         if values_N.shape != (len(table),):

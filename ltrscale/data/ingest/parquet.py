@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.data.columns import without_views
 from ltrscale.errors import InputError
 
 _READ_AHEAD = 1 << 18
@@ -50,27 +51,12 @@ def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
                     break
                 lines_N = np.arange(row, row + len(batch))
                 row += len(batch)
-                yield Batch(_without_views(batch), lines_N, (row - 1) / max(row - 1, file.metadata.num_rows))
+                yield Batch(without_views(batch), lines_N, (row - 1) / max(row - 1, file.metadata.num_rows))
         if row - 1 != file.metadata.num_rows:
             raise InputError(
                 f"{url}: {row - 1:,} rows where its footer counts {file.metadata.num_rows:,}; "
                 "write the file again or remove it"
             )
-
-
-def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with string views as plain text, since Arrow cannot take rows of string views."""
-    kinds = [_without_view(kind) for kind in batch.schema.types]
-    return batch if kinds == batch.schema.types else batch.cast(pa.schema(zip(batch.schema.names, kinds, strict=True)))
-
-
-def _without_view(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_without_view(kind.value_type)))
-    return kind
 
 
 @contextmanager
