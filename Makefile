@@ -13,6 +13,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 SPREAD := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(JOBS) $(SPREAD)
 
+# The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo lint check test bench clean
 .DELETE_ON_ERROR:
 
