@@ -168,6 +168,7 @@ def _iterate(selection: Selection) -> list[bytes]:
     return [groups.features_NF.numpy().tobytes() for groups in iterate(selection, docs_per_batch=100)]
 
 
+@pytest.mark.slow
 @fuzzed
 @given(drawn=st.data())
 def test_the_manifest_of_a_data_set(home: Path, data: Path, scores: Path, drawn: st.DataObject) -> None:
@@ -212,6 +213,7 @@ def _check_origin(url: str) -> None:
     check_unseen(url, Split(data=("elsewhere",)))
 
 
+@pytest.mark.slow
 @fuzzed
 @given(drawn=st.data())
 def test_the_config_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject) -> None:
@@ -267,6 +269,7 @@ def damaged(draw: st.DrawFn, content: bytes, begin: int) -> bytes:
     return content if draw(st.integers(0, 9)) else content[: draw(st.integers(0, len(content)))]
 
 
+@pytest.mark.slow
 @fuzzed
 @given(drawn=st.data())
 def test_the_footer_of_a_parquet_file(home: Path, data: Path, drawn: st.DataObject) -> None:

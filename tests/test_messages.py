@@ -273,6 +273,7 @@ def test_the_repeat_line_of_a_report_works_from_where_it_lies(
     assert storage.read_bytes("again/metrics.json") == (there / "metrics.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_log_that_is_no_terminal_has_times(tmp_path: Path) -> None:
     log = write(tmp_path / "log.csv", rows())
     job = [f"out={tmp_path / 'out'}", f"prepare={{inputs: [{log}], source: {{kind: items, columns: {COLUMNS}}}}}"]

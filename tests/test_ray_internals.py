@@ -40,6 +40,7 @@ def private_names(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_only_the_adapters_use_the_inside_of_ray() -> None:
     users = {
         str(path.relative_to(ROOT))

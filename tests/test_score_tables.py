@@ -151,6 +151,7 @@ def test_ranks_and_scores_agree_and_ties_keep_their_order() -> None:
         assert ranks_N[best].tolist() == list(range(1, last - first + 1))
 
 
+@pytest.mark.slow
 def test_other_columns_are_other_output_and_the_same_ones_are_not(data: Dataset, ranker: str, tmp_path: Path) -> None:
     def run(**settings: Any) -> list[Any]:
         records: list[Any] = []
@@ -173,6 +174,7 @@ def test_other_columns_are_other_output_and_the_same_ones_are_not(data: Dataset,
         run(meta=["user"], layout="scores")
 
 
+@pytest.mark.slow
 def test_items_are_no_labels(data: Dataset, ranker: str, tmp_path: Path) -> None:
     out = str(score_into(tmp_path, data, ranker, layout="items"))
     with pytest.raises(InputError, match="'0' has one row per document, which cannot serve as labels; score it into"):

@@ -179,6 +179,7 @@ def test_every_group_gets_the_scores_of_the_bundle(
         assert kind == "network" or found[gid] == scores
 
 
+@pytest.mark.slow
 def test_several_bundles_score_by_the_mean_of_their_scores(data: str, bundles: dict[str, str], tmp_path: Path) -> None:
     both, out = [bundles["trees"], bundles["network"]], tmp_path / "scores"
     assert run(config(data, both), out) == list(PERIODS)

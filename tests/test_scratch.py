@@ -132,6 +132,7 @@ def test_a_path_that_must_be_short_is_below_tmp(root: Path, tmp_path: Path, monk
     assert short.is_relative_to(Path("/tmp"))
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_being_made_is_not_taken_for_one_that_was_left(root: Path) -> None:
     """Twenty processes start at once, and each finds its own files."""
     code = "from ltrscale.storage import scratch; f = scratch.make() / 'file'; f.write_text(''); print(f.exists())"

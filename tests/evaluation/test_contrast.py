@@ -32,6 +32,7 @@ def examine(data: str, bundle: str, out: Path) -> Contrast:
     return Contrast.read(str(out))
 
 
+@pytest.mark.slow
 def test_the_feature_that_names_the_document_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = named_documents.make(tmp_path)
     found = examine(data, bundle_of(tmp_path, data, "simclr_rank"), tmp_path / "out")

@@ -119,6 +119,7 @@ def values_by_hand(config: EvaluateConfig, url: str) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_group_and_mean_is_that_of_the_metrics(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path]
 ) -> None:
@@ -234,6 +235,7 @@ def drawn_trees(splits: Splits, folder: Path, *, seeds: range, trees: int, **siz
     return urls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [4, 5])
 def test_draws_of_labels_are_known_from_the_bundles(
     config: EvaluateConfig, splits: Splits, tmp_path: Path, draws: int

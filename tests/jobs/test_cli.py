@@ -136,6 +136,7 @@ main(Command("job", Config, run, "A job."))
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_library_is_one_line() -> None:
     command = [sys.executable, "-c", FILLS_A_DISK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

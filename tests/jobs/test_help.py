@@ -125,6 +125,7 @@ def kinds(cls: type[BaseModel], name: str) -> list[str]:
     return [kind_of(model) for models in found if len(models) > 1 for model in models]
 
 
+@pytest.mark.slow
 @every_command
 def test_every_key_is_explained_when_it_is_asked_for(command: Command[Any]) -> None:
     every = list(keys_of(command.config))

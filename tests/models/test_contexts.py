@@ -225,6 +225,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 @every_context
 def test_a_long_list_pads_no_other_and_needs_no_square_of_its_length(config: ContextConfig) -> None:
     module = make(config).float().train()

@@ -70,6 +70,7 @@ def test_vime_learns() -> None:
     assert learned(nn.ModuleList([encoder, decoder]), loss, steps=80) < 0.4
 
 
+@pytest.mark.slow
 def test_subtab_learns() -> None:
     torch.manual_seed(0)
     encoder = ResNet(ResNetConfig(width=32, dropout=0), NUMERIC_F, CARDINALITIES)

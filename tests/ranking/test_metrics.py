@@ -50,6 +50,7 @@ def close(actual: Tensor, expected: Iterable[float] | Tensor, tolerance: float =
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]))
 def test_values_are_the_mean_over_all_orders_that_ties_allow(groups: list[Group], k: int, threshold: float) -> None:

@@ -282,6 +282,7 @@ def test_neural_sort_ndcg_has_the_values_of_tf_rankings_own_test() -> None:
     torch.testing.assert_close(loss_Q - 1, torch.tensor([-0.761571, -0.956006]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [None, 1, 5])
 def test_hard_sorts_agree_with_rax(k: int | None) -> None:
     """Rax relaxes ranks, not the sort; the hard sort must equal its `ndcg_metric` (gain 2^y - 1, topn=k)."""

@@ -90,6 +90,7 @@ def first_moves(trainer: Trainer) -> dict[str, Tensor]:
     return {name: value.detach() - before[name] for name, value in trainer.model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_a_step_adds_the_weighted_mean_gradient_of_the_pretext_loss(synthetic_dataset: str) -> None:
     trainer = make(synthetic_dataset, {"weight": 0.25})
     auxiliary = trainer.auxiliary

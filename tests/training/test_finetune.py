@@ -236,6 +236,7 @@ def test_validation_data_may_have_its_features_in_another_order(synthetic_datase
     torch.testing.assert_close(*served, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["mean", "concat"])
 def test_finetuned_rankers_are_combined(
     synthetic_dataset: str, pretrained: str, reorder: Any, tmp_path: Path, how: str
@@ -422,6 +423,7 @@ def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str
     check_scores(tmp_path / "out", synthetic_dataset)
 
 
+@pytest.mark.slow
 def test_a_linear_probe_chooses_the_start(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_state_of_every_optimizer_is_resumed(synthetic_dataset: str, tmp_pat
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [2, 3])
 @pytest.mark.parametrize("patience", [2, 20])
 def test_finetuning_stopped_after_every_other_step(
@@ -163,6 +164,7 @@ def test_averaged_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["simclr_rank", "scarf"])
 def test_finetuning_with_an_auxiliary_loss_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, method: str
@@ -265,6 +267,7 @@ def run_job(job: PretrainJob, caplog: pytest.LogCaptureFixture) -> str:
     return "".join(began)
 
 
+@pytest.mark.slow
 def test_the_same_command_resumes_and_fresh_starts_anew(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,6 +345,7 @@ def forget_and_grow(data: str) -> None:
     grow(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -81,6 +81,7 @@ def test_from_pretraining_to_a_ranker(synthetic_dataset: str, tmp_path: Path, me
     assert ndcg_on(ranker, test) > random_ndcg(test) + 0.08
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_bytes(synthetic_dataset: str, tmp_path: Path) -> None:
     train, validation, _ = splits(synthetic_dataset)
     for name in ("a", "b"):

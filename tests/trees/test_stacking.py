@@ -149,6 +149,7 @@ def test_members_that_have_seen_a_held_out_label_are_noticed(splits: Splits, mem
         out_of_fold(STACK.replace(folds=folds), "m", whole, splits.train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [(), "all", ("price", "b*")], ids=str)
 @pytest.mark.parametrize("standardise", [True, False])
 def test_the_bundle_is_whole_and_scores_raw_features(

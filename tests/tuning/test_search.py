@@ -54,6 +54,7 @@ def records(url: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tpe", "gp", "random"])
 def test_a_search_interrupted_anywhere_ends_like_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
     config = search_of(search={"kind": kind, "startup": 3, "seed": 5})

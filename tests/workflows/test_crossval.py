@@ -86,6 +86,7 @@ def by_hand(folder: Path, fold: str, method: str, metric: str) -> list[float]:
     return [sum(trials) / 2 for trials in values.values()]
 
 
+@pytest.mark.slow
 def test_means_over_folds_and_over_all_test_groups(done: tuple[Path, Crossval, list[str]]) -> None:
     folder, found, _ = done
     assert len(set(found.methods[1].pooled.summaries["map"].trials)) == 2, "equal trials would hide a mistake"
@@ -115,6 +116,7 @@ def test_means_over_folds_and_over_all_test_groups(done: tuple[Path, Crossval, l
             assert pooled.low < pooled.mean < pooled.high
 
 
+@pytest.mark.slow
 def test_the_comparison_is_over_all_test_groups(done: tuple[Path, Crossval, list[str]]) -> None:
     folder, found, _ = done
     baseline, gbdt = found.methods
@@ -153,6 +155,7 @@ def test_draws_of_labels_are_crossed_with_the_groups_of_their_fold(tmp_path: Pat
     assert "(5 draws)" in text
 
 
+@pytest.mark.slow
 def test_the_report_says_it_all(done: tuple[Path, Crossval, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, found, _ = done
     summary = folder / "out" / "summary"
@@ -208,6 +211,7 @@ def test_the_place_of_the_fold_is_filled_in_everywhere(tmp_path: Path) -> None:
     assert given.out == str(tmp_path / "out" / "Fold2")
 
 
+@pytest.mark.slow
 def test_each_kind_of_labels_has_a_summary(tmp_path: Path) -> None:
     write_folds(tmp_path)
     pipeline = settings(tmp_path)["pipeline"]

@@ -106,6 +106,7 @@ def test_trees_score_as_those_of_the_jobs(library: str, jobs: Path, tmp_path: Pa
     assert list(ranker.feature_names_in_) == [*FEATURES["features"], *FEATURES["categorical"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["simclr_rank", "neural"])
 def test_networks_score_as_those_of_the_jobs(method: str, jobs: Path, tmp_path: Path) -> None:
     start, model = str(tmp_path / "pretrained"), str(tmp_path / "model")
@@ -120,6 +121,7 @@ def test_networks_score_as_those_of_the_jobs(method: str, jobs: Path, tmp_path: 
     assert ranker.predict(NEW).tolist() == scores_of_jobs(jobs, model, str(tmp_path / "scores"))
 
 
+@pytest.mark.slow
 def test_pretraining_on_other_rows_is_that_of_the_jobs(jobs: Path, tmp_path: Path) -> None:
     pretraining = PretrainConfig.model_validate(NETWORK["pretrain"])
     start, model = str(tmp_path / "pretrained"), str(tmp_path / "model")
@@ -134,6 +136,7 @@ def test_pretraining_on_other_rows_is_that_of_the_jobs(jobs: Path, tmp_path: Pat
         trees().pretrain(NEW, **COLUMNS)
 
 
+@pytest.mark.slow
 def test_the_score_and_the_comparison_are_the_figures_of_the_evaluation(
     fitted: Ranker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +228,7 @@ def trained(ranker: Ranker) -> tuple[str, bytes]:
     return opened.dataset_hash, opened.content
 
 
+@pytest.mark.slow
 def test_arrays_are_tables_without_names() -> None:
     X = TRAIN[["price", "clicks"]].to_numpy()
     y, group = TRAIN["bought"].to_numpy(), TRAIN.groupby("search", sort=False).size()
@@ -272,6 +276,7 @@ def test_a_saved_ranker_is_a_bundle_that_the_jobs_read(fitted: Ranker, jobs: Pat
         fitted.save(str(jobs / "shop"))
 
 
+@pytest.mark.slow
 def test_a_bundle_of_a_job_reads_raw_rows_as_those_that_it_learnt_from(tmp_path: Path) -> None:
     log = shopping_log(60)
     new = log[log["search_id"].isin([f"s{i}" for i in range(10)])].drop_duplicates(["search_id", "product_id"])
@@ -320,6 +325,7 @@ def test_a_copy_outlives_the_original_and_its_scratch() -> None:
         assert bundle.load(one.bundle_).kind == "trees"
 
 
+@pytest.mark.slow
 def test_a_directory_keeps_what_is_up_to_date(tmp_path: Path) -> None:
     def fit(**arguments: Any) -> list[str]:
         written: list[str] = []
@@ -380,6 +386,7 @@ def test_scikit_learn_clones_and_knows_what_is_fitted(fitted: Ranker) -> None:
         fresh.predict(NEW)
 
 
+@pytest.mark.slow
 def test_scikit_learn_searches_and_cross_validates() -> None:
     folds, names = GroupKFold(2), {"query": "search", "label": "bought"}
     labelled = TRAIN.dropna(subset=["bought"])

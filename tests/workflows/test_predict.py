@@ -169,6 +169,7 @@ def check(out: Path | str, rows: Rows, urls: Sequence[str]) -> None:
         assert ours == sorted(ours, key=lambda row: -row["score"])
 
 
+@pytest.mark.slow
 def test_reordered_rows_without_labels_get_the_scores_of_the_bundle(
     trees: str, network: str, week: Rows, tmp_path: Path
 ) -> None:
@@ -545,6 +546,7 @@ def test_bundle_rows_and_items_may_lie_on_s3(s3: str, trees: str, week: Rows, tm
         check(f"{s3}/predict/out", rows, [trees])
 
 
+@pytest.mark.slow
 def test_the_command_line_names_bundle_inputs_and_out() -> None:
     flags = ["--bundle", "models/ranker", "--input", "next_week.parquet", "--out", "predictions/next_week"]
     command = [sys.executable, "-m", "jobs.predict", *flags, "--print-config"]

@@ -37,6 +37,7 @@ def job(cls: Any, out: Path, **values: Any) -> Any:
     return configs.validate(cls, {"out": str(out), **values}, "test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lightgbm", "xgboost", "catboost"])
 def test_trees_are_those_of_all_groups_at_once(synthetic_dataset: str, tmp_path: Path, kind: str) -> None:
     trees = {"kind": kind, "num_trees": 40, "learning_rate": 0.3, "early_stopping_rounds": 3, "num_threads": 1}
@@ -77,6 +78,7 @@ def peaks(head: int, full: int, head_epochs: int) -> Callable[..., float]:
     return validate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("is_pretrained", "settings"),
     [

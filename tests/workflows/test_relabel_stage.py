@@ -109,6 +109,7 @@ def test_the_command_line_prints_one_line_for_a_mistake(synthetic_dataset: str, 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_public_settings_on_mq2008(shared_data: Path, tmp_path: Path) -> None:
     """BUYL23's and HOU24's simulations on the whole collection: shares of labels are those of the formulas."""
     fold = shared_data / "letor" / "MQ2008" / "Fold1"

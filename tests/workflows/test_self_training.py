@@ -108,6 +108,7 @@ def scores_of(url: str | Path, groups: QueryGroups) -> torch.Tensor:
     return bundle.load(str(url)).scorer(threads=1)(groups).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDENTS)
 def test_the_student_learns_the_mean_of_the_runs_on_all_training_groups(url: str, tmp_path: Path, name: str) -> None:
     made = trial(url, tmp_path, method(name))
@@ -158,6 +159,7 @@ def test_a_student_may_learn_some_groups_only(url: str, tmp_path: Path, groups: 
     assert bundle.load(str(tmp_path / "new" / "student")).metrics["labelled_groups"] == learnt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fold", [None, {"number": 0, "of": 2}], ids=["sample", "fold"])
 @pytest.mark.parametrize("name", ["tuned", "trees"])
 def test_labels_that_are_not_in_use_are_not_read(

@@ -57,6 +57,7 @@ def test_a_bundle_is_not_tested_on_what_it_was_made_from(
     assert "NDCG@5" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_bundle_is_not_tested_on_what_its_parts_were_made_from(synthetic_dataset: str, tmp_path: Path) -> None:
     finetune = {"network": {"encoder": {"kind": "identity"}}, "head": {"layers": 1}, "epochs": 1}
     elsewhere = splits(synthetic_dataset, train="2026-W04", validation="2026-W03", test="2026-W02")

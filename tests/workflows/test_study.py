@@ -66,6 +66,7 @@ def values_of(out: Path, number: int, draw: int, method: str) -> np.ndarray:
     return pq.read_table(folder / "groups.parquet")["ndcg@5"].to_numpy()
 
 
+@pytest.mark.slow
 def test_all_draws_and_methods_share_one_pretraining(done: tuple[Path, list[str]]) -> None:
     _, written = done
     expected = {f"models/{n}/draw-{d}/seed-0/{m}/model" for n in (8, 30) for d in (0, 1) for m in METHODS}
@@ -73,6 +74,7 @@ def test_all_draws_and_methods_share_one_pretraining(done: tuple[Path, list[str]
     assert len(names(written)) == len([name for name in written if name.endswith(("/model", "/pretrained"))])
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -> None:
     out, _ = done
     found = Study.read(str(out / "summary"))
@@ -99,6 +101,7 @@ def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -
     assert all(cost.scored_documents_per_s for cost in found.costs.values())
 
 
+@pytest.mark.slow
 def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path, list[str]]) -> None:
     out, _ = done
     text = (out / "summary" / "report.md").read_text()
@@ -118,6 +121,7 @@ def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path,
         assert (out / "summary" / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     synthetic_dataset: str, done: tuple[Path, list[str]]
 ) -> None:

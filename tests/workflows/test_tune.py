@@ -183,6 +183,7 @@ def test_curves_of_trials_count_trees_and_epochs_and_hold_the_best_so_far(
         assert value == pytest.approx(values_[-1])
 
 
+@pytest.mark.slow
 def test_encoders_kept_along_the_way_change_nothing_and_are_judged_again_after_a_cut(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic
     assert first.contents == bundle.load(made.model("gbdt")).contents
 
 
+@pytest.mark.slow
 def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
     trial(synthetic_dataset, parts).model("tuned")
 
 
+@pytest.mark.slow
 def test_another_draw_of_labels_or_another_space_is_another_search(synthetic_dataset: str, tmp_path: Path) -> None:
     trial(synthetic_dataset, tmp_path / "a", trials=3).model("tuned")
     trial(synthetic_dataset, tmp_path / "b", trials=3, draw=1).model("tuned")

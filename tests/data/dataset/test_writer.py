@@ -145,6 +145,7 @@ def make_log(rng: np.random.Generator) -> Log:
     return Log(lengths.tolist(), [f"p{i}" for i in periods], units)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_row_groups_are_few_but_at_least_64_and_depend_only_on_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

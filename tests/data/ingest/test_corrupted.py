@@ -219,6 +219,7 @@ def damaged_text(real: Real, shared: Path, folder: Path, damage: str, seed: int 
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", TEXT_DAMAGE)
 @pytest.mark.parametrize("name", TEXTS)
 def test_damaged_text_is_accounted_for(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
@@ -298,6 +299,7 @@ def drop_query_ids(table: pa.Table, rng: Rng) -> pa.Table:
     return table.set_column(table.schema.get_field_index("impression_id"), "impression_id", pa.array(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [shuffle_rows, put_infinite_values, put_bad_labels, drop_query_ids])
 def test_bad_values_in_parquet_are_accounted_for(
     shared_data: Path, tmp_path: Path, damage: Callable[[pa.Table, Rng], pa.Table]

@@ -80,6 +80,7 @@ def test_equals_a_stable_sort_in_memory(
     assert rows_of(list(sort_rows(blocks, scratch=tmp_path))) == oracle(rows_of(blocks))
 
 
+@pytest.mark.slow
 def test_shuffled_rows_come_back_as_whole_queries(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     ids = [f"q{i}" for i in rng.permutation(np.repeat(np.arange(4_000), 10))]
