@@ -31,6 +31,7 @@ from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, 
 from ltrscale.evaluation.summarise import Scope, scopes
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
+from ltrscale.ranking.graded import GainNDCGConfig, Gains
 from ltrscale.ranking.letor import LetorPrecisionConfig
 from ltrscale.ranking.metrics import Metric, PrecisionConfig
 
@@ -54,6 +55,12 @@ class EvaluateSettings(Config):
     """The NDCG cut-off of the comparison column and the picture."""
     relevant_from: float = Field(default=1.0, gt=0)
     """Lowest label of a relevant document for MRR, MAP and precision."""
+    grades: int = Field(default=4, ge=1)
+    """The highest label, for ERR: 4 as in Chapelle et al. 2009; higher labels count as this one."""
+    gains: Gains | None = None
+    """Report NDCG with other gains too, as `gain_ndcg`: a list has the gains of labels 0, 1, 2, ..., such as
+    [0, 1, 10]; `weights` takes the `weights` column of the data set, such as revenue, as the gain of each document,
+    whatever its label. Empty for none."""
     policy: Literal["expected", "letor4"] = "expected"
     """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
     comparison with published figures."""
@@ -220,7 +227,13 @@ def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
     classes: list[type[Metric]] = [*members(MetricConfig)]
     if config.policy == "letor4":
         classes += members(LetorMetricConfig)
-    metrics = [cls.made(k=k, threshold=config.relevant_from) for cls in classes for k in _cutoffs(cls, config)]
+    metrics: list[Metric] = [
+        cls.made(k=k, threshold=config.relevant_from, grades=config.grades)
+        for cls in classes
+        for k in _cutoffs(cls, config)
+    ]
+    if config.gains is not None:
+        metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
     return {metric.name: metric for metric in metrics}
 
 
@@ -276,8 +289,10 @@ def values_of(
 ) -> Tensor:
     """The metrics of each group, shape [M, Q], float64; NaN where undefined or left out."""
     assert groups.labels_N is not None
-    of_metrics = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
-    values_MQ = torch.stack(of_metrics).double()
+    try:
+        values_MQ = torch.stack([metric.of_groups(scores_N, groups) for metric in metrics.values()]).double()
+    except ValueError as error:  # the gains that the user chose do not fit these groups
+        raise InputError(f"evaluate.{error}") from error
     if not settings.leave_out_constant:
         return values_MQ
     highest_Q, lowest_Q = (
@@ -321,6 +336,7 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
         primary=f"ndcg@{config.primary_cutoff}",
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
+        policies={name: metric.policy for name, metric in metrics_of(config).items()},
         resamples=config.resamples,
         test=data,
         validation_groups=sum(row_group.labelled for row_group in validation.row_groups),

@@ -77,6 +77,8 @@ class Evaluation(Findings):
     relevant_from: float
     leave_out_constant: bool = False
     """Whether groups of equal labels are left out of the means."""
+    policies: dict[str, str] = Field(default_factory=dict)
+    """What the formula of each metric leaves open, such as ties; empty in the first evaluations."""
     resamples: int
     test: EvaluatedData
     validation_groups: int | None = None
@@ -184,7 +186,10 @@ def _metrics(evaluation: Evaluation) -> list[str]:
 
 def _how_to_read(evaluation: Evaluation) -> str:
     lines = definitions(
-        _metrics(evaluation), evaluation.relevant_from, leave_out_constant=evaluation.leave_out_constant
+        _metrics(evaluation),
+        evaluation.relevant_from,
+        leave_out_constant=evaluation.leave_out_constant,
+        stated=evaluation.policies,
     )
     lines.append("The means with 0 and with 1 in place of undefined values stand under All metrics.")
     if any(len(method.bundles) > 1 for method in evaluation.methods):

@@ -28,7 +28,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.ranking import letor, metrics
+from ltrscale.ranking import graded, letor, metrics
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
@@ -147,7 +147,7 @@ def test_every_group_and_mean_is_that_of_the_metrics(
             assert summary.as_one == pytest.approx(np.nan_to_num(values_tQ, nan=1).mean(), abs=1e-6)
             assert summary.low is not None
             assert summary.high is not None
-            assert summary.low < summary.mean < summary.high
+            assert summary.low <= summary.mean <= summary.high  # equal where a metric is 1 on every group
             if result.name == "network":
                 assert summary.std_error == pytest.approx(means_t.std(ddof=1) / math.sqrt(3), abs=1e-6)
             else:
@@ -446,3 +446,30 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
     save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
     with pytest.raises(InputError, match="diverged: gives scores that are not finite"):
         evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+
+
+def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
+) -> None:
+    own = config.replace(models={"gbdt": config.models["gbdt"]}, gains=[0, 1, 1, 9], grades=3, relevant_from=2)
+    found = evaluate(own, str(tmp_path / "own"), made_by={}, report=lambda _: None)
+    batch = next(iter(iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000)))
+    assert batch.labels_N is not None
+    lists = (load(config.models["gbdt"][0]).scorer()(batch), batch.labels_N, batch.offsets_Q1)
+    expected = {
+        "gain_ndcg@5": metrics.gain_ndcg(lists[0], torch.tensor([0, 1, 1, 9])[batch.labels_N.long()], lists[2], k=5),
+        "err@5": graded.err(*lists, k=5, grades=3),
+        "recall@5": metrics.recall(*lists, k=5, threshold=2),
+    }
+    means = {name: summary.mean for name, summary in found.methods[0].everywhere.summaries.items()}
+    assert {name: means[name] for name in expected} == pytest.approx(
+        {name: values_Q.nanmean().item() for name, values_Q in expected.items()}
+    )
+    assert set(found.policies) == set(means)
+    assert "gain 0, 1, 1, 9 by label" in found.policies["gain_ndcg@5"]
+    text = (tmp_path / "own" / "report.md").read_text()
+    assert all(policy in text for policy in found.policies.values())
+    assert set(evaluated[0].policies) == set(means) - {f"gain_ndcg@{k}" for k in (1, 5, 10)}
+    for gains, said in (([0, 1, 2], "no gain for label 3"), ("weights", "needs a weight of 0 or more")):
+        with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
+            evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)
