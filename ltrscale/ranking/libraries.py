@@ -32,6 +32,7 @@ class Policy(NamedTuple):
 
 # LightGBM and CatBoost call a document relevant above .5, trec_eval and ranx from 1 on: the same for whole labels.
 _LIGHTGBM = Rules(ties="input", relevant="from_1", undefined="one")
+# Without a cut-off, XGBoost's map and ndcg stop at rank 32. For map it takes labels 0 and 1 only.
 _XGBOOST = Rules(scores="float32", ties="input", relevant="from_1", undefined="one")
 _CATBOOST = Rules(ties="worst", relevant="from_1", undefined="zero")
 _TREC = Rules(scores="float32", ties="item", relevant="from_1", gain="linear", short="padded", undefined="zero")
@@ -46,7 +47,7 @@ POLICIES = (
     Policy("LightGBM", "map@(longest list)", "map", _LIGHTGBM),
     Policy("XGBoost", "ndcg@{k}", "ndcg", _XGBOOST),
     Policy("XGBoost", "ndcg@{k}-", "ndcg", _XGBOOST.replace(undefined="zero")),
-    Policy("XGBoost", "map", "map", _XGBOOST),
+    Policy("XGBoost", "map@(longest list)", "map", _XGBOOST),
     Policy("XGBoost", "pre@{k}", "precision", _XGBOOST.replace(undefined="zero")),
     Policy("CatBoost", "NDCG:top={k}", "ndcg", _CATBOOST.replace(gain="linear", undefined="one")),
     Policy("CatBoost", "NDCG:top={k};type=Exp", "ndcg", _CATBOOST.replace(undefined="one")),
