@@ -69,8 +69,8 @@ class ReconcileConfig(Config):
     """Our metrics by name: ndcg, precision, recall or success with @K, map or mrr."""
     relevant_from: float = Field(1.0, gt=0)
     """Lowest label of a relevant document under our rules, except for NDCG. Other programs have rules of their own."""
-    programs: tuple[Literal[PROGRAMS], ...] = Field(PROGRAMS, min_length=1)  # type: ignore[valid-type]
-    """Programs to compare with; all by default."""
+    programs: tuple[Literal[PROGRAMS], ...] = ()  # type: ignore[valid-type]
+    """Programs to compare with; empty for all."""
     groups_shown: int = Field(3, ge=1)
     """Groups to show for each rule: those whose value it changes most."""
 
@@ -222,7 +222,7 @@ def _of_metric(metric: Metric, lists: Lists, config: ReconcileConfig, columns: d
     columns[metric.name] = ours_Q
     programs = []
     for policy in POLICIES:
-        if policy.kind == metric.kind and policy.program in config.programs:
+        if policy.kind == metric.kind and policy.program in (config.programs or PROGRAMS):
             reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q, config.groups_shown)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)
