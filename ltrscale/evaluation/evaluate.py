@@ -30,10 +30,12 @@ from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, page, plot
 from ltrscale.evaluation.summarise import Scope, scopes
 from ltrscale.progress import Report, progress
+from ltrscale.ranking.calibration import Calibration, calibration, tally
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
 from ltrscale.ranking.graded import GainNDCGConfig, Gains
 from ltrscale.ranking.letor import LetorPrecisionConfig
 from ltrscale.ranking.metrics import Metric, PrecisionConfig
+from ltrscale.ranking.pointwise import SigmoidConfig
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
@@ -178,6 +180,8 @@ class _Trial:
     """Number of labelled groups that it was selected on; None if the bundle does not state it."""
     labels: str | None = None
     """Identity of all these labels; None if the bundle does not state it."""
+    logits: bool = False
+    """Whether its scores are logits of labels 0 and 1, for it was trained with the pointwise sigmoid loss."""
 
 
 def _trial(method: str, number: int, url: str, test: Selection, config: EvaluateConfig) -> _Trial:
@@ -194,6 +198,7 @@ def _trial(method: str, number: int, url: str, test: Selection, config: Evaluate
         labelled_groups=bundle.count("labelled_groups"),
         validation_groups=bundle.count("validation_groups"),
         labels=validate(Provenance, bundle.made_by, url).labels(),
+        logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
     )
 
 
@@ -208,6 +213,8 @@ class _Measured:
     documents_Q: NDArray[np.int64]
     outlier_Q: NDArray[np.bool_]
     detector: OutlierDetector
+    calibrations_T: list[Calibration | None]
+    """None where scores are no logits, or labels no clicks."""
 
 
 def fit_detector(config: EvaluateSettings, validation_split: Split, test: Selection) -> OutlierDetector:
@@ -257,16 +264,21 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
     metrics = metrics_of(config)
     values, gids, documents, outlier = [], [], [], []
     periods: list[str] = []
+    none_yet = tally(torch.zeros(0), torch.zeros(0))
+    tallies = [none_yet if trial.logits else None for trial in trials]
     with progress("evaluate", test.n_documents) as advance:
         for period, groups in by_period(test, config.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             values_TMQ = []
-            for trial in trials:
+            clicks = bool(((groups.labels_N == 0) | (groups.labels_N == 1)).all())
+            for t, trial in enumerate(trials):
                 scores_N = trial.scorer(groups)
                 if not torch.isfinite(scores_N).all():
                     raise InputError(f"{trial.url}: gives scores that are not finite (period {period}); train it again")
                 values_TMQ.append(values_of(scores_N, groups, metrics, config))
+                so_far = tallies[t]
+                tallies[t] = None if so_far is None or not clicks else so_far + tally(scores_N, groups.labels_N)
             values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
             gids.append(groups.ids_Q.numpy())
             documents.append(groups.lengths_Q.numpy())
@@ -281,6 +293,7 @@ def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetecto
         np.concatenate(documents),
         np.concatenate(outlier),
         detector,
+        [None if tally_CB is None else calibration(tally_CB) for tally_CB in tallies],
     )
 
 
@@ -305,6 +318,8 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
     """Compute all figures of the report."""
     of_methods = [[trial for trial in trials if trial.method == name] for name in config.trials]
     labels_K = [[trial.labels for trial in of_method] for of_method in of_methods]
+    of_trials = iter(measured.calibrations_T)
+    calibrations_K = [tuple(next(of_trials) for _ in of_method) for of_method in of_methods]
     everywhere = _scopes(measured.values_QTM, measured.metrics, labels_K, config)
     outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, labels_K, config)
     methods = []
@@ -317,6 +332,7 @@ def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, c
                 labelled_groups=tuple(trial.labelled_groups for trial in of_method),
                 validation_groups=tuple(trial.validation_groups for trial in of_method),
                 labels=tuple(labels_K[k]),
+                calibration=calibrations_K[k],
                 everywhere=everywhere[k],
                 outliers=outliers[k],
             )

@@ -22,6 +22,7 @@ from ltrscale.evaluation.pages import (
     has_letor,
     intervals,
     markdown,
+    number,
     policies,
     print_report,
     rows_of_methods,
@@ -31,6 +32,7 @@ from ltrscale.evaluation.pages import (
 )
 from ltrscale.evaluation.summarise import Scope, Summary
 from ltrscale.markdown import code, escape
+from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import absolute, join
 
@@ -50,6 +52,8 @@ class MethodResult(Config):
     """Number of labelled groups that each bundle was selected on; None if it does not state it."""
     labels: tuple[str | None, ...] = ()
     """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
+    calibration: tuple[Calibration | None, ...] = ()
+    """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
     everywhere: Scope
     outliers: Scope
 
@@ -127,8 +131,28 @@ def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
     ]
     if evaluation.baseline is not None:
         parts += [f"## Against {escape(evaluation.baseline)}", all_comparisons(_scopes(evaluation))]
+    if rows := _calibrations(evaluation):
+        header = ["method", "clicked", "predicted", "log loss", "calibration error"]
+        parts += ["## Calibration", _CALIBRATION, markdown(header, rows)]
     parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods, out)]
     return "\n\n".join(parts) + "\n"
+
+
+_CALIBRATION = (
+    "Probabilities are sigmoids of the scores of methods that were trained with the pointwise sigmoid loss; label 1 is "
+    "a click. The log loss is the mean over documents. The calibration error is the mean distance of probability and "
+    "share of clicks over ten bins of equal count. Several trials enter with their mean."
+)
+
+
+def _calibrations(evaluation: Evaluation) -> list[list[str]]:
+    """A row for each method whose scores are logits of clicks, with means over its trials."""
+    rows = []
+    for method in evaluation.methods:
+        if known := [each for each in method.calibration if each is not None]:
+            columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error) for c in known), strict=True)
+            rows.append([method.name, *(number(sum(column) / len(known)) for column in columns)])
+    return rows
 
 
 def plot(evaluation: Evaluation, path: Path) -> None:

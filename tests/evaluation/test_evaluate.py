@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,6 +31,9 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.ranking import graded, letor, metrics
 from ltrscale.ranking.choices import MetricConfig
+from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.losses import SoftmaxConfig
+from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.tree_stages import GBDTJob
@@ -59,14 +63,17 @@ def splits(write_dataset: WriteDataset) -> Splits:
     return Splits.model_validate({name: {"data": url, "periods": periods} for name, periods in parts.items()})
 
 
-def network(url: Path, splits: Splits, *, seed: int, features: list[Feature] = FEATURES) -> str:
+def network(
+    url: Path, splits: Splits, *, seed: int, features: list[Feature] = FEATURES, loss: Loss | None = None
+) -> str:
     """A small network with random weights."""
     groups = list(iterate(select(splits.train, labelled=True), docs_per_batch=1000))
     transform = fit_transform((g.features_NF for g in groups), ["numeric"] * 3, TransformConfig())
     torch.manual_seed(seed)
     network = Architecture(transform=transform.config, encoder=ResNetConfig(width=8), head=HeadConfig())
     ranker = Ranker(network, transform)
-    save_ranker(str(url), ranker, config={}, features=features, dataset_hash="", metrics={}, made_by={})
+    settings = {} if loss is None else {"loss": loss.model_dump(mode="json")}
+    save_ranker(str(url), ranker, config=settings, features=features, dataset_hash="", metrics={}, made_by={})
     return str(url)
 
 
@@ -473,3 +480,31 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     for gains, said in (([0, 1, 2], "no gain for label 3"), ("weights", "needs a weight of 0 or more")):
         with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
             evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)
+
+
+def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
+    config: EvaluateConfig, splits: Splits, write_dataset: WriteDataset, tmp_path: Path
+) -> None:
+    losses = {"clicks": SigmoidConfig(), "scaled": SigmoidConfig(highest_label=4), "softmax": SoftmaxConfig()}
+    urls = {name: network(tmp_path / name, splits, seed=1, loss=loss) for name, loss in losses.items()}
+    groups = make_groups(np.random.default_rng(5), 40)
+    clicked = [(x_LF, None if y_L is None else np.minimum(y_L, 1)) for x_LF, y_L in groups]
+    test = {"data": write_dataset({"2026-W05": clicked}, FEATURES)}
+    on_clicks = config.replace(models=urls, baseline=None, splits={**config.splits.model_dump(), "test": test})
+    found = evaluate(on_clicks, str(tmp_path / "on_clicks"), made_by={}, report=lambda _: None)
+    (batch,) = iterate(select(on_clicks.splits.test, labelled=True), docs_per_batch=10_000)
+    assert batch.labels_N is not None
+    p_N = load(urls["clicks"]).scorer()(batch).sigmoid()
+    (calibrated,), *others = (method.calibration for method in found.methods)
+    assert others == [(None,), (None,)]
+    assert calibrated is not None
+    expected_N = F.binary_cross_entropy(p_N, batch.labels_N)
+    assert calibrated.log_loss == pytest.approx(expected_N.item(), rel=1e-5)
+    assert (calibrated.documents, calibrated.predicted) == (batch.n_documents, pytest.approx(p_N.mean().item()))
+    assert "## Calibration" in (tmp_path / "on_clicks" / "report.md").read_text()
+    graded = evaluate(
+        config.replace(models=urls, baseline=None), str(tmp_path / "g"), made_by={}, report=lambda _: None
+    )
+    assert graded.methods[0].calibration == (None,)
+    assert "## Calibration" not in (tmp_path / "g" / "report.md").read_text()
+    assert Evaluation.read(str(tmp_path / "on_clicks")) == found
