@@ -1,4 +1,6 @@
-"""Evaluating committed scores of many short lists: speed against a bare scan of the same files, and memory.
+"""Evaluating committed scores: speed against a bare scan of the same files, and memory.
+
+Short lists of few features, and lists of about 120 documents with the features of web search.
 
 Shapes: N documents, Q groups.
 """
@@ -6,12 +8,13 @@ Shapes: N documents, Q groups.
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import dataset as arrow_dataset
 
-from jobs.bench.measure import Row, peak_bytes
+from jobs.bench.measure import N_FEATURES, Row, peak_bytes
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import DataFile, Feature, Manifest, open_dataset
@@ -21,21 +24,30 @@ from ltrscale.devices import cpu_seconds
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 
 GROUPS = 200_000
-N_FEATURES = 4
-_BLOCK = 1 << 14
-_MOST_DOCUMENTS = 20
+_BLOCK = 1 << 11
 TEST, VALIDATION = "2026-W02", "2026-W01"
+
+
+class Lists(NamedTuple):
+    """Lists of 1 to `longest` documents."""
+
+    features: int
+    longest: int
+
+
+SHORT, SEARCH = Lists(4, 20), Lists(N_FEATURES, 240)
 
 
 def bench_committed(groups: int = GROUPS) -> list[Row]:
     """Documents per CPU second of an evaluation with its report, and peak memory at this size and ten times as many."""
     with storage.scratch.directory() as folder:
-        return [*speed(folder, groups), memory(folder, (groups // 2, 5 * groups))]
+        rows = speed(folder, groups, SHORT) + speed(folder, groups // 40, SEARCH)
+        return [*rows, memory(folder, (groups // 2, 5 * groups))]
 
 
-def speed(folder: Path, groups: int) -> list[Row]:
+def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
     """Evaluation of the scores of one model, against pyarrow's scan of all columns, and of those that it needs."""
-    place = made(folder, groups)
+    place = made(folder, groups, lists)
     files = [sorted(map(str, place.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
     listed = [file for file in open_dataset(str(place / "data")).manifest.files if file.period == TEST]
     documents = sum(counts.documents for file in listed for counts in file.row_groups)
@@ -50,7 +62,7 @@ def speed(folder: Path, groups: int) -> list[Row]:
             at_least=True,
             ours=f"{documents / seconds / 1e6:.2f} M docs/CPU-s",
             peer=f"{documents / peer_seconds / 1e6:.2f} M docs/CPU-s",
-            note=f"{groups:,} lists of {documents / groups:.0f}, {N_FEATURES} features, 1 model",
+            note=f"{groups:,} lists of {documents / groups:.0f}, {lists.features} features, 1 model",
         )
         for what, peer_seconds in zip(scans, of_scans, strict=True)
     ]
@@ -72,17 +84,17 @@ def memory(folder: Path, sizes: tuple[int, int]) -> Row:
     )
 
 
-def made(folder: Path, groups: int) -> Path:
+def made(folder: Path, groups: int, lists: Lists = SHORT) -> Path:
     """The directory of a data set with this many test groups and of scores of its documents, made if missing."""
-    place = folder / f"{groups}"
+    place = folder / f"{groups}-{lists.features}"
     if not (place / "scores").exists():
-        _write_data(str(place / "data"), groups)
+        _write_data(str(place / "data"), groups, lists)
         _write_scores(str(place / "data"), str(place / "scores"))
     return place
 
 
 def _of_size(folder: Path, groups: int) -> None:
-    _evaluate(folder / f"{groups}")
+    _evaluate(made(folder, groups))
 
 
 def _evaluate(place: Path) -> None:
@@ -114,28 +126,28 @@ def _scan(files: list[list[str]], columns: tuple[list[str] | None, ...]) -> int:
     return rows
 
 
-def _write_data(url: str, groups: int) -> None:
-    features = tuple(Feature(name=f"f{i}") for i in range(N_FEATURES))
+def _write_data(url: str, groups: int, lists: Lists) -> None:
+    features = tuple(Feature(name=f"f{i}") for i in range(lists.features))
     with storage.Commit(url) as commit:
-        writer, first = DatasetWriter(commit, n_features=N_FEATURES, compression="zstd"), 0
+        writer, first = DatasetWriter(commit, n_features=lists.features, compression="zstd"), 0
         for period, count in (("2026-W00", 100), (VALIDATION, 100), (TEST, groups)):
             for start in range(0, count, _BLOCK):
                 n = min(_BLOCK, count - start)
-                writer.add(period, _block(first + start, n))
+                writer.add(period, _block(first + start, n, lists))
             first += count
         commit.finish(Manifest(features=features, files=tuple(writer.close())).model_dump(mode="json"))
 
 
-def _block(first: int, groups: int) -> pa.Table:
-    """Groups of one to twenty documents; a block of one size is the same but for its ids, to be quick."""
+def _block(first: int, groups: int, lists: Lists) -> pa.Table:
+    """Groups with random content, which does not depend on the ids."""
     rng = np.random.default_rng(groups)
-    lengths_Q, every_Q = rng.integers(1, _MOST_DOCUMENTS + 1, groups), np.ones(groups, np.bool_)
+    lengths_Q, every_Q = rng.integers(1, lists.longest + 1, groups), np.ones(groups, np.bool_)
     n = int(lengths_Q.sum())
     return pa.table(
         {
             "gid": pa.array(np.arange(first, first + groups)),
             "features": to_lists(
-                pa.array(rng.normal(size=n * N_FEATURES).astype(np.float32)), lengths_Q * N_FEATURES, every_Q
+                pa.array(rng.normal(size=n * lists.features).astype(np.float32)), lengths_Q * lists.features, every_Q
             ),
             "labels": to_lists(pa.array(rng.integers(0, 3, n).astype(np.float32)), lengths_Q, every_Q),
         }

@@ -31,7 +31,7 @@ from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.slices import Slicer
 from ltrscale.progress import progress
 
-_VALUES = 1 << 22
+_VALUES = 1 << 20
 """Feature values, or documents where no features are read, of a part, over all trials."""
 
 Place = tuple[str, int]
