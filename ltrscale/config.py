@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ltrscale import storage
-from ltrscale.errors import InputError, nearest, without_credentials
+from ltrscale.errors import InputError, nearest, suggestion, without_credentials
 
 
 class Config(BaseModel):
@@ -86,7 +86,8 @@ def overlay(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence[str] = ()) -> ConfigT:
     """Read a config from YAML and apply `a.b=c` overrides, whose values are YAML too.
 
-    Each of several files is laid over the files before it.
+    Each of several files is laid over the files before it. An override with the value null removes an entry of a
+    mapping by names, such as `methods.pretrained=null`.
 
     Raises:
         InputError: a file is missing or not YAML, a key is unknown, or a value does not fit; in one line.
@@ -107,7 +108,7 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
     for url in urls:
         values = overlay(values, _read_yaml(url))
     for override in overrides:
-        _apply(values, override)
+        _apply(cls, values, override)
     where = f"{' with '.join([*urls, *(['--set'] if overrides else [])])}" if urls else "command line"
     return validate(cls, values, where)
 
@@ -272,7 +273,7 @@ def _unshared(value: Any) -> Any:
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise InputError(f"--set {override}: write it as key=value, for example --set finetune.epochs=10")
@@ -283,7 +284,22 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if isinstance(here, dict) and here.get(slot) is None:
             here[slot] = {}
         here = here[slot]
-    here[_slot(here, last, override)] = _parse(text, f"--set {override}")
+    slot, value = _slot(here, last, override), _parse(text, f"--set {override}")
+    if value is None and isinstance(here, dict) and _holds_entries(cls, path):
+        if slot not in here:
+            raise InputError(
+                f"--set {override}: no entry of that name to remove; {suggestion(slot, here, 'there are')}"
+            )
+        del here[slot]
+    else:
+        here[slot] = value
+
+
+def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
+    """Whether a place of a config is a mapping by names, whose entries cannot be null."""
+    here = _Walk.of(cls, path).here
+    values = [_alternatives(typing.get_args(kind)[1]) for kind in here if typing.get_origin(kind) is dict]
+    return len(here) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
 
 
 def _slot(here: Any, part: str, override: str) -> Any:

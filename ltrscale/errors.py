@@ -39,6 +39,22 @@ def nearest(name: str, known: Collection[str], *, alike: float = 0.0) -> str | N
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=alike)), None)
 
 
+def suggestion(name: str, known: Collection[str], otherwise: str) -> str:
+    """The remedy for a wrong name: a known one that is much like it; otherwise the known ones, at most ten.
+
+    Example:
+        >>> suggestion("prise", ["price", "brand"], "its columns are")
+        "did you mean 'price'?"
+        >>> suggestion("margin", ["rating", *"abcdefghijk"], "its columns are")
+        'its columns are rating, a, b, c, d, e, f, g, h, i and 2 more'
+    """
+    # below .7 words are taken for each other that share a few letters alone, such as action and rating
+    if near := nearest(name, known, alike=0.7):
+        return f"did you mean {near!r}?"
+    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    return f"{otherwise} {', '.join([*known][:10])}{more}"
+
+
 class InputError(Exception):
     """An input of the user cannot be used; the message names file, row or key, and the remedy.
 

@@ -32,8 +32,8 @@ def handling(handler: Handler) -> Iterator[None]:
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Keep the signals from ending the process while the block runs; yields whether one has come.
 
-    `Stopped`, raised by the block, gets the exit status of the signal. Outside the main thread, where Python handles no
-    signals, none ever comes.
+    `Stopped`, raised by the block, gets the exit status of the signal. A block that ends by itself passes the signal
+    on, so that the next stage does not begin. Outside the main thread no signal ever comes: Python handles none there.
     """
     asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
@@ -45,6 +45,8 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         except Stopped as error:
             error.status = asked.status
             raise
+    for number in asked.come[:1]:
+        signal.raise_signal(number)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,15 @@ def test_a_damaged_or_missing_file_is_named(neural: str, name: str) -> None:
 
 
 def test_what_is_no_bundle_is_named(neural: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no bundle is committed there"):
+    with pytest.raises(InputError, match="no bundle is committed there; the path does not exist"):
         bundle.load(str(tmp_path / "nothing"))
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"no bundle is committed there; it has no manifest\.json"):
+        bundle.load(str(tmp_path / "else"))
+    shutil.copytree(neural, tmp_path / "else" / "model")
+    with pytest.raises(InputError, match=rf"name one below it: {tmp_path}/else/model$"):
+        bundle.load(str(tmp_path / "else"))
     path = Path(neural) / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "version": 2}))

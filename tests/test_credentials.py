@@ -81,6 +81,7 @@ def test_no_output_of_a_job_has_the_credentials_of_its_input(
     assert "is up to date" in said
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_refused_url_does_not_repeat_the_signature(server: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     url = f"http://me:{CANARY}@{server}/forbidden?sig={CANARY}"

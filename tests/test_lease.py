@@ -145,6 +145,7 @@ def test_what_a_dead_holder_has_committed_stays(url: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_a_holder_that_was_stopped_cannot_commit_when_it_wakes_up(url: str) -> None:
     with other_process(url) as process:
         assert process.stdin is not None
@@ -188,6 +189,7 @@ def test_a_process_that_acts_for_the_holder_is_fenced_with_it(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
     url = str(tmp_path)
     for text in ("{", "[]", json.dumps({"token": 1, "pid": "x", "before": None}), "\x00"):
@@ -199,6 +201,7 @@ def test_a_damaged_lease_lapses_like_one_of_a_dead_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_a_lease_does_not_lapse_while_the_store_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,26 @@ def test_a_rejection_shows_the_value_and_counts_by_rule(
     assert all(f"({text})" in message for text in found)
 
 
+def test_a_rejection_names_the_key_that_accepts_it(tmp_path: Path) -> None:
+    log = rows()
+    log[0][HEADER.index("price")] = "cheap"
+    path, out = write(tmp_path / "log.csv", log), str(tmp_path / "out")
+    key = suggested(refused(prepare, settings(path), out), r"mend the input or raise (\S+)$")
+    assert prepare(settings(path, f"{key}=0.01"), out).manifest.counts().documents == 159
+
+
+def test_a_value_without_a_grade_is_named(tmp_path: Path) -> None:
+    log = [[*row[:-1], ("view", "cart", "wishlist")[i % 3]] for i, row in enumerate(rows())]
+    graded = settings(
+        write(tmp_path / "log.csv", log), "prepare.source.columns.grades={view: 0, cart: 1}", "prepare.max_rejected=1"
+    )
+    assert prepare(graded, str(tmp_path / "out")).manifest.accounting.rules == {"bad_label": 53}
+    (quarantine,) = (tmp_path / "out" / "quarantine").iterdir()
+    said = "'wishlist' has no grade (view, cart have one)"
+    assert set(pq.read_table(quarantine)["found"].to_pylist()) == {said}
+    assert f"bad_label ({said})" in refused(prepare, graded.replace(max_rejected=0.1), str(tmp_path / "refused"))
+
+
 def test_too_long_a_group_shows_its_length(tmp_path: Path) -> None:
     message = refused(
         prepare, settings(write(tmp_path / "log.csv", rows(2)), "prepare.max_group=3"), str(tmp_path / "out")
@@ -168,6 +188,25 @@ def unlabelled_weeks(write_dataset: WriteDataset, *zero: str) -> str:
         labels = [np.zeros(5) if name in zero else rng.permutation(5) % 3 for _ in range(20)]
         weeks[week] = [(rng.normal(size=(5, 2)).astype(np.float32), y.astype(np.float32)) for y in labels]
     return write_dataset(weeks, [Feature(name="a"), Feature(name="b")])
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_labels_that_are_all_zero_are_a_warning_when_a_log_is_prepared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, zero: bool
+) -> None:
+    log = [[*row[:-1], "0"] if zero else row for row in rows()]
+    prepare(settings(write(tmp_path / "log.csv", log)), str(tmp_path / "out"))
+    letor = tmp_path / "log.txt"
+    letor.write_text("".join(f"{0 if zero else q % 2} qid:{q} 1:{q}\n" for q in range(9)))
+    text = PrepareConfig.model_validate({"inputs": str(letor), "source": {"kind": "letor"}})
+    prepare(text, str(tmp_path / "letor"))
+    prepare(text, str(tmp_path / "scored"), for_scoring=True)  # such text has some label in any case
+    wrong = "labelled groups are 0, so there is nothing to learn or to choose by; check"
+    assert [text for text in caplog.messages if "nothing to learn" in text] == zero * [
+        f"prepare: {tmp_path}/out: all labels of its 40 {wrong} column 'sold', which prepare takes as the label",
+        f"prepare: {tmp_path}/letor: all labels of its 9 {wrong} the first number of each line, which prepare takes as "
+        "the label",
+    ]
 
 
 @pytest.mark.parametrize("zero", ["train", "validation"])

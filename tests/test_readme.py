@@ -125,10 +125,29 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
 
 
-def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page; a repeated one has a number."""
+    titles = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
+    names = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    return {f"{name}-{names[:i].count(name)}".removesuffix("-0") for i, name in enumerate(names)}
+
+
+def test_links_and_their_anchors_lead_somewhere() -> None:
+    known: dict[Path, set[str]] = {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]
+        for path, _, anchor in (link.partition("#") for link in links):
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), f"{page.name}: {path}"
+            if anchor:
+                known.setdefault(there, anchors(there))
+                assert anchor in known[there], f"{page.name}: {path}#{anchor}"
+    assert len(known) > 5
 
 
 def test_each_promise_names_a_test_that_exists() -> None:

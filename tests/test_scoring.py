@@ -446,7 +446,7 @@ def test_what_cannot_score_is_reported_before_anything_is_written(
         (config(data, str(tmp_path / "nothing")), "no bundle is committed there"),
         (config(data, data), "not a bundle"),
         (config(str(tmp_path), bundles["trees"]), "no data set is committed"),
-        (config(data, bundles["trees"], periods="p9"), "no period 'p9'; the nearest is 'p"),
+        (config(data, bundles["trees"], periods="p9"), "no period 'p9'; it has p"),
         (config(data, bundles["network"], device="cuda:7"), "device: cuda:7 is asked for"),
     ):
         with pytest.raises(InputError, match=message):

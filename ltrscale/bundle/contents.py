@@ -84,6 +84,18 @@ def member_folder(name: str) -> str:
     return f"members/{name}"
 
 
+def _instead_of(url: str) -> str:
+    """The remedy where no bundle is: the bundles directly below, if there are some."""
+    if not storage.exists(url):
+        return (
+            "the path does not exist, so check it, or make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
+        )
+    below = {child: storage.read_manifest(child) or {} for child in storage.children(url)}
+    if found := [child for child, manifest in below.items() if manifest.get("format") == FORMAT]:
+        return f"name one below it: {', '.join(found[:10])}"
+    return f"it has no {storage.MANIFEST}; make a bundle with jobs.finetune, jobs.train_gbdt or a pipeline"
+
+
 def read_manifest(url: str) -> dict[str, Any]:
     """The manifest of a bundle: its files with their hashes, and its origin.
 
@@ -93,10 +105,7 @@ def read_manifest(url: str) -> dict[str, Any]:
     """
     manifest = storage.read_manifest(url)
     if manifest is None:
-        raise InputError(
-            f"{url}: no bundle is committed there (no {storage.MANIFEST}); "
-            "make it with jobs.pretrain, jobs.finetune or jobs.train_gbdt"
-        )
+        raise InputError(f"{url}: no bundle is committed there; {_instead_of(url)}")
     where = storage.join(url, storage.MANIFEST)
     if manifest.get("format") != FORMAT:
         raise InputError(f"{where}: not a bundle but {manifest.get('format', 'something else')!r}; check the path")

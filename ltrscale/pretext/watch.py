@@ -102,9 +102,9 @@ def warning_of(found: Geometry) -> str | None:
     if found.accuracy is not None and found.accuracy > _SOLVED:
         left = "" if found.loss_left is None else f", {found.loss_left:.0%} of the loss is left"
         return (
-            f"the contrast is solved (the other view is found for {found.accuracy:.0%} of documents{left}), so little "
-            "more will be learnt: the views may show what names a document; jobs.contrast reports which features do, "
-            "pretrain.mask hides them, and a stronger pretrain.augment makes views differ more"
+            f"the contrast is solved (the other view is found for {found.accuracy:.0%} of documents{left}), so further "
+            "epochs teach little; let a short run go on, and jobs.contrast then reports which features solve it; stop "
+            "a long one, and hide such features with pretrain.mask, or set a stronger pretrain.augment"
         )
     return None
 

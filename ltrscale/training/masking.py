@@ -35,16 +35,20 @@ def masked_features(
     rates = dict(zip(names, config.rates(kinds, names, found), strict=True))
     for name, share in found.items():
         log.info(
-            "pretraining: %s identifies a document within its group (unique for %.0f%% of documents); "
-            "the views mask it at a rate of %g",
-            *(name, 100 * share, rates[name]),
+            "pretraining: %s is unique within its query for %.0f%% of the documents, which would make the contrast too "
+            "easy; %s",
+            *(name, 100 * share),
+            f"the views hide it at a rate of {rates[name]:g}, so nothing needs doing"
+            if rates[name]
+            else "pretrain.mask lets the views show it; set pretrain.mask.identifying=0.8 to hide it",
         )
     for name, share in suspects.items():
         if not rates[name]:
             log.warning(
-                "pretraining: %s may identify a document within its group (a whole number, unique for %.0f%% of "
-                "documents); if it is an id, leave it out, prepare it as categorical, or set pretrain.mask.columns",
-                *(name, 100 * share),
+                "pretraining: %s is a whole number, unique within its query for %.0f%% of the documents; if it is an "
+                "id, leave it out, or hide it with pretrain.mask.columns={%s: 1}; if it is a quantity, such as a count "
+                "or a rank, nothing needs doing",
+                *(name, 100 * share, name),
             )
     return MaskConfig(identifying=0, columns={name: rate for name, rate in rates.items() if rate})
 

@@ -65,8 +65,8 @@ class Parity(Config):
     tolerance: float
     bundle: str
     data: tuple[str, ...]
-    periods: tuple[str, ...]
-    """As named; empty for all."""
+    periods: tuple[str, ...] | None
+    """As named; null for all."""
 
 
 def columns_of(bundle: Bundle) -> ExportedFeatures:

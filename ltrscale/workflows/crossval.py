@@ -98,7 +98,7 @@ def run_crossval(config: CrossvalConfig) -> None:
     Raises:
         InputError: as the pipeline; two folds have the same test groups.
     """
-    with recorded(config.out, config), cluster_for(config.pipeline.workers):  # one cluster for all folds
+    with recorded(config.out, config, "crossval"), cluster_for(config.pipeline.workers):  # one cluster for all folds
         for fold in config.folds:
             log.info("fold %s", fold)
             run_pipeline(of_fold(config, fold))

@@ -44,7 +44,7 @@ from ltrscale.trees.export import ParityConfig
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.runs import recorded
-from ltrscale.workflows.stage import Origin, Stage, check_replaceable
+from ltrscale.workflows.stage import Origin, Stage
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
 from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
 
@@ -148,7 +148,7 @@ def run_distill(job: DistillJob) -> None:
     Raises:
         InputError: the teacher was trained or selected on test periods; as the stages.
     """
-    with recorded(job.out, job), cluster_for(job.workers):
+    with recorded(job.out, job, "distill"), cluster_for(job.workers):
         steps = _Steps(job)
         steps.check()
         steps.score()
@@ -193,7 +193,6 @@ class _Steps:
 
     def check(self) -> None:
         """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
-        check_replaceable(self.job.out, "distill")
         check_disjoint(self.splits)
         for split in (self.splits.validation, self.splits.test, *([self.splits.train] if self.job.direct else [])):
             select(split, labelled=True)

@@ -29,19 +29,17 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError, suggestion
 from ltrscale.launch.workers import Workers
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import METRIC, named
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.workflows import frames
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
-from ltrscale.workflows.stage import check_replaceable
+from ltrscale.workflows.runs import check_replaceable
 from ltrscale.workflows.trial import Trial
 
 _ESTIMATOR = "estimator.json"
-_SIDE = ("label", "grades", "item", "positions", "clicks", "weights", "meta")
-"""Uses of columns that scoring does not need."""
 _DOCS_PER_BATCH = 1 << 16
 Settings = Mapping[str, Any]
 
@@ -74,8 +72,8 @@ class _Arguments(Config):
             return validate(NeuralMethod, settings, where)
         if self.method == "semi_gbdt":
             return validate(SemiMethod, settings, where)
-        near = nearest(self.method, [*trees, *pretexts, "neural", "semi_gbdt"])
-        raise InputError(f"Ranker.method: {self.method!r} is unknown; did you mean {near!r}?")
+        hint = suggestion(self.method, [*trees, "neural", "semi_gbdt", *pretexts], "the methods are")
+        raise InputError(f"Ranker.method: {self.method!r} is unknown; {hint}")
 
 
 class _Saved(Config):
@@ -159,7 +157,7 @@ class Ranker:
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
-                raise InputError(f"Ranker has no argument {name!r}; did you mean {nearest(name, known)!r}?")
+                raise InputError(f"Ranker has no argument {name!r}; {suggestion(name, known, 'its arguments are')}")
             setattr(self, name, value)
         return self
 
@@ -243,19 +241,20 @@ class Ranker:
         Args:
             X: rows with the features of `fit`; other columns are not read.
             group: a query id for each row, or the lengths of the groups; not for tables that have the query column.
-            columns: uses of columns that differ from those in `fit`.
+            columns: uses of columns that differ from those in `fit`, of which scoring reads the query, times and dates.
 
         Raises:
-            InputError: the ranker is not fitted, X lacks features, or a row cannot be used.
+            InputError: the ranker is not fitted, X lacks features, a row cannot be used, or scoring does not read a use
+                that is named.
         """
         bundle = self._fitted()
-        table, columns = frames.read_table(X, None, group, {**self.columns_, **columns})
+        table, uses = frames.read_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return np.zeros(0)
         table = table.append_column(frames.ROW, pa.array(np.arange(len(table))))
-        columns = {use: column for use, column in columns.items() if use not in _SIDE} | {"item": frames.ROW}
+        uses = frames.uses_in_scoring(uses, bundle, named=columns)
         # every row needs a score, so none may be left out
-        with frames.prepared(table, columns, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
+        with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
             selection = select(split, labelled=False)
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             scores = scored.score(selection, scorer, bundle.url)
@@ -322,7 +321,9 @@ class Ranker:
     def load(cls, url: str) -> Self:
         """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
 
-        A job's bundle records no uses of columns: `predict` and `score` then take `query` and `label`.
+        A job's bundle records how the raw rows of its training data were read: `predict` and `score` read rows in the
+        same way. Where it does not (bundles of earlier versions, or of rows that were no table of items), they find the
+        features by name, and take `query` and `label`.
 
         Raises:
             InputError: no bundle is committed there, or it does not score.
@@ -333,9 +334,8 @@ class Ranker:
             saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
             ranker, columns = cls(**saved.arguments), saved.columns
         else:
-            ranker, columns = cls(bundle.trees.library if bundle.trees else "neural"), {}
-            for kind, use in (("numeric", "features"), ("categorical", "categorical")):
-                columns[use] = [feature.name for feature in bundle.features if feature.kind == kind]
+            columns, settings = frames.read_as(bundle)
+            ranker = cls(bundle.trees.library if bundle.trees else "neural", prepare=settings or None)
         ranker._open(url, columns)
         return ranker
 

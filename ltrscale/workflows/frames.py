@@ -4,7 +4,7 @@ Shapes: N rows, Q query groups.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,14 +15,23 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.split import Split
+from ltrscale.data.ingest.csvtext import Dialect
+from ltrscale.data.ingest.guess import doubtful
 from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.mapping import ColumnMapping
+from ltrscale.data.ingest.profile import columns_of
+from ltrscale.data.ingest.sources import Items, for_scoring
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
-from ltrscale.workflows.stages import PrepareJob
+from ltrscale.progress import log
+from ltrscale.workflows.stages import PrepareJob, RowsJob
 
+_LOOKED_AT = 100_000
+"""First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
 LABEL, QUERY, ROW = "__label__", "__query__", "__row__"
 """The columns that hold labels and query ids which came as arrays, and the numbers of rows."""
 
@@ -88,12 +97,14 @@ def read_table(
     table = to_table(rows, labels, group)
     columns = dict(columns)
     if labels is not None:
+        if columns.get("label", LABEL) != LABEL:
+            columns.pop("grades", None)  # they are of the values of that column
         columns["label"] = LABEL
     if group is not None:
         columns["query"] = QUERY
     for use, argument in (("query", "group"), *([("label", "y")] if labels_needed else [])):
         if columns.get(use) not in table.column_names:
-            of = f" {columns[use]!r}" if use in columns and not columns[use].startswith("__") else ""
+            of = f" {columns[use]!r}" if columns.get(use) and not columns[use].startswith("__") else ""
             raise InputError(
                 f"X has no {use} column{of}; give {argument}, or name its column: {use}=... "
                 f"(columns: {', '.join(table.column_names)[:300]})"
@@ -105,7 +116,8 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     """A column mapping that names features; those that none is given for are all columns without another use.
 
     Numbers and booleans are numeric features; text and dictionaries, such as the categories of pandas, are categorical
-    ones. Columns of other types, such as time stamps, are none.
+    ones. Columns of other types, such as time stamps, are none. Those that look like labels, ids or times are features
+    too, with a warning.
 
     Example:
         >>> table = pa.table({"q": ["a"], "price": [1.5], "shop": ["x"], "y": [1]})
@@ -126,7 +138,22 @@ def with_features(columns: Mapping[str, Any], table: pa.Table) -> dict[str, Any]
     numeric = sorted(n for n, kind in free.items() if cols.is_number(kind) and not pa.types.is_null(kind))
     if not numeric and not categorical:
         raise InputError(f"X has no feature among its columns {', '.join(table.column_names)[:300]}; name some")
+    _warn_of_doubtful(table, columns, {*numeric, *categorical})
     return {**columns, "features": numeric, "categorical": categorical}
+
+
+def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Collection[str]) -> None:
+    """Warn of features that `jobs.init` would not take, such as a second label."""
+    given = {use: columns.get(use) for use in ("query", "item", "label", "time")}
+    given = {use: name for use, name in given.items() if name in table.column_names}
+    if not len(table) or "query" not in given:
+        return
+    looked_at = columns_of(table.slice(0, _LOOKED_AT), table.schema, Dialect())
+    if found := {name: why for name, why in doubtful(looked_at, given).items() if name in features}:
+        log.warning(
+            "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
+            *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -144,6 +171,60 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from (str(key), *_texts(part))
     elif isinstance(value, list | tuple):
         yield from (text for part in value for text in _texts(part))
+
+
+def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collection[str] = ()) -> dict[str, Any]:
+    """The uses of columns that give rows their scores; `ROW` names the documents.
+
+    Args:
+        columns: uses of columns; those that scoring does not need are left out.
+        bundle: has the features to find.
+        named: uses of columns that the caller of `predict` named.
+
+    Raises:
+        InputError: a use does not exist or does not fit the others; a named one does not matter.
+    """
+    mapping = validate(ColumnMapping, columns, "Ranker.predict")
+    read = _scoring(mapping, bundle).replace(item=ROW)
+    if idle := [use for use in named if getattr(read, use) != getattr(mapping, use)]:
+        raise InputError(f"Ranker.predict: scores do not depend on {', '.join(idle)}; leave out what is not read")
+    return _plain(read)
+
+
+def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
+
+    A bundle that does not know them, or whose rows were no items, has its features as columns.
+
+    Raises:
+        InputError: the bundle's record is damaged.
+    """
+    columns: dict[str, Any] = {
+        use: [feature.name for feature in bundle.features if feature.kind == kind]
+        for kind, use in (("numeric", "features"), ("categorical", "categorical"))
+    }
+    if not bundle.read_as:
+        return columns, {}
+    where = f"{bundle.url}: read_as of its config.json"
+    config = validate(PrepareConfig, {**bundle.read_as, "inputs": "X"}, where)
+    if isinstance(config.source, Items):
+        mapping = config.source.columns
+        # `score` reads labels too
+        columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
+    return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
+
+
+def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
+    """What `jobs.predict` needs of a mapping for rows of a fixed period."""
+    positions = bundle.reads_positions
+    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), positions=positions, dated=False)
+    assert isinstance(source, Items)
+    return source.columns
+
+
+def _plain(mapping: ColumnMapping) -> dict[str, Any]:
+    """A mapping as plain data; it states the features even if there are none, so that none are looked for."""
+    return {"features": [], "categorical": [], **mapping.model_dump(mode="json", exclude_defaults=True)}
 
 
 def held_out(table: pa.Table, columns: Mapping[str, Any], share: float, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -174,7 +255,12 @@ def _codes(table: pa.Table, column: str) -> NDArray[np.int64]:
 
 
 def prepare_tables(
-    tables: Mapping[str, pa.Table], columns: Mapping[str, Any], settings: Mapping[str, Any], out: str
+    tables: Mapping[str, pa.Table],
+    columns: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    out: str,
+    *,
+    job: type[PrepareJob] = PrepareJob,
 ) -> None:
     """Make a data set of tables, each a period of its own: `jobs.prepare` reads them as Parquet files.
 
@@ -183,6 +269,7 @@ def prepare_tables(
         columns: the keys of `prepare.source.columns`.
         settings: further keys of `prepare`, such as `max_rejected`.
         out: directory of the data set.
+        job: the stage that reads them.
 
     Raises:
         InputError: as `prepare`; a key is unknown.
@@ -196,7 +283,7 @@ def prepare_tables(
         inputs = [{"path": path, "period": period} for period, path in paths.items()]
         config = validate(PrepareConfig, {"sort": apart, **settings, "inputs": inputs, "source": source}, "prepare")
         try:
-            PrepareJob(out=out, prepare=config).run()
+            job(out=out, prepare=config).run()
         except InputError as error:
             message = str(error)
             for period, path in paths.items():  # these files are no files of the user
@@ -214,8 +301,8 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 
 @contextmanager
 def prepared(table: pa.Table, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Split]:
-    """A table as a data set while the block runs; after an error it stays, with the rows in quarantine."""
+    """A table to score as a data set while the block runs; after an error it stays, with the rows in quarantine."""
     folder = storage.scratch.make()
-    prepare_tables({"all": table}, columns, settings, str(folder))
+    prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)
     yield Split(data=(str(folder),))
     shutil.rmtree(folder, ignore_errors=True)

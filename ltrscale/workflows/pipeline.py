@@ -5,12 +5,15 @@ data order. All methods of a seed see the same labelled groups. Stages that are 
 that was stopped, or whose config changed in one place, runs only the remaining stages.
 """
 
+import re
+import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, check_disjoint, check_relevant, select
@@ -27,7 +30,7 @@ from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.workflows.methods import Method, MethodName, ReadingMethod, check_methods
 from ltrscale.workflows.presets import for_all
-from ltrscale.workflows.refit import RefitJob, RefitSettings
+from ltrscale.workflows.refit import RefitJob, RefitSettings, is_refittable
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
@@ -107,7 +110,7 @@ def run_pipeline(config: PipelineConfig) -> None:
     Raises:
         InputError: as the stages; for a split that cannot be read, before anything is trained.
     """
-    with recorded(config.out, config), cluster_for(config.workers):  # one cluster for all stages
+    with recorded(config.out, config, "pipeline"), cluster_for(config.workers):  # one cluster for all stages
         _run(config)
 
 
@@ -148,8 +151,41 @@ def _compare(config: PipelineConfig, data: str) -> None:
     if config.refit is not None:
         also = splits.test if config.refit.test else None
         for name in config.refit.methods:
-            final = join(config.out, "final", name)
-            RefitJob(out=final, bundle=models[name][0], also=also, workers=config.workers).run()
+            RefitJob(out=_final(config, name), bundle=models[name][0], also=also, workers=config.workers).run()
+    _log_next(config, {name: urls[0] for name, urls in models.items()})
+
+
+def _final(config: PipelineConfig, name: str) -> str:
+    """The directory of a method's final model."""
+    return join(config.out, "final", name)
+
+
+def _log_next(config: PipelineConfig, bundles: Mapping[str, str]) -> None:
+    """Log where the bundles of the first seed are, and the commands that come next, for the best one on validation."""
+    folder = join(config.out, f"seed-{config.seeds[0]}")
+    log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
+    judged = {name: _validated(url) for name, url in bundles.items()}
+    shared = [metric for metric in judged[next(iter(judged))] if all(metric in each for each in judged.values())]
+    best = max(judged, key=lambda name: judged[name][shared[0]]) if shared else next(iter(judged))
+    if shared:
+        log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared[0], judged[best][shared[0]])
+    chosen = bundles[best]
+    if config.refit is not None and best in config.refit.methods:
+        chosen = _final(config, best)
+    elif is_refittable(config.methods[best]):
+        settings = f"--set {shlex.quote(f'out={_final(config, best)}')} --set {shlex.quote(f'bundle={chosen}')}"
+        log.info("next, to learn from the validation groups too: python -m jobs.refit %s", settings)
+        chosen = _final(config, best)
+    log.info(
+        "next, to rank new rows: python -m jobs.predict --bundle %s --inputs NEW_ROWS --out %s",
+        *(shlex.quote(url) for url in (chosen, join(config.out, "predictions"))),
+    )
+
+
+def _validated(url: str) -> dict[str, float]:
+    """The validation metrics of a bundle, the one that chose its epoch or trees first."""
+    found = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
 
 
 def evaluation_on(column: LabelColumn) -> str:

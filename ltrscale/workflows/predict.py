@@ -16,14 +16,14 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
 from ltrscale.data.dataset.split import Texts
-from ltrscale.data.ingest.inputs import Inputs, PrepareConfig
-from ltrscale.data.ingest.sources import Source, for_scoring
+from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
+from ltrscale.data.ingest.quarantine import QUARANTINE
+from ltrscale.data.ingest.sources import Source, for_scoring, missing_columns
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig
-from ltrscale.workflows.runs import held
-from ltrscale.workflows.stage import check_replaceable
-from ltrscale.workflows.stages import PrepareJob, ScoreJob
+from ltrscale.workflows.runs import check_replaceable, held
+from ltrscale.workflows.stages import RowsJob, ScoreJob
 
 
 class PredictJob(ScorerConfig):
@@ -56,15 +56,21 @@ class PredictJob(ScorerConfig):
         """Read the rows, then rank their items.
 
         Raises:
-            InputError: a bundle is missing or cannot score; it is not known how to read the rows; as `prepare` and
-                `score`; `out` holds other output.
+            InputError: a bundle is missing or cannot score; it is not known how to read the rows, or they lack columns;
+                as `prepare` and `score`; `out` holds other output.
         """
         self._check_out()
-        PrepareJob(out=self.data, prepare=self.reading(), ray=self.ray).run()
+        reading = self.reading()
+        self._check_columns(reading)
+        RowsJob(out=self.data, prepare=reading, ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
         ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta).run()
+        made = open_dataset(self.data).manifest
         if not self.add:
-            self._withdraw_others(open_dataset(self.data).manifest.periods)
+            self._withdraw_others(made.periods)
+        if rejected := made.accounting.rows_rejected:
+            where = storage.join(self.data, QUARANTINE)
+            log.warning("%s of %s rows are not ranked: see %s", f"{rejected:,}", f"{made.accounting.rows_in:,}", where)
 
     def reading(self) -> PrepareConfig:
         """The settings of `prepare` that find the features of all bundles in the rows.
@@ -90,6 +96,15 @@ class PredictJob(ScorerConfig):
         dated = any(entry.period is None for entry in self.inputs)
         source = for_scoring(config.source, [*features], meta=self.meta, positions=positions, dated=dated)
         return config.replace(source=source)
+
+    def _check_columns(self, reading: PrepareConfig) -> None:
+        """Refuse rows whose first file lacks columns; names them all."""
+        first = list_inputs(reading.inputs)[0].url
+        if lacking := missing_columns(reading.source, first):
+            raise InputError(
+                f"{first}: no column {', '.join(lacking)}, which {self.name} needs; name columns that have other names "
+                "there under source.columns; features must have the names of the training data"
+            )
 
     def _check_out(self) -> None:
         """Refuse to replace anything but ranked items."""

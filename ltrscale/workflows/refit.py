@@ -24,6 +24,14 @@ from ltrscale.workflows.stage import Origin
 from ltrscale.workflows.stages import TrainingStage
 
 
+def is_refittable(method: Method) -> bool:
+    """Whether a method makes one network or one model of trees, which can be trained once more."""
+    match method:
+        case NeuralMethod() | GBDTMethod(ensemble=None) | TunedMethod():
+            return True
+    return False
+
+
 class RefitSettings(Config):
     """The final models of a pipeline."""
 
@@ -39,15 +47,13 @@ class RefitSettings(Config):
             ValueError: one does not; the message names it.
         """
         for name in self.methods:
-            match methods.get(name):
-                case NeuralMethod() | GBDTMethod(ensemble=None) | TunedMethod():
-                    continue
-                case None:
-                    raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
-            raise ValueError(
-                f"refit.methods: {name!r} makes several models; name a method of kind neural, gbdt without ensemble, "
-                "or tuned"
-            )
+            if name not in methods:
+                raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
+            if not is_refittable(methods[name]):
+                raise ValueError(
+                    f"refit.methods: {name!r} makes several models; name a method of kind neural, gbdt without "
+                    "ensemble, or tuned"
+                )
 
 
 class _Network(Config):

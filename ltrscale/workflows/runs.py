@@ -26,6 +26,7 @@ from pathlib import Path
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
+from ltrscale.data.dataset.scores import read_period, scored_periods
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
 
@@ -75,12 +76,36 @@ def held(out: str) -> Iterator[None]:
         yield
 
 
+def check_replaceable(out: str, stage: str) -> None:
+    """Check that the stage replaces only its own output: a model must not overwrite a data set.
+
+    Raises:
+        InputError: `out` holds the output of another stage.
+    """
+    there = _committed_by(out)
+    if there not in (None, stage):
+        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
+
+
+def _committed_by(out: str) -> str | None:
+    """The stage whose output a directory holds; None where nothing is committed."""
+    manifest = storage.read_manifest(out)
+    if manifest is not None:
+        return manifest.get("made_by", {}).get("stage") or "something else"
+    # scores are committed period by period, and have no manifest above
+    return "score" if any(read_period(out, period) is not None for period in scored_periods(out)) else None
+
+
 @contextmanager
-def recorded(out: str, config: Config, *, name: str = RUN) -> Iterator[Report]:
+def recorded(out: str, config: Config, stage: str, *, name: str = RUN) -> Iterator[Report]:
     """Keep config, environment, log and metrics of the block in a folder of `out`; yields what records metrics.
 
     Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run.
+
+    Raises:
+        InputError: `out` holds the output of another stage than this one; nothing is written there.
     """
+    check_replaceable(out, stage)
     with held(out), _folder(_moved(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / _CONFIG).write_text(configs.dump(config))

@@ -14,11 +14,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
-from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Splits, check_disjoint
-from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import RUN, held, recorded
@@ -85,12 +83,11 @@ class Stage(Config):
             origin = made_by(self.stage, self.identity(), self.inputs())
             if self.is_done(origin):
                 return False
-            check_replaceable(self.out, self.stage)
             with held(self.out):
                 if self.is_done(origin):  # again: another process may have made it while this one waited
                     return False
                 start = time.monotonic()
-                with recorded(self.out, self.recorded_as(), name=self.record) as report:
+                with recorded(self.out, self.recorded_as(), self.stage, name=self.record) as report:
                     log.info("%s: writing %s", self.stage, self.out)
                     self.clear()
                     self.work(origin, report)
@@ -123,17 +120,3 @@ class LabelledStage(Stage):
     def inputs(self) -> dict[str, str]:
         """Content of the data sets and the bundles."""
         return dataset_hashes([self.splits.train, self.splits.validation]) | bundle_hashes(self.made_from())
-
-
-def check_replaceable(out: str, stage: str) -> None:
-    """Check that the stage replaces only its own output: a model must not overwrite a data set.
-
-    Raises:
-        InputError: `out` holds the output of another stage.
-    """
-    manifest = storage.read_manifest(out)
-    if manifest is None:
-        return
-    there = manifest.get("made_by", {}).get("stage") or "something else"
-    if there != stage:
-        raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")

@@ -56,6 +56,8 @@ class PrepareJob(Stage):
 
     stage: ClassVar = "prepare"
     makes_data: ClassVar = True
+    for_scoring: ClassVar[bool] = False
+    """Whether the rows are only scored, by a job whose own keys are the settings of `prepare`."""
     out: str
     """Directory of the data set."""
     prepare: PrepareConfig
@@ -86,11 +88,17 @@ class PrepareJob(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Make the data set, or add to it."""
-        prepare(self.identity(), self.out, ray=self.ray, report=report)
+        prepare(self.identity(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
 
     @property
     def _log(self) -> str:
         return f"{self.out.rstrip('/')}-log"
+
+
+class RowsJob(PrepareJob):
+    """Turn rows to score into a data set directory."""
+
+    for_scoring: ClassVar = True
 
 
 class RelabelJob(Stage):

@@ -135,7 +135,7 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: Plan | None) -> It
         if grades := grades_of(found.label):
             yield f"      grades: {_flow(grades)} # a guess: check them, higher is better"
     if found.time is not None and plan is not None:
-        span = f"{plan.names[0]} to {plan.names[-1]}" if plan.names else "no period with labels"
+        span = " to ".join(dict.fromkeys([plan.names[0], plan.names[-1]])) if plan.names else "no period with labels"
         yield f"      time: {_text(found.time.name)} # {span}"
         formats = dict.fromkeys(form for each in (found.time, *found.dates) for form in each.formats[:1] or (ISO,))
         if list(formats) != [ISO]:
@@ -191,11 +191,17 @@ def _pipeline(out: str, plan: Plan) -> str:
     return _PIPELINE.format(
         out=_text(storage.join(out, "models")),
         data=_text(storage.join(out, "data")),
-        train=f"{train[0]}..{train[-1]}",
-        validation=f"{validation[0]}..{validation[-1]}",
-        test=f"{test[0]}..{test[-1]}",
+        train=_range(train),
+        validation=_range(validation),
+        test=_range(test),
         unit=plan.unit,
     )
+
+
+def _range(names: Sequence[str]) -> str:
+    """Periods as a range of `splits`, or the one that there is; quoted where YAML would read a date."""
+    text = "..".join(dict.fromkeys([names[0], names[-1]]))
+    return text if yaml.safe_load(text) == text else json.dumps(text)
 
 
 _PIPELINE = """\
@@ -234,4 +240,8 @@ methods:
 
 evaluate:
   baseline: trees
+
+# Final models, in {out}/final/NAME: trained once more, on the validation groups too, or with test: true on all.
+# Remove the # once the report has shown which method to take.
+# refit: {{methods: [trees], test: false}}
 """

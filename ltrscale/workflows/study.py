@@ -44,7 +44,7 @@ def run_study(config: StudyConfig) -> None:
     """
     if config.data is not None:
         config = config.replace(splits=config.splits.on(config.data).model_dump())
-    with recorded(config.out, config), one_view() as view:
+    with recorded(config.out, config, "study"), one_view() as view:
         check_disjoint(config.splits)
         select(config.splits.test, labelled=True)
         for sized in map(config.sized, config.numbers):

@@ -137,6 +137,7 @@ def killed_everywhere(_: int, data: str, folder: str) -> None:
     assert outcomes.count(3) > 3
 
 
+@pytest.mark.slow
 def test_killed_at_each_point_of_a_save(synthetic_dataset: str, tmp_path: Path) -> None:
     mp.spawn(killed_everywhere, args=(synthetic_dataset, str(tmp_path)))
 
@@ -249,6 +250,7 @@ class Faults:
         return [record.getMessage() for record in self.caplog.records if record.levelno == logging.WARNING]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,6 +268,7 @@ def test_a_disk_that_is_full_for_a_while(
     assert bundle.load(str(small_disk / "out")).content == undisturbed
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,6 +38,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_help_is_a_command_away() -> None:
     done = job("finetune", "--help")
     assert done.returncode == 0, done.stderr
@@ -45,21 +46,25 @@ def test_help_is_a_command_away() -> None:
     assert "did you mean 'finetune.loss'" in one_line(job("finetune", "--help", "finetune.los"))
 
 
+@pytest.mark.slow
 def test_unknown_key_names_the_nearest() -> None:
     assert "did you mean 'seeds'" in one_line(
         job("pipeline", "--config", "jobs/configs/demo.yaml", "--set", "sedes=[1]")
     )
 
 
+@pytest.mark.slow
 def test_missing_config_file_is_named() -> None:
     assert "nowhere.yaml: no such file" in one_line(job("pretrain", "--config", "nowhere.yaml"))
 
 
+@pytest.mark.slow
 def test_missing_data_set_is_named(tmp_path: Path) -> None:
     done = job("pretrain", "--set", f"out={tmp_path}/out", "--set", f"train.data={tmp_path}/none")
     assert "no data set is committed there" in one_line(done)
 
 
+@pytest.mark.slow
 def test_printed_config_is_a_config(tmp_path: Path) -> None:
     done = job("pipeline", "--config", "jobs/configs/demo.yaml", "--set", "seeds=[3]", "--print-config")
     assert done.returncode == 0, done.stderr
@@ -68,6 +73,7 @@ def test_printed_config_is_a_config(tmp_path: Path) -> None:
     assert configs.load(PipelineConfig, str(path)).seeds == (3,)
 
 
+@pytest.mark.slow
 def test_flags_are_short_for_keys(tmp_path: Path) -> None:
     plain = ("--set", "out=x", "--set", "train.data=y")
     done = job("pretrain", *plain, "--workers", "2", "--fresh", "--print-config")
@@ -103,6 +109,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 
 
+@pytest.mark.slow
 def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("out: elsewhere\nmethods: {gbdt: {gbdt: {num_leaves: 5}}}\n")

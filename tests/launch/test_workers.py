@@ -44,13 +44,17 @@ def test_sigterm_asks_to_stop_within_the_block_and_ends_the_process_as_before_ou
     def others(_number: int, _frame: object) -> None:
         raise Stopped
 
-    before = signal.signal(signal.SIGTERM, others)
-    try:
+    def train() -> None:
         with stop_on_signal() as stopping:
             assert not stopping()
             os.kill(os.getpid(), signal.SIGTERM)
             assert stopping()
             assert stopping()
+
+    before = signal.signal(signal.SIGTERM, others)
+    try:
+        with pytest.raises(Stopped):  # the block passes its signal on when it ends
+            train()
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
@@ -125,6 +129,20 @@ def test_an_error_that_a_library_makes_of_an_interrupt_is_a_stop() -> None:
     assert stopped.value.status == 130
     with pytest.raises(RuntimeError, match="a defect"), ending_on_signal():
         raise RuntimeError("a defect")
+
+
+def test_a_signal_after_the_last_step_of_a_training_keeps_the_next_from_beginning() -> None:
+    begun = []
+
+    def train_twice() -> None:
+        for name in ("first", "second"):
+            begun.append(name)
+            with stop_on_signal():
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Stopped) as stopped, ending_on_signal():
+        train_twice()
+    assert (begun, stopped.value.status) == (["first"], 130)
 
 
 def test_ctrl_c_stays_ignored_where_it_was() -> None:

@@ -56,6 +56,7 @@ def value_and_gradient(
     st.integers(1, 4),
     st.sampled_from(MODES),
 )
+@pytest.mark.slow
 def test_value_and_gradient_are_those_of_the_plain_loop(
     groups: list[list[tuple[float, float]]], temperature: float, k: int | None, depth: int, mode: Mode
 ) -> None:

@@ -274,7 +274,7 @@ ERRORS = [
     ([{"kind": "random_negatives"}], "steps.0 (random_negatives): query q0 of period a has no positions"),
     ([{"kind": "binary_feedback", "tau": 50}], "steps.0 (binary_feedback): none of 16 labelled groups has labels"),
     ([{**IMPLICIT, "max_relevance": 2}], "is above max_relevance 2; raise it"),
-    ([CLICKS, {"kind": "relevant_only", "periods": "x"}], "there is no period 'x'; the nearest is"),
+    ([CLICKS, {"kind": "relevant_only", "periods": "x"}], "there is no period 'x'; it has a, b"),
     ([{"kind": "min_docs", "documents": 9}], "steps.0 (min_docs): none of 16 labelled groups has labels afterwards"),
     ([{"kind": "binary_feedback", "periods": "b"}], "steps.0 (binary_feedback): no group of its periods has labels"),
     ([{"kind": "labelled_fraction", "fraction": 1, "periods": "b"}], "steps.0 (labelled_fraction): no group of its"),

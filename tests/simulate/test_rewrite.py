@@ -52,7 +52,7 @@ def test_only_the_periods_asked_for_are_read(make_dataset: Make) -> None:
     assert periods_of(dataset, ()) == {"a", "b"}
     assert periods_of(dataset, ("a..b",)) == {"a", "b"}
     assert {block.period for block in read_groups(dataset, periods=periods_of(dataset, ("b",)))} == {"b"}
-    with pytest.raises(InputError, match="there is no period 'c'; the nearest is"):
+    with pytest.raises(InputError, match="there is no period 'c'; it has a, b"):
         periods_of(dataset, ("c",))
 
 

@@ -236,6 +236,7 @@ def ridge(inputs: list[np.ndarray], tables: list[pa.Table], *, groups: int, draw
     return float(np.mean(values))
 
 
+@pytest.mark.slow
 def test_more_labels_help_and_relevance_is_far_from_linear(whole: list[pa.Table]) -> None:
     """The purpose of the log: random < best single feature < trees on few labels, and linear on all < trees on all."""
     train, test = whole

@@ -34,10 +34,9 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     messages = [record.getMessage() for record in caplog.get_records("setup")]
-    (prepared,) = [m for m in messages if "prepare: features that identify" in m]
-    assert prepared.endswith("c_id (unique in its group for 100% of documents)")
-    (suspect,) = [m for m in messages if "prepare: features that may identify" in m]
-    assert suspect.endswith("f_place (unique in its group for 100% of documents)")
+    prepared, suspect = [m for m in messages if "unique within its query" in m]
+    assert "query: c_id for 100% of the documents; pretraining hides these categories by itself" in prepared
+    assert "query: f_place for 100% of the documents; exclude what is an id" in suspect
     manifest = open_dataset(data).manifest
     shares = {f.name: s.unique_in_group for f, s in zip(manifest.features, manifest.summaries, strict=True)}
     assert manifest.grouped == manifest.counts().documents
@@ -45,9 +44,10 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
     assert 0 < (shares["c_os"] or 0) < 0.3
     run(named_documents.config(epochs=1, columns={}), data, tmp_path / "out")
     (found,) = [m for m in caplog.messages if "pretraining: c_id" in m]
-    assert "unique for 100% of documents); the views mask it at a rate of 0.8" in found
-    (number,) = [m for m in caplog.messages if "pretraining: f_place may identify" in m]
-    assert "pretrain.mask.columns" in number
+    assert "for 100% of the documents" in found
+    assert "the views hide it at a rate of 0.8, so nothing needs doing" in found
+    (number,) = [m for m in caplog.messages if "pretraining: f_place is a whole number" in m]
+    assert "pretrain.mask.columns={f_place: 1}" in number
     assert bundle.load(str(tmp_path / "out")).config["mask"] == {
         "categories": 0,
         "columns": {"c_id": 0.8},
@@ -64,12 +64,15 @@ def test_an_old_data_set_is_protected_too(data: str, tmp_path: Path) -> None:
     assert bundle.load(str(tmp_path / "out")).config["mask"]["columns"] == {"f_place": 1, "c_id": 0.8}
 
 
+@pytest.mark.slow
 def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_does_not(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     solved = run(named_documents.config(epochs=40, identifying=0), data, tmp_path / "solved")
     (warning,) = [m for m in caplog.messages if "the contrast is solved" in m]
     assert "jobs.contrast" in warning
+    assert "stop a long one" in warning
+    assert [m for m in caplog.messages if "c_id is unique" in m and "set pretrain.mask.identifying=0.8 to hide it" in m]
     caplog.clear()
     sound = run(named_documents.config(), data, tmp_path / "sound")
     assert not [m for m in caplog.messages if "the contrast is solved" in m]

@@ -140,6 +140,7 @@ def test_finetuning_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_averaged_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path
 ) -> None:

@@ -242,6 +242,7 @@ def test_bad_settings_are_named(tmp_path: Path) -> None:
             config(tmp_path, **changes)
 
 
+@pytest.mark.slow
 def test_folds_with_the_same_test_groups_are_an_error(tmp_path: Path) -> None:
     write_folds(tmp_path)
     for part in ("train", "vali", "test"):

@@ -198,7 +198,9 @@ def test_committed_scores_need_no_teacher(distilled: Path, synthetic_dataset: st
 def scores_of(teacher: object, distilled: Path, folder: Path) -> str:
     """The committed scores of a distillation, attributed to this bundle."""
     shutil.copytree(distilled / "scores", folder / "scores")
-    for path in folder.glob("scores/period=*/manifest.json"):
+    paths = list(folder.glob(f"scores/period=*/{storage.HIDDEN_MANIFEST}"))
+    assert paths
+    for path in paths:
         manifest = json.loads(path.read_text())
         manifest["made_by"]["config"]["bundle"] = str(teacher)
         path.write_text(json.dumps(manifest))

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from shopping_frames import COLUMNS, searches
+from shopping_log import shopping_log
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.utils import estimator_checks
@@ -32,6 +33,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
@@ -270,6 +272,41 @@ def test_a_saved_ranker_is_a_bundle_that_the_jobs_read(fitted: Ranker, jobs: Pat
         fitted.save(str(jobs / "shop"))
 
 
+def test_a_bundle_of_a_job_reads_raw_rows_as_those_that_it_learnt_from(tmp_path: Path) -> None:
+    log = shopping_log(60)
+    new = log[log["search_id"].isin([f"s{i}" for i in range(10)])].drop_duplicates(["search_id", "product_id"])
+    # fmt: off
+    columns: dict[str, Any] = {
+        "query": "search_id", "item": "product_id", "label": "event", "time": "searched_at",
+        "grades": {"view": 0, "add_to_cart": 1, "purchase": 2}, "time_format": ["%d.%m.%Y %H:%M", "iso"],
+        "features": ["price"], "categorical": ["brand"], "dates": {"listed_on": ["days_before", "weekday"]},
+        "positions": "position", "meta": ["user_id"],
+    }
+    # fmt: on
+    log.to_csv(tmp_path / "log.csv", index=False)
+    new.drop(columns="event").to_csv(tmp_path / "new.csv", index=False)
+    rows = {"sort": True, "duplicates": "max_label", "source": {"kind": "items", "columns": columns}}
+    data, model, out = (str(tmp_path / name) for name in ("data", "model", "out"))
+    prepared = PrepareConfig.model_validate({"inputs": str(tmp_path / "log.csv"), **rows})
+    PrepareJob(out=data, prepare=prepared).run()
+    weeks = {"train": "2026-W02..2026-W08", "validation": "2026-W09..2026-W11"}
+    parts = {name: {"data": data, "periods": periods} for name, periods in weeks.items()}
+    GBDTJob.model_validate({"out": model, "splits": parts, "gbdt": TREES["lightgbm"]}).run()
+    PredictJob.model_validate({"bundle": model, "inputs": str(tmp_path / "new.csv"), "out": out}).run()
+    ranker, raw = Ranker.load(model), pd.read_csv(tmp_path / "new.csv")
+    raw["score"] = ranker.predict(raw.drop(columns=["position", "user_id", "product_id"]))
+    ranked = pd.read_parquet(out).merge(raw, left_on=["query_id", "item_id"], right_on=["search_id", "product_id"])
+    assert len(ranked) == len(raw)
+    assert ranked["score_x"].tolist() == ranked["score_y"].tolist()
+    assert raw["score"].nunique() > 10
+    with pytest.raises(InputError, match="scores do not depend on item, label; leave out what is not read"):
+        ranker.predict(raw, query="search_id", item="product_id", time="searched_at", label="event")
+    with pytest.raises(InputError, match="tiem: unknown key; did you mean 'time'"):
+        ranker.predict(raw, tiem="searched_at")
+    grades = new["event"].map(columns["grades"])
+    assert ranker.score(new) == ranker.score(new.drop(columns="event"), grades) > 0.5
+
+
 def test_a_copy_outlives_the_original_and_its_scratch() -> None:
     ranker = trees().fit(TRAIN, validation=VALIDATION, **COLUMNS)
     scores_N, place = ranker.predict(NEW), Path(ranker.bundle_)
@@ -427,6 +464,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: Ranker("lightgmb").fit(TRAIN, **COLUMNS),
         "Ranker.method: 'lightgmb'.* did you mean 'lightgbm'",
     ),
+    "a far method": (lambda: Ranker("lambdamart").fit(TRAIN, **COLUMNS), "the methods are lightgbm, .* and . more"),
     "a setting": (
         lambda: Ranker(settings={"gbdt": {"num_leafs": 3}}).fit(TRAIN, **COLUMNS),
         r"Ranker\('lightgbm'\).settings: .*num_leafs: unknown key; did you mean .*num_leaves'",

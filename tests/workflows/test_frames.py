@@ -1,9 +1,12 @@
 """Tables in memory: their features are those that a config would find, and rows of a query need not be together."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from shopping_frames import COLUMNS, searches
+from shopping_log import shopping_log
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.ingest.mapping import ColumnMapping, resolve
@@ -24,6 +27,24 @@ def test_numeric_features_are_those_of_a_star_and_categorical_ones_are_text(more
     assert found["categorical"] == sorted(text)
     named = {**COLUMNS, **more, "features": ["price"]}
     assert with_features(named, TABLE) == named
+
+
+def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    log = shopping_log(30)
+    log["event_time"] = log["searched_at"]
+    table, uses = to_table(log), {"query": "search_id", "label": "clicked"}
+    features = with_features(uses, table)
+    (warning,) = caplog.messages
+    names = {"event", "revenue", "position", "product_id", "user_id", "searched_at", "event_time", "listed_on", "title"}
+    assert names < {*features["features"], *features["categorical"]}
+    assert "revenue (another label: it would give the answer away)" in warning
+    excluded = json.loads(warning.partition("exclude=")[2].replace("'", '"'))
+    assert {*excluded} == names
+    caplog.clear()
+    kept = with_features({**uses, "exclude": excluded}, table)
+    assert (kept["features"], kept["categorical"]) == (["price"], ["brand", "in_stock", "shop"])
+    with_features({**uses, "features": ["revenue"]}, table)  # as the caller wants it
+    assert not caplog.messages
 
 
 def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(

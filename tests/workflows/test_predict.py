@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from ltrscale import bundle, storage
+from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
@@ -203,6 +203,23 @@ def test_rows_without_a_time_stamp_get_a_fixed_period(trees: str, week: Rows, tm
     assert {row["period"] for rows in read(tmp_path / "out").values() for row in rows} == {"next"}
 
 
+def test_what_pretraining_needs_to_know_is_said_by_prepare_alone(
+    trees: str, week: Rows, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    path = write_parquet(tmp_path / "week.parquet", week)
+    prepare = {"inputs": path, "sort": True, "source": {"kind": "items", "columns": COLUMNS}}
+    validate(PrepareJob, {"out": str(tmp_path / "data"), "prepare": prepare}, "test").run()
+    (said,) = [message for message in caplog.messages if "unique within its query" in message]
+    assert "f_age for 100% of the documents" in said
+    assert any(message.endswith(", 1 period") for message in caplog.messages)
+    caplog.clear()
+    predict(tmp_path / "out", trees, path)
+    Ranker.load(trees).predict(pa.Table.from_pylist(week))
+    assert len([message for message in caplog.messages if " rows in = " in message]) == 2
+    assert not [message for message in caplog.messages if "unique" in message]
+
+
 def test_columns_of_the_query_come_along(trees: str, week: Rows, tmp_path: Path) -> None:
     predict(tmp_path / "out", trees, write_parquet(tmp_path / "week.parquet", week), meta=["user", "day"])
     users = {row["search"]: (row["user"], row["day"]) for row in week}
@@ -212,14 +229,22 @@ def test_columns_of_the_query_come_along(trees: str, week: Rows, tmp_path: Path)
         assert [sorted(row) for row in rows] == [sorted(names)] * len(rows)
 
 
-def test_rows_that_cannot_be_used_are_in_the_quarantine_and_counted(trees: str, week: Rows, tmp_path: Path) -> None:
+def test_rows_that_cannot_be_used_are_in_the_quarantine_and_counted(
+    trees: str, week: Rows, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bad = [{**week[0]}, {**week[1], "product": "other", "f_price": np.inf}, {**week[2], "search": None}]
     path = write_parquet(tmp_path / "week.parquet", [*week, *bad])
     out, data = tmp_path / "out", tmp_path / "out-data"
-    with pytest.raises(InputError, match=rf"3 of {len(week) + 3} rows rejected .*out-data/quarantine; mend the input"):
+    remedy = r"out-data/quarantine; mend the input or raise max_rejected$"
+    with pytest.raises(InputError, match=rf"3 of {len(week) + 3} rows rejected .*{remedy}"):
         predict(out, trees, path)
+    with pytest.raises(InputError, match=r"; set sort=true if the rows of a query do not lie together, mend the input"):
+        predict(out, trees, path, sort=False)
     assert not out.exists()
-    predict(out, trees, path, max_rejected=0.1)
+    for _ in range(2):  # also if everything is up to date
+        caplog.clear()
+        predict(out, trees, path, max_rejected=0.1)
+        assert caplog.messages[-1] == f"3 of {len(week) + 3} rows are not ranked: see {data}/quarantine"
     check(out, week, [trees])
     accounting = open_dataset(str(data)).manifest.accounting
     assert (accounting.rows_in, accounting.rows_kept, accounting.rows_rejected) == (len(week) + 3, len(week), 3)
@@ -283,7 +308,11 @@ def test_output_of_another_job_is_not_replaced(home: Path, trees: str, week: Row
     before = files_of(tmp_path / "scores")
     with pytest.raises(InputError, match="scores with a row per query are there; choose another directory"):
         predict(tmp_path / "scores", trees, path)
+    prepare = {"inputs": path, "source": {"kind": "items", "columns": COLUMNS}, "sort": True}
+    with pytest.raises(InputError, match="the output of score is there, which prepare would delete"):
+        validate(PrepareJob, {"out": str(tmp_path / "scores"), "prepare": prepare}, "test").run()
     assert files_of(tmp_path / "scores") == before
+    assert not (tmp_path / "scores" / "run").exists()
     assert not (tmp_path / "scores-data").exists()
 
 
@@ -357,7 +386,8 @@ def test_other_columns_may_be_named(trees: str, week: Rows, tmp_path: Path) -> N
     names = {"search": "request", "product": "sku"}
     rows = [{names.get(key, key): value for key, value in row.items()} for row in week]
     path = write_parquet(tmp_path / "week.parquet", rows)
-    with pytest.raises(InputError, match=r"week\.parquet: no column 'search' \(query\)"):
+    lacking = r"no column 'search' \(query.*\), 'product' \(item.*\), which \S+/trees needs; .* under source\.columns;"
+    with pytest.raises(InputError, match=rf"week\.parquet: {lacking}"):
         predict(tmp_path / "out", trees, path)
     columns = {"query": "request", "item": "sku", "features": ["f_*"], "period": "day", "time": "day"}
     predict(tmp_path / "out", trees, path, source={"kind": "items", "columns": columns})
@@ -368,14 +398,20 @@ def test_other_columns_may_be_named(trees: str, week: Rows, tmp_path: Path) -> N
 def test_what_is_missing_is_named_before_anything_is_written(
     home: Path, trees: str, week: Rows, tmp_path: Path
 ) -> None:
-    lacking = write_parquet(tmp_path / "lacking.parquet", week, [n for n in week[0] if n != "f_price"])
+    renamed = [{("price" if name == "f_price" else name): value for name, value in row.items()} for row in week]
+    lacking = write_parquet(
+        tmp_path / "lacking.parquet", renamed, [n for n in renamed[0] if n not in ("day", "colour")]
+    )
+    said = (
+        r"no column 'day' \(time\), 'f_price' \(feature, perhaps 'price'\), 'colour' \(feature\), which \S+/trees needs"
+    )
     pretrained = str(home / "pretrained")
     train = {"data": str(home / "data"), "periods": "2026-W06"}
     pretrain = {"epochs": 1, "network": NETWORK, "stream": {"streams": 1}}
     validate(PretrainJob, {"out": pretrained, "train": train, "pretrain": pretrain}, "test").run()
     assert bundle.load(pretrained).read_as == bundle.load(trees).read_as
     for url, path, message in (
-        (trees, lacking, "lacking.parquet: features: no column is named 'f_price'"),
+        (trees, lacking, rf"lacking\.parquet: {said}; "),
         (trees, str(tmp_path / "none.parquet"), "none.parquet"),
         (pretrained, lacking, "a pretrained encoder cannot score; finetune it first"),
         (str(tmp_path / "nothing"), lacking, "no bundle is committed there"),

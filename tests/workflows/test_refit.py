@@ -1,6 +1,8 @@
 """The final model equals one trained on all its groups at once, for as long as validation chose."""
 
 import json
+import logging
+import shlex
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -169,6 +171,35 @@ def write(out: Path, values: dict[str, Any]) -> Path:
     path = out.with_suffix(".yaml")
     path.write_text(json.dumps(values))
     return path
+
+
+def test_a_pipeline_ends_with_the_commands_that_come_next(
+    synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    trees = {
+        name: {"kind": "gbdt", "gbdt": {"num_trees": n, "num_threads": 1}} for name, n in (("one", 1), ("ten", 10))
+    }
+    changes = [f"methods={json.dumps(trees)}", "evaluate.baseline=one", "splits.test=null"]
+
+    def suggested(out: Path, *more: str) -> dict[str, list[str]]:
+        """The arguments of the commands, by the name of the job."""
+        caplog.clear()
+        run_pipeline(pipeline(synthetic_dataset, out, *changes, *more))
+        commands = [message.split("python -m ")[1] for message in caplog.messages if message.startswith("next, ")]
+        return {words[0]: words[1:] for words in map(shlex.split, commands)}
+
+    out = tmp_path / "a place"
+    found = suggested(out)
+    values = {name: bundle.load(str(out / "seed-0" / name / "model")).metrics["validation_ndcg@5"] for name in trees}
+    assert values["one"] < values["ten"]  # type: ignore[operator]
+    assert [*found] == ["jobs.refit", "jobs.predict"]
+    final = configs.load(RefitJob, overrides=found["jobs.refit"][1::2])
+    assert (final.bundle, final.out) == (str(out / "seed-0" / "ten" / "model"), str(out / "final" / "ten"))
+    options = found["jobs.predict"]
+    assert options[options.index("--bundle") + 1] == final.out
+    assert suggested(out, "refit.methods=[ten]") == {"jobs.predict": options}
+    assert bundle.load(final.out).count("trees")
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ def test_shipped_configs_are_valid(path: Path) -> None:
     assert configs.load(RelabelJob, str(path)).relabel.steps
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_one_line_for_a_mistake(synthetic_dataset: str, tmp_path: Path) -> None:
     arguments = [f"out={tmp_path}/out", f"data={synthetic_dataset}", "relabel.steps=[{kind: refine, feature: f_1}]"]
     command = [sys.executable, "-m", "jobs.relabel", *(part for given in arguments for part in ("--set", given))]

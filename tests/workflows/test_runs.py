@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,13 +18,18 @@ from small_disks import fill_disk, small_disk_at
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.workflows import runs
+from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
+from ltrscale.workflows.distill import DistillJob, run_distill
+from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.workflows.study import run_study
+from ltrscale.workflows.study_grid import StudyConfig
 
 Body = Callable[[Origin, Report], None]
 
@@ -123,6 +129,41 @@ def test_the_output_of_another_stage_is_never_replaced(tmp_path: Path) -> None:
         Train(out=out).run()
     assert (tmp_path / "stage" / "data.txt").read_text() == "months of work"
     assert storage.read_manifest(out) is not None
+
+
+WEEKS = {"train": "2026-W01", "validation": "2026-W02", "test": "2026-W03"}
+COMPARED: dict[str, Any] = {
+    "data": "data",
+    "splits": {name: {"periods": week} for name, week in WEEKS.items()},
+    "methods": {"trees": {"kind": "gbdt"}},
+    "evaluate": {"baseline": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "run", "cls", "settings"),
+    [
+        ("pipeline", run_pipeline, PipelineConfig, COMPARED),
+        ("crossval", run_crossval, CrossvalConfig, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
+        ("study", run_study, StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
+        (
+            "distill",
+            run_distill,
+            DistillJob,
+            {name: COMPARED[name] for name in ("data", "splits")}
+            | {"teacher": "teacher", "students": {"softmax": {"kind": "softmax"}}},
+        ),
+    ],
+)
+def test_a_job_of_several_stages_writes_nothing_into_the_output_of_another(
+    synthetic_dataset: str, tmp_path: Path, job: str, run: Callable[[Any], None], cls: type[Config], settings: Any
+) -> None:
+    out = tmp_path / "data"
+    shutil.copytree(synthetic_dataset, out)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(InputError, match=rf"data: the output of prepare is there, which {job} would delete; choose"):
+        run(validate(cls, {"out": str(out), **settings}, "test"))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.s3
@@ -235,6 +276,7 @@ def await_line(process: subprocess.Popen[str], text: str) -> None:
     assert any(text in line for line in process.stdout), f"it never said {text!r}"
 
 
+@pytest.mark.slow
 def test_the_same_stage_twice_at_once_works_once(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
     with stage_process(out) as first:
@@ -247,6 +289,7 @@ def test_the_same_stage_twice_at_once_works_once(tmp_path: Path) -> None:
     assert (tmp_path / "stage" / "worked").read_text() == "once more\n"
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_killed_runs_again_at_once_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
     out = str(tmp_path / "stage")
     with stage_process(out) as first:

@@ -12,6 +12,7 @@ from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.workflows.refit import RefitSettings
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
 
@@ -59,7 +60,12 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
     assert pipeline.data == job.out
     periods = [pipeline.splits.train.periods, pipeline.splits.validation.periods, pipeline.splits.test.periods]
-    assert periods == [("2026-W02..2026-W09",), ("2026-W10..2026-W10",), ("2026-W11..2026-W11",)]
+    assert periods == [("2026-W02..2026-W09",), ("2026-W10",), ("2026-W11",)]
+    without = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), ["methods.pretrained=null"])
+    assert [*without.methods] == ["trees"]
+    final = tmp_path / "final.yaml"
+    final.write_text((tmp_path / "out" / "pipeline.yaml").read_text().replace("# refit:", "refit:"))
+    assert load(PipelineConfig, str(final)).refit == RefitSettings(methods=("trees",))
 
 
 @pytest.mark.slow
@@ -112,6 +118,19 @@ def test_the_guess_is_the_same_however_the_log_is_written(
     assert open_dataset(job.out).manifest.accounting.rows_rejected == 0
 
 
+def test_a_single_day_is_no_range_and_no_date_of_yaml(tmp_path: Path) -> None:
+    log = shopping_log(60)
+    days = {f"{1 + i % 3:02}.02.2026": i for i in range(3)}
+    queries = log["search_id"].str.removeprefix("s").astype(int) % 3
+    log["searched_at"] = queries.map(dict(zip(days.values(), days, strict=True))) + " 12:00"
+    log.drop(columns="listed_on").to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv")
+    splits = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml")).splits
+    assert splits.test is not None
+    periods = [split.periods for split in (splits.train, splits.validation, splits.test)]
+    assert periods == [("2026-02-01",), ("2026-02-02",), ("2026-02-03",)]
+
+
 def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
     shopping_log().to_csv(tmp_path / "shop.csv", index=False)
     job = start(tmp_path / "shop.csv", label="revenue", time="listed_on")
@@ -128,6 +147,7 @@ def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"query": "serch_id"}, "query: no column 'serch_id' is left; did you mean 'search_id'"),
+        ({"label": "purchased"}, r"label: no column 'purchased' is left; the columns are product_id, .* and 4 more$"),
         ({"file": "none.csv"}, "no file there"),
     ],
 )

@@ -36,6 +36,11 @@ def with_relevant(files: Sequence[tuple[str, str]], column: str) -> list[list[ND
         return list(pool.map(lambda file: _in_file(*file, column), files))
 
 
+def none_relevant(groups: int) -> str:
+    """What is wrong where these labelled groups have no relevant document."""
+    return f"all labels of its {groups:,} labelled groups are 0, so there is nothing to learn or to choose by"
+
+
 @lru_cache(_FILES_KNOWN)
 def _in_file(url: str, sha256: str, column: str) -> list[NDArray[np.bool_]]:  # noqa: ARG001 - other content, another answer
     filesystem, path = storage.arrow_filesystem(url)

@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import origins, read_as
-from ltrscale.data.dataset.relevant import with_relevant
+from ltrscale.data.dataset.relevant import none_relevant, with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
 from ltrscale.errors import InputError, nearest
@@ -373,8 +373,8 @@ def check_relevant(selection: Selection, name: str) -> None:
         if (relevant_Q & selection.kept(row_group)).any():
             return
     raise InputError(
-        f"{name}: all labels of its {selection.n_groups:,} labelled groups are 0, so there is nothing to learn or to "
-        "choose by; check which column prepare takes as the label, or name more periods or labels"
+        f"{name}: {none_relevant(selection.n_groups)}; check which column prepare takes as the label, or name more "
+        "periods or labels"
     )
 
 
@@ -539,12 +539,26 @@ def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                hint = f"the nearest is {nearest(period, known)!r}; it has {_range(known)}" if known else "it is empty"
-                raise InputError(f"{key}: {', '.join(split.data)}: there is no period {period!r}; {hint}")
+                raise InputError(
+                    f"{key}: {', '.join(split.data)}: there is no period {period!r}; {_there(period, known)}"
+                )
         if first > last:
             raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
         chosen.update(period for period in known if first <= period <= last)
     return chosen
+
+
+def _there(period: str, known: Sequence[str]) -> str:
+    """What to say of a period that data sets do not have: the range of theirs, and the nearest to a misspelt one."""
+    if not known:
+        return "it is empty"
+    is_misspelt = not {_form(period)} & {_form(other) for other in known}
+    near = nearest(period, known, alike=0.7) if is_misspelt else None  # every week is much like any other
+    return f"{f'the nearest is {near!r}; ' if near else ''}it has {_range(known)}"
+
+
+def _form(period: str) -> str:
+    return re.sub(r"\d", "0", period)
 
 
 def _range(known: Sequence[str]) -> str:

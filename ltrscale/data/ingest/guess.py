@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ltrscale.data.ingest.profile import Column
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError, suggestion
 
 _QUERY = r"(query|search|impression|request|list|qid|srch|session).*id$|^(qid|query|search|impression|session)$"
 _ITEM = r"(item|doc|document|product|article|prop|asin|sku|hotel|listing|content|offer).*(id|asin|sku)?$"
@@ -94,10 +94,25 @@ def guess(columns: Sequence[Column], given: Mapping[str, str | None], where: str
     return Guess(query, item, label, time, positions, **made, others=others)
 
 
+def doubtful(columns: Sequence[Column], given: Mapping[str, str | None]) -> dict[str, str]:
+    """The columns that are likely no features, with the reason; those with a single value do no harm, and are none.
+
+    Args:
+        columns: the columns.
+        given: as for `guess`; `query` is there.
+    """
+    found = guess(columns, given, "X")
+    roles = {"the item": found.item, "a label": found.label, "a time": found.time, "a position": found.positions}
+    reasons = {column.name: f"looks like {role}" for role, column in roles.items() if column is not None}
+    reasons |= {column.name: "a user or session" for column in found.meta}
+    reasons |= {column.name: "a date" for column in found.dates} | dict(found.others)
+    single = {column.name for column in columns if column.distinct <= 1}
+    return {name: reason for name, reason in reasons.items() if name not in {*single, *given.values()}}
+
+
 def _take(left: dict[str, Column], name: str, use: str, where: str) -> Column:
     if name not in left:
-        near = nearest(name, list(left)) or "another one"
-        raise InputError(f"{where}: {use}: no column {name!r} is left; did you mean {near!r}?")
+        raise InputError(f"{where}: {use}: no column {name!r} is left; {suggestion(name, left, 'the columns are')}")
     return left.pop(name)
 
 

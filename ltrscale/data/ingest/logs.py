@@ -34,14 +34,24 @@ class Examined:
     def __init__(self, batch: pa.RecordBatch, file: str) -> None:
         self.batch, self.file = batch, file
         self.bad_N = np.zeros(len(batch), dtype=bool)
-        self._findings: dict[int, tuple[Rule, str, str | None]] = {}
+        self._findings: dict[int, tuple[Rule, str, str]] = {}
 
     def reject(
-        self, bad_N: NDArray[np.bool_], reason: str, rule: Rule = "unparsable", *, column: str | None = None
+        self,
+        bad_N: NDArray[np.bool_],
+        reason: str,
+        rule: Rule = "unparsable",
+        *,
+        column: str | None = None,
+        fault: str = "",
     ) -> None:
-        """Record a fault of some rows, and the column whose values show it."""
+        """Record a fault of some rows, the column whose values show it, and perhaps the fault of a value in words."""
         for i in np.flatnonzero(bad_N & ~self.bad_N).tolist():
-            self._findings[i] = rule, reason, column
+            found = reason
+            if column is not None:
+                value = repr(plain(self.batch.column(column)[i]))
+                found = f"{value} {fault}" if fault else f"{reason} ({value})"
+            self._findings[i] = rule, reason, found
         self.bad_N |= bad_N
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
@@ -88,15 +98,14 @@ class Examined:
         rows_N: NDArray[np.int64] | None = None,
     ) -> list[Rejection]:
         """One rejection for each bad row, in order; it counts as `rows_N` input rows, 1 by default."""
-        found = []
+        rejected = []
         for i in np.flatnonzero(self.bad_N).tolist():
-            rule, reason, column = self._findings[i]
+            rule, reason, found = self._findings[i]
             line, rows = int(lines_N[i]), 1 if rows_N is None else int(rows_N[i])
             shown = f"{reason}: {texts(line)}"[:TEXT_LENGTH]
-            value = "" if column is None else f" ({plain(self.batch.column(column)[i])!r})"
             query = query_ids_N[i].as_py() or ""
-            found.append(Rejection(self.file, line, rule, shown, query, rows, f"{reason}{value}"))
-        return found
+            rejected.append(Rejection(self.file, line, rule, shown, query, rows, found))
+        return rejected
 
 
 def item_features(url: str, mapping: ColumnMapping) -> list[Feature]:
@@ -200,7 +209,8 @@ class _ItemBlocks:
         found = pc.replace_substring_regex(rows.texts(name), r"^(-?\d+)\.0$", r"\1")
         index_N = pc.index_in(found, pa.array(list(grades), pa.string()))
         unknown_N = pc.and_(pc.is_valid(found), pc.is_null(index_N)).to_numpy(zero_copy_only=False)
-        rows.reject(unknown_N, f"column {name!r} has no grade here ({', '.join(grades)} have one)", "bad_label")
+        fault = f"has no grade ({', '.join(grades)} have one)"
+        rows.reject(unknown_N, f"column {name!r} {fault}", "bad_label", column=name, fault=fault)
         return cols.numbers(pa.array(list(grades.values()), pa.float32()).take(index_N))
 
     def _dates(self, rows: Examined) -> dict[str, NDArray[np.float32]]:

@@ -16,7 +16,7 @@ from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.lines import UTF8
 from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
-from ltrscale.errors import InputError, nearest
+from ltrscale.errors import InputError, nearest, suggestion
 
 
 class _Columns(Config):
@@ -309,6 +309,27 @@ def resolve_groups(schema: pa.Schema, mapping: GroupColumns, file: str) -> list[
     return [Feature(name=name, kind="categorical" if name in mapping.categorical else "numeric") for name in names]
 
 
+def missing(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> list[str]:
+    """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name there."""
+    uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
+    uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
+    if isinstance(mapping, ColumnMapping):
+        uses += [(name, "dates") for name in mapping.dates]
+    if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
+        uses += [(name, "feature") for name in mapping.categorical]
+    found = []
+    for name, use in uses:
+        if not name.endswith("*") and name not in schema.names:
+            near = nearest(name, schema.names, alike=0.7)
+            found.append(f"{name!r} ({use}{f', perhaps {near!r}' if near else ''})")
+    return found
+
+
+def _in_path(schema: pa.Schema, use: str, name: str, file: str) -> bool:
+    """Whether the path of a file has the period, and not its columns."""
+    return use == "period_column" and name not in schema.names and path_value(file, name) is not None
+
+
 def agree(
     schema: pa.Schema,
     found: Sequence[Feature],
@@ -341,8 +362,7 @@ def agree(
 def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> None:
     """Check the columns that are not features."""
     for use, name in mapping.named().items():
-        in_path = use == "period_column" and name not in schema.names and path_value(file, name) is not None
-        if not in_path:
+        if not _in_path(schema, use, name, file):
             require(schema, name, use, file)
     for name in mapping.meta:
         require(schema, name, "meta", file)
@@ -427,9 +447,8 @@ def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
 
 
 def _remedy(name: str, names: Sequence[str]) -> str:
-    """The remedy for a wrong name: the nearest known one, or all known ones."""
-    near = nearest(name.rstrip("*"), names, alike=0.5)
-    return f"did you mean {near!r}?" if near else f"its columns are {', '.join(names)}"[:300]
+    """The remedy for a wrong name."""
+    return suggestion(name.rstrip("*"), names, "its columns are")
 
 
 def path_value(url: str, key: str) -> str | None:

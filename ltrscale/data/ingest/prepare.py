@@ -14,6 +14,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.config import made_by
 from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.relevant import none_relevant
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts, identifying
 from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, write_unit
@@ -33,6 +34,7 @@ from ltrscale.data.ingest.parallel import write_with_ray
 from ltrscale.data.ingest.quarantine import QUARANTINE
 from ltrscale.data.ingest.rows import Rejection
 from ltrscale.data.ingest.seen import QueryIds
+from ltrscale.data.ingest.sources import GroupRows, Items, Letor, Source
 from ltrscale.data.ingest.validate import total
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
@@ -50,7 +52,9 @@ def is_prepared(out: str, origin: Mapping[str, Any]) -> bool:
     return there
 
 
-def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent) -> Dataset:
+def prepare(
+    config: PrepareConfig, out: str, *, ray: bool = False, report: Report = _silent, for_scoring: bool = False
+) -> Dataset:
     """Make a data set directory at `out`, or add periods to it; readers see nothing of it until it is complete.
 
     It does nothing if the same config has made or added the same inputs already. Rows that cannot be used are in the
@@ -62,6 +66,8 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         out: the directory.
         ray: handle the units of the input in parallel, in tasks of a Ray cluster; the output is the same.
         report: receives the counts.
+        for_scoring: the rows are only scored, by a job whose own keys set `config`: errors name these, and neither
+            labels nor what matters for pretraining is logged.
 
     Raises:
         InputError: an input is missing, cannot be decoded or has other features than the first; there are no rows;
@@ -80,10 +86,15 @@ def prepare(config: PrepareConfig, out: str, *, ray: bool = False, report: Repor
         sizes = [storage.size(file.url) for file in files]
         first = additions.next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
-        new = _write(work, units, commit, folder, before, origin, ray=ray)
+        new, first_rejections = _write(work, units, commit, folder, before, origin, ray=ray)
+        _check(new.accounting, first_rejections, work, key="" if for_scoring else "prepare.")
+        _check_expected(config.expect, new)
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
     _report(out, new, report, added=before is not None)
+    if not for_scoring:
+        _warn_of_labels(out, manifest, config.source)
+        _log_shortcuts(new)
     return Dataset(out, manifest)
 
 
@@ -107,8 +118,8 @@ def _write(
     origin: Mapping[str, Any],
     *,
     ray: bool,
-) -> Manifest:
-    """Put all files in place and check their accounting; returns the manifest of these files alone."""
+) -> tuple[Manifest, Sequence[Rejection]]:
+    """Put all files in place; returns the manifest of these files alone, and the first rejections."""
     ids, start, schema = QueryIds(folder), Start(), None
     if before is not None:
         groups, documents, _ = before.manifest.counts()
@@ -125,10 +136,8 @@ def _write(
         for written in parts:
             totals.add(written)
     manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
-    commit.keep(manifest.quarantine)  # before the checks: their errors send the user to these files
-    _check(manifest.accounting, totals.first_rejections, work)
-    _check_expected(work.config.expect, manifest)
-    return manifest
+    commit.keep(manifest.quarantine)  # before any check: its error sends the user to these files
+    return manifest, totals.first_rejections
 
 
 def _write_here(
@@ -194,22 +203,22 @@ class _Totals:
         )
 
 
-def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work) -> None:
-    """Raise InputError if there are no rows, or too few good ones."""
+def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work, *, key: str) -> None:
+    """Raise InputError if there are no rows, or too few good ones; `key` is the start of the keys that it names."""
     rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
     if not rows:
         raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
     if rejected > config.max_rejected * rows or not accounting.rows_kept:
         first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
         sort = (
-            "set prepare.sort=true if the rows of a query do not lie together, "
+            f"set {key}sort=true if the rows of a query do not lie together, "
             if _is_scattered(accounting, work)
             else ""
         )
         raise InputError(
             f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
             f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise max_rejected"
+            f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise {key}max_rejected"
         )
 
 
@@ -248,17 +257,37 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
     merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
     log.info(
         "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
-        "%s labelled, longest %s, %s periods",
+        "%s labelled, longest %s, %s period%s",
         *("added to " if added else "", out),
         *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}"),
+        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
-    names = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    for what, found in zip(("identify", "may identify"), names, strict=True):
-        if found:
-            shares = ", ".join(
-                f"{name} (unique in its group for {share:.0%} of documents)" for name, share in found.items()
-            )
-            log.info("prepare: features that %s a document within its group: %s", what, shares)
     report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})
+
+
+def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
+    """Warn if no document of a labelled data set is relevant: training would refuse it."""
+    if not manifest.label_counts or any(map(float, manifest.label_counts)):
+        return
+    match source:
+        case Letor():
+            label = "the first number of each line"
+        case Items(columns=columns):
+            label = f"column {columns.label!r}"
+        case GroupRows(columns=lists):
+            label = f"column {lists.labels!r}"
+    wrong = none_relevant(manifest.counts().labelled)
+    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, label)
+
+
+def _log_shortcuts(new: Manifest) -> None:
+    """Log the features by which pretraining may recognise a document, with what to do about them."""
+    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
+    for found, remedy in (
+        (ids, "pretraining hides these categories by itself, so nothing needs doing"),
+        (suspects, "exclude what is an id; what is a quantity, such as a count or a rank, may stay"),
+    ):
+        if found:
+            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
+            log.info("prepare: unique within its query: %s; %s", shares, remedy)

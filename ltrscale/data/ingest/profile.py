@@ -105,7 +105,12 @@ def look(url: str, dialect: Dialect, rows: int) -> list[Column]:
     ).slice(0, rows)
     if not len(sample):
         raise InputError(f"{url}: no rows; choose another file")
-    kinds = zip(schema.names, schema.types, sample.columns, strict=True)
+    return columns_of(sample, schema, dialect)
+
+
+def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[Column]:
+    """The columns of at least one row; the schema says which columns of text hold numbers."""
+    kinds = zip(schema.names, schema.types, rows.columns, strict=True)
     return [_column(name, cols.value_type(kind), cols.plain(v.combine_chunks()), dialect) for name, kind, v in kinds]
 
 

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.ingest import parquet, tables
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.letor import infer_features, read_letor
 from ltrscale.data.ingest.logs import group_features, item_features, read_groups, read_items
-from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns
+from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, missing
 from ltrscale.data.ingest.rows import RowBlock
 from ltrscale.errors import InputError
 
@@ -124,6 +125,17 @@ def for_scoring(
             )
         case GroupRows(columns=groups):
             return source.replace(columns=groups.replace(labels=None, **without, **({} if groups.matrix else named)))
+
+
+def missing_columns(source: Source, url: str) -> list[str]:
+    """The columns that a source names, no patterns, and a file lacks, each with its use; none of LETOR text."""
+    match source:
+        case Letor():
+            return []
+        case Items(columns=columns):
+            return missing(tables.read_schema(url, columns.dialect(url)), columns, url)
+        case GroupRows(columns=groups):
+            return missing(parquet.read_schema(url), groups, url)
 
 
 def takes_any_order(source: Source) -> bool:

@@ -216,6 +216,7 @@ def test_a_data_set_named_twice_is_refused(weeks: Any, tmp_path: Path) -> None:
     [
         ("2026-W9", "no period '2026-W9'; the nearest is '2026-W0"),
         ("2026-w03", "the nearest is '2026-W03'"),
+        ("2026-W20", r"no period '2026-W20'; it has 2026-W01\S* "),
         ("2026-W01..2026-W3", "no period '2026-W3'"),
         ("2026-W04..2026-W02", "write 2026-W02..2026-W04"),
     ],

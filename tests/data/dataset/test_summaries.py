@@ -36,6 +36,7 @@ def share_by_counting(values_N: NDArray[np.float32], offsets_Q1: NDArray[np.int6
 
 
 @pytest.mark.parametrize("rows", [1, 7, 1000, 100_000])
+@pytest.mark.slow
 def test_parts_of_any_size_give_the_moments_of_the_whole(rows: int) -> None:
     rng = np.random.default_rng(0)
     x_NF = (rng.normal(size=(20_000, 5)) * [1, 1e-3, 1e4, 1, 1] + [0, 1e3, 0, 5, 0]).astype(np.float32)

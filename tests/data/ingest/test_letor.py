@@ -204,6 +204,7 @@ def texts(*, qid: bool) -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(content=texts(qid=True), dense=st.booleans(), block_bytes=st.sampled_from([1, 7, 64, 1 << 24]))
+@pytest.mark.slow
 def test_reader_keeps_its_promise_line_by_line(content: bytes, dense: bool, block_bytes: int) -> None:
     found, expected = read(content, dense=dense, block_bytes=block_bytes), oracle(content, dense=dense)
     np.testing.assert_equal(found.rows, expected.rows)
@@ -212,6 +213,7 @@ def test_reader_keeps_its_promise_line_by_line(content: bytes, dense: bool, bloc
 
 @settings(max_examples=200, deadline=None)
 @given(content=texts(qid=True), no_qid=texts(qid=False), dense=st.booleans())
+@pytest.mark.slow
 def test_fast_and_slow_path_agree(content: bytes, no_qid: bytes, dense: bool) -> None:
     for text, qid in ((content, True), (no_qid, False)):
         row_format = svmlight.RowFormat(n_features=F, dense=dense, qid=qid)

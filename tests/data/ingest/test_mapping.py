@@ -23,7 +23,7 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.logs import ColumnMapping, item_features, read_items
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
-from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.data.ingest.sources import GroupRows, Items, for_scoring, missing_columns
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
@@ -80,8 +80,9 @@ def test_a_value_without_a_grade_is_a_bad_label_that_is_shown(tmp_path: Path, na
     rows, [rejection] = read(path, mapping(label="y", grades={"view": 0, "cart": 1}))
     assert rows.labels_N.tolist() == [0, 1]
     assert (rejection.rule, rejection.query_id, rejection.rows) == ("bad_label", "a", 1)
-    assert rejection.text.startswith("column 'y' has no grade here (view, cart have one): ")
+    assert rejection.text.startswith("column 'y' has no grade (view, cart have one): ")
     assert "refund" in rejection.text
+    assert rejection.found == "'refund' has no grade (view, cart have one)"
 
 
 @given(
@@ -335,3 +336,37 @@ def test_rows_to_score_have_the_features_of_dates_that_the_model_reads_and_need_
     )
     assert {*found} == {feature.name for feature in features} == {*expected} - {"listed.weekday"}
     assert found == {name: expected[name] for name in found}
+
+
+# missing columns
+
+
+def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) -> None:
+    wanted = mapping(
+        features=["f", "clicks", "x_*"],
+        categorical=["colour"],
+        meta=["user"],
+        period_column="week",
+        dates={"at": ["hour"]},
+    )
+    (tmp_path / "week=7").mkdir()
+    for path in (
+        write(tmp_path, "week=7/log.csv", {"q": ["a"], "clicks_": [1]}),
+        write(tmp_path, "week=7/log.parquet", {"q": ["a"], "clicks_": [1]}),
+    ):
+        assert missing_columns(Items(columns=wanted), str(path)) == [
+            *(
+                "'user' (meta)",
+                "'f' (feature)",
+                "'clicks' (feature, perhaps 'clicks_')",
+                "'at' (dates)",
+                "'colour' (feature)",
+            )
+        ]
+    lists = str(write(tmp_path, "lists.parquet", {"query_id": ["a"], "features": [[1.0, 2.0]]}))
+    for columns, lacking in (
+        ({"names": ["a", "b"], "categorical": ["b"]}, []),
+        ({"features": ["a"], "categorical": ["features"], "docs": "ids"}, ["'ids' (docs)", "'a' (feature)"]),
+    ):
+        source = validate(GroupRows, {"columns": columns}, "test")
+        assert missing_columns(source, lists) == lacking

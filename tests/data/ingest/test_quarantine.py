@@ -83,6 +83,7 @@ def test_rows_with_group_sizes_are_shown_as_they_were_written(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.slow
 def test_csv_rows_are_shown_as_they_were_written(tmp_path: Path) -> None:
     lines = ["f1,note,q,y,d"]
     for query, document, label, value in dirty_rows():

@@ -194,6 +194,7 @@ dirty_rows = st.lists(
     missing_labels=st.booleans(),
     duplicates=st.sampled_from(get_args(Duplicates)),
 )
+@pytest.mark.slow
 def test_every_cut_into_blocks_agrees_with_the_rules_row_by_row(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], cuts: list[int], **settings: Any
 ) -> None:

@@ -114,6 +114,7 @@ def test_an_epoch_serves_each_group_once_and_whole(
     labelled=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
+@pytest.mark.slow
 def test_the_global_batches_do_not_depend_on_the_workers(
     made: Any, streams: int, window: int, budget: int, seed: int, epoch: int, labelled: bool
 ) -> None:
