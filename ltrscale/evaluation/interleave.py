@@ -46,10 +46,10 @@ class InterleaveConfig(Config):
     test: Split
     """Its labelled groups are shown to users; labels are grades of relevance, or the clicks of a log."""
     impressions: int = Field(default=100_000, ge=1)
-    """Lists shown for each pair, spread evenly over the groups; the default makes the chance in clicks small against
-    that in the choice of about a thousand queries."""
+    """Lists shown for each pair, spread evenly over the groups. With the default, chance in the clicks is small beside
+    that in the choice of a thousand queries; BUYL23's comparison took two weeks of traffic."""
     user: User = PositionBased()
-    """How a user examines a list; BUYL23's own comparison had real users."""
+    """How a user examines a list: `pbm`, for which debiased credit is proved, or `cascade`."""
     noise: float = Field(default=0.1, ge=0, le=1)
     """Probability of a click on an examined but irrelevant document (epsilon), as in jobs.relabel."""
     max_relevance: float | None = Field(default=None, gt=0)
