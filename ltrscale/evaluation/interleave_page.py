@@ -17,7 +17,7 @@ from ltrscale.evaluation.pages import (
 )
 from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
-from ltrscale.simulate.clicks import Cascade, User
+from ltrscale.simulate.clicks import Cascade, PositionBased, User
 
 PICTURE = "lift.png"
 _COLOURS = {"team_draft": "tab:blue", "balanced": "tab:orange", "debiased": "tab:green", "separate": "tab:gray"}
@@ -130,8 +130,11 @@ def page(found: Interleaved) -> str:
 
 
 def _explanations(found: Interleaved) -> Iterator[str]:
-    cascade = isinstance(found.user, Cascade)
-    examines = "reads from the top to the first click" if cascade else f"examines position p with p^-{found.user.eta:g}"  # type: ignore[union-attr]
+    match found.user:
+        case PositionBased(eta=eta):
+            examines, outside = f"examines position p with p^-{eta:g}", ""
+        case Cascade():
+            examines, outside = "reads from the top to the first click", "; a cascade is none of them"
     depth = "the whole list" if found.depth is None else f"the first {found.depth} positions"
     yield (
         f"A simulated user sees {depth}, {examines}, and clicks an examined document with {found.noise:g} + "
@@ -149,7 +152,7 @@ def _explanations(found: Interleaved) -> Iterator[str]:
     yield (
         "team_draft prefers nobody if users click at random, balanced may. debiased shows the lists of balanced, and "
         "estimates the clicks on the first documents of each ranker's own list, without bias for users who examine "
-        f"position p with p^-{found.eta:g}" + ("; a cascade is none of them." if cascade else ".")
+        f"position p with p^-{found.eta:g}{outside}."
     )
     yield (
         "separate shows each user the list of one ranker, as an A/B test does: its lift is the one that the others are "
