@@ -1,4 +1,4 @@
-r"""Evaluate bundles on the test split: metrics, outlier groups, significance, report.
+r"""Evaluate bundles on the test split: metrics, slices, significance, report.
 
 After `make demo`:
 
@@ -24,7 +24,8 @@ COMMAND = Command(
     evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
     evaluate.splits.test.periods evaluate.splits.test.labels
     evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
-    evaluate.policy evaluate.outliers.gap evaluate.outliers.known evaluate.resamples
+    evaluate.policy evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
+    evaluate.resamples ray
     """,
 )
 

@@ -145,6 +145,6 @@ def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
 def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     copy.run(*commands()[-1])
     found = json.loads((copy.root / "runs" / "tried" / "evaluation" / "metrics.json").read_text())
-    assert "rprec" in found["methods"][0]["everywhere"]["summaries"]
+    assert "rprec" in found["methods"][0]["slices"]["all"]["summaries"]
     report = (copy.root / "runs" / "tried" / "evaluation" / "report.md").read_text()
     assert "R-Prec is the precision at the rank that equals" in report

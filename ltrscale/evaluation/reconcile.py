@@ -22,8 +22,10 @@ from ltrscale.bundle import load
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import GROUPS, committed_scorer
+from ltrscale.evaluation.group_file import GROUPS
+from ltrscale.evaluation.measuring import look_up
 from ltrscale.evaluation.pages import REPORT, Findings, bullets, markdown, number, print_report
 from ltrscale.evaluation.scored_table import Lists, TableSource, read_lists
 from ltrscale.markdown import code
@@ -189,7 +191,7 @@ def _lists(config: ReconcileConfig) -> Lists:
     if isinstance(source, BundleSource):
         url, score = source.bundle, load(source.bundle).scorer(features=test.features)
     else:
-        url, score = source.scores, committed_scorer(source.scores, source.split)
+        url, score = source.scores, look_up(source.scores, committed(source.scores, source.split))
     parts = list(iterate(test, docs_per_batch=65_536))
     scores_N = torch.cat([score(part).double() for part in parts])
     if not torch.isfinite(scores_N).all():

@@ -177,7 +177,7 @@ def test_a_bundle_committed_scores_and_a_table_of_them_agree(write_dataset: Writ
     rows = list(zip(map(str, queries), items, batch.labels_N.tolist(), scores_N.tolist(), strict=True))
     expected = run(tmp_path, rows)
     for source in ({"kind": "bundle", "bundle": teacher}, {"kind": "scores", "scores": str(tmp_path / "scores")}):
-        job = {"out": str(tmp_path / str(source["kind"])), "source": {**source, "split": {"data": url}}}
+        job = {"out": str(tmp_path / "why" / str(source["kind"])), "source": {**source, "split": {"data": url}}}
         ReconcileJob.model_validate(job).run()
         found = Reconciliation.read(job["out"])  # type: ignore[arg-type]
         figures = [[program.figure for program in each.programs] for each in found.metrics]
