@@ -1,6 +1,6 @@
 """Evaluating committed scores: speed against a bare scan of the same files, and memory.
 
-Short lists of few features, and lists of about 120 documents with the features of web search.
+Short lists of few features, lists of about 120 documents with the features of web search, and very many tiny lists.
 
 Shapes: N documents, Q groups.
 """
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 from pyarrow import dataset as arrow_dataset
 
-from jobs.bench.measure import N_FEATURES, Row, peak_bytes
+from jobs.bench.measure import N_FEATURES, Row, apart, resident_peak
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import DataFile, Feature, Manifest, open_dataset
@@ -35,14 +36,14 @@ class Lists(NamedTuple):
     longest: int
 
 
-SHORT, SEARCH = Lists(4, 20), Lists(N_FEATURES, 240)
+TINY, SHORT, SEARCH = Lists(2, 7), Lists(4, 20), Lists(N_FEATURES, 240)
 
 
 def bench_committed(groups: int = GROUPS) -> list[Row]:
-    """Documents per CPU second of an evaluation with its report, and peak memory at this size and ten times as many."""
+    """Documents per CPU second of an evaluation with its report, and peak memory at 5 and 50 times as many groups."""
     with storage.scratch.directory() as folder:
         rows = speed(folder, groups, SHORT) + speed(folder, groups // 40, SEARCH)
-        return [*rows, memory(folder, (groups // 2, 5 * groups))]
+        return [*rows, memory(folder, (5 * groups, 50 * groups))]
 
 
 def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
@@ -69,10 +70,8 @@ def speed(folder: Path, groups: int, lists: Lists) -> list[Row]:
 
 
 def memory(folder: Path, sizes: tuple[int, int]) -> Row:
-    """Growth of the peak memory of an evaluation with the number of groups."""
-    for groups in (1000, *sizes):
-        made(folder, groups)
-    small, large = peak_bytes(partial(_of_size, folder), 1000, sizes)
+    """Peak memory of an evaluation in a process of its own, imports included, by the number of groups."""
+    small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
     return Row(
         name=f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups",
         ratio=large / small,
@@ -80,7 +79,7 @@ def memory(folder: Path, sizes: tuple[int, int]) -> Row:
         at_least=False,
         ours=f"{large / 2**20:.0f} MB",
         peer=f"{small / 2**20:.0f} MB",
-        note="beyond that of an evaluation of 1,000 groups",
+        note="the whole process",
     )
 
 
@@ -93,8 +92,10 @@ def made(folder: Path, groups: int, lists: Lists = SHORT) -> Path:
     return place
 
 
-def _of_size(folder: Path, groups: int) -> None:
-    _evaluate(made(folder, groups))
+def _peak(place: Path) -> int:
+    torch.set_num_threads(1)
+    _evaluate(place)
+    return resident_peak()
 
 
 def _evaluate(place: Path) -> None:

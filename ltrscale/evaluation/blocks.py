@@ -68,8 +68,8 @@ class Blocks:
 class Tally:
     """Adds up the metrics of groups that arrive in parts, by block.
 
-    Memory grows with the blocks that have a group, not with the groups. The sums of each part are added in the order of
-    arrival, so that equal parts give equal sums to the last bit.
+    Memory grows with the blocks that have a group, not with the groups. Groups are added one by one in the order of
+    arrival, so that any parts of them give the same sums to the last bit.
 
     Args:
         trials: number of trials.
@@ -89,23 +89,21 @@ class Tally:
         self.groups += len(blocks_Q)
         part = Blocks.of(values_QTM)
         columns_QTM = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1)
-        order_Q = np.argsort(blocks_Q, kind="stable")
-        sorted_Q = blocks_Q[order_Q]
-        first = np.flatnonzero(np.concatenate([[True], sorted_Q[1:] != sorted_Q[:-1]]))
-        sums_BC = np.add.reduceat(columns_QTM.reshape(len(blocks_Q), -1)[order_Q], first, axis=0)
-        rows_B = self._places(sorted_Q[first])  # before the next line, for it may replace the array
-        self._columns_BC[rows_B] += sums_BC
+        rows_Q = self._rows(blocks_Q)  # before the next line, for it may replace the array
+        n_columns = self._columns_BC.shape[1]
+        cells = rows_Q[:, None] * n_columns + np.arange(n_columns)
+        np.add.at(self._columns_BC.reshape(-1), cells.ravel(), columns_QTM.ravel())  # in one dimension it is fast
 
-    def _places(self, blocks_B: Ints) -> Ints:
-        """The rows of different blocks; those that are new get the next ones."""
-        new_B = blocks_B[self._place_B[blocks_B] < 0]
+    def _rows(self, blocks_Q: Ints) -> Ints:
+        """The row of each block; those that are new get the next ones."""
+        new_B = np.unique(blocks_Q[self._place_B[blocks_Q] < 0])
         self._place_B[new_B] = np.arange(self._used, self._used + len(new_B))
         self._used += len(new_B)
         if self._used > len(self._columns_BC):  # twice as many, so that rows are seldom copied
             more = np.zeros((max(self._used, 2 * len(self._columns_BC)), self._columns_BC.shape[1]))
             more[: len(self._columns_BC)] = self._columns_BC
             self._columns_BC = more
-        return np.asarray(self._place_B[blocks_B])
+        return np.asarray(self._place_B[blocks_Q])
 
     def blocks(self) -> Blocks:
         """The sums so far, in the order of the blocks' numbers."""

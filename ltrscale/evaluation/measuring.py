@@ -122,7 +122,7 @@ class Measuring:
         """The scorer of each trial, with these committed scores."""
         bundles = tuple(dict.fromkeys(url for url in self.models if url not in self.scores))
         of_bundles = _opened(self.identity, bundles, self.features, self.threads)
-        looked_up = {url: _look_up(url, known) for url, known in committed.items()}
+        looked_up = {url: look_up(url, known) for url, known in committed.items()}
         return [(of_bundles | looked_up)[url] for url in self.models if url in of_bundles or url in looked_up]
 
     def _measured(
@@ -178,7 +178,9 @@ def _opened(
     return {url: load(url).scorer(features=features, threads=threads) for url in bundles}
 
 
-def _look_up(url: str, known: scored.Scores) -> Scorer:
+def look_up(url: str, known: scored.Scores) -> Scorer:
+    """A scorer that looks up known scores, which the directory `url` holds."""
+
     def score(groups: QueryGroups) -> Tensor:
         if (scores_N := known.find(groups)) is None:
             raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")

@@ -266,7 +266,7 @@ def _slices(evaluation: Evaluation, names: Sequence[str]) -> str:
             scope = method.slices[name]
             s = scope.summaries[primary]
             row = [name, f"{evaluation.test.slices[name]:,}", f"{s.groups:,}", method.name, _mean(s)]
-            row.append(f"[{number(s.low)}, {number(s.high)}]")
+            row.append("-" if s.low is None else f"[{number(s.low)}, {number(s.high)}]")
             rows.append(row + (against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []))
     header = ["slice", "groups", "defined", "method", metric_label(primary), "95% interval"]
     if evaluation.baseline is not None:

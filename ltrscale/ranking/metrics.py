@@ -9,6 +9,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slo
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import length_chunks
+from ltrscale.batch import Chunk, length_chunks
 from ltrscale.config import Config
 
 SLOTS_PER_CHUNK = 1 << 15
@@ -248,10 +249,16 @@ class _Ranking(NamedTuple):
 
 def _rank(scores_ML: Tensor, values_ML: Tensor, mask_ML: Tensor, width: int) -> _Ranking:
     """Rank by falling score; padding has score -inf and value 0, so it may tie with documents of score -inf."""
-    top_MK, index_MK = scores_ML.topk(width)
-    rising_MK = -top_MK  # searchsorted needs ascending values
     lengths_M1 = mask_ML.sum(-1, keepdim=True)
-    rank_K = torch.arange(1, width + 1, device=scores_ML.device)
+    # One rank more, which shows a block that continues past rank K.
+    more_MK, index_MK = scores_ML.topk(min(width + 1, scores_ML.shape[1]))
+    ranks_K = torch.arange(1, more_MK.shape[1] + 1, device=scores_ML.device)
+    falls_MK = (more_MK[:, :-1] > more_MK[:, 1:]) | (ranks_K[:-1] > lengths_M1)
+    top_MK, index_MK, rank_K = more_MK[:, :width], index_MK[:, :width], ranks_K[:width]
+    if falls_MK.all():  # no ties, as with most scores: a third of the work
+        one_MK = torch.ones_like(index_MK)
+        return _Ranking(rank_K, values_ML.gather(1, index_MK), (rank_K - 1).expand_as(index_MK), one_MK - 1, one_MK)
+    rising_MK = -top_MK  # searchsorted needs ascending values
     first_MK = torch.searchsorted(rising_MK, rising_MK)
     end_MK = torch.searchsorted(rising_MK, rising_MK, right=True).minimum(lengths_M1)
     size_MK = end_MK - first_MK
@@ -274,11 +281,16 @@ def _chunks(
         raise ValueError(f"k must be at least 1, not {k}")
     if scores_N.isnan().any():
         raise ValueError("scores contain NaN, so that no ranking is defined")
-    for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
+    for chunk in _padded(offsets_Q1, SLOTS_PER_CHUNK):
         padding_ML = ~chunk.mask_ML
         scores_ML = scores_N[chunk.rows_ML].masked_fill_(padding_ML, -torch.inf)
         values_ML = values_N[chunk.rows_ML].masked_fill_(padding_ML, 0.0)
         yield chunk.groups_M, scores_ML, values_ML, chunk.mask_ML
+
+
+@lru_cache(maxsize=1)  # all metrics of a batch come one after the other, with the same tensor of offsets
+def _padded(offsets_Q1: Tensor, slots: int) -> list[Chunk]:
+    return list(length_chunks(offsets_Q1, budget=slots, quadratic=False))
 
 
 def _undefined(offsets_Q1: Tensor) -> Tensor:

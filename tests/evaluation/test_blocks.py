@@ -61,6 +61,14 @@ def test_sums_are_those_of_a_slow_loop() -> None:
 
 
 @pytest.mark.usefixtures("few_blocks")
+def test_any_parts_give_the_same_bits() -> None:
+    gids_Q, values_QTM = made(11, trials=2)
+    whole = added(gids_Q, values_QTM, [])
+    for cuts in ([1, 2, 2999], list(range(7, GROUPS, 7))):
+        np.testing.assert_array_equal(added(gids_Q, values_QTM, cuts).sums_BTM, whole.sums_BTM)
+
+
+@pytest.mark.usefixtures("few_blocks")
 def test_memory_is_that_of_the_blocks_with_a_group() -> None:
     gids_Q, values_QTM = made(2)
     few, many = added(gids_Q[:40], values_QTM[:40], []), added(gids_Q, values_QTM, [])
