@@ -2,9 +2,12 @@
 
 The exit status is 0 if the candidate passes, and 3 if it is refused, with a line for each bound that is broken.
 
-A config, after `make demo`; `jobs/configs/gate.yaml` has comments:
+After `make demo`, with the config of the example:
 
-  # gate.yaml
+  python -m jobs.gate --config jobs/configs/gate.yaml
+
+which is, in short:
+
   out: runs/gate
   production: runs/demo/seed-0/gbdt/model
   candidate: runs/demo/seed-0/simclr_rank/model
@@ -17,8 +20,6 @@ A config, after `make demo`; `jobs/configs/gate.yaml` has comments:
   bounds:
     margin: 0.005       # with confidence, not worse by more
     slice_margin: 0.01  # on no slice shown to be worse by more
-
-  python -m jobs.gate --config gate.yaml
 """
 
 from jobs.cli import Command, main
