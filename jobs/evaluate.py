@@ -8,13 +8,13 @@ After `make demo`:
       --set 'evaluate.splits={
           train: {data: runs/demo/data, periods: 2026-W01..2026-W05},
           validation: {data: runs/demo/data, periods: 2026-W06},
-          test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}'
-
-Slices of the test groups are judged too: groups that meet a condition, and each value of a column. Two more arguments
-of the same command (docs/methods.md has the language of conditions, and all columns):
-
-      --set 'evaluate.slices={long: n_documents > 20 and not outlier, bought: max_label >= 4}' \
+          test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}' \
+      --set 'evaluate.slices={long: n_documents > 20, bought: max_label >= 4}' \
       --set 'evaluate.slice_by=[period, n_relevant]'
+
+Besides all groups it judges those with outlier values and, if you name them,
+slices: groups that meet a condition, and each value of a column.
+docs/methods.md has the language of conditions and all columns.
 """
 
 from jobs.cli import Command, main
