@@ -132,8 +132,10 @@ main(Command("wait", Call, wait, "A test."))
 @pytest.mark.parametrize("call", ["get", "wait"])
 def test_a_request_to_stop_that_comes_while_ray_waits_is_heard_at_once(call: str) -> None:
     done = _run(_STOPPED_WHILE_RAY_WAITS, f"--set=call={call}")
-    line = "stopped: asked to stop; the same command resumes from the committed stages\n"
-    assert (done.returncode, done.stderr) == (143, line)
+    # On a busy machine, the core of Ray logs an error of its own when it is left while a task runs.
+    lines = [line for line in done.stderr.splitlines() if "task_manager.cc" not in line]
+    stopped = "stopped: asked to stop; the same command resumes from the committed stages"
+    assert (done.returncode, lines) == (143, [stopped])
 
 
 _NODE_DIES = """
