@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.ranking.metrics import Metric, NDCGConfig, exponential_gain, gain_ndcg, rank_discounts
-from ltrscale.ranking.ranked import chunks, rank, survival, undefined
+from ltrscale.ranking.ranked import rankings, survival, undefined
 
 Gains = Literal["weights"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
 """The gain of labels 0, 1, 2, ..., or the documents' `weights` as they are."""
@@ -49,7 +49,7 @@ def dcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Te
         >>> dcg(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0]), torch.tensor([0, 2]), k=1)
         tensor([3.], dtype=torch.float64)
     """
-    return gain_dcg(scores_N, exponential_gain(labels_N), offsets_Q1, k=k)
+    return _dcg(scores_N, labels_N, offsets_Q1, k, exponential_gain, rank_discounts)
 
 
 def gain_dcg(
@@ -76,12 +76,23 @@ def gain_dcg(
         >>> gain_dcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
         tensor([5.], dtype=torch.float64)
     """
+    return _dcg(scores_N, gains_N.double(), offsets_Q1, k, lambda gains: gains, discounts)
+
+
+def _dcg(
+    scores_N: Tensor,
+    values_N: Tensor,
+    offsets_Q1: Tensor,
+    k: int,
+    gain: Callable[[Tensor], Tensor],
+    discounts: Callable[[int], Tensor],
+) -> Tensor:
+    """DCG for gains that rise with the values, from 0 at 0."""
     values_Q = undefined(offsets_Q1)
-    for groups_M, scores_ML, gains_ML, mask_ML in chunks(scores_N, gains_N.double(), offsets_Q1, k):
-        width = min(k, scores_ML.shape[1])
-        discounts_K = discounts(width).to(scores_N.device)
-        dcg_M = rank(scores_ML, gains_ML, mask_ML, width).expected_MK @ discounts_K
-        values_Q[groups_M] = torch.where(gains_ML.any(-1), dcg_M, torch.nan)
+    for ranking in rankings(scores_N, values_N, offsets_Q1, k):
+        gains_MK = ranking.expected(gain(ranking.values_ML), k)
+        dcg_M = gains_MK @ discounts(gains_MK.shape[1]).to(scores_N.device)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] > 0, dcg_M, torch.nan)
     return values_Q
 
 
@@ -129,13 +140,12 @@ def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grade
         >>> err(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]), k=2, grades=1)  # 1/2 * 1/2
         tensor([0.2500], dtype=torch.float64)
     """
-    satisfies_N = exponential_gain(labels_N.double().clamp(max=grades)) / 2**grades
     values_Q = undefined(offsets_Q1)
-    for groups_M, scores_ML, satisfies_ML, mask_ML in chunks(scores_N, satisfies_N, offsets_Q1, k):
-        width = min(k, scores_ML.shape[1])
-        stopped_MK = -survival(scores_ML, satisfies_ML, mask_ML, width).diff()
-        value_M = (stopped_MK / torch.arange(1, width + 1, device=scores_N.device)).sum(-1)
-        values_Q[groups_M] = torch.where(satisfies_ML.any(-1), value_M, torch.nan)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        satisfies_ML = exponential_gain(ranking.values_ML.double().clamp(max=grades)) / 2**grades
+        stopped_MK = -survival(ranking, satisfies_ML, k).diff()
+        value_M = (stopped_MK / ranking.rank_L[:k]).sum(-1)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] > 0, value_M, torch.nan)
     return values_Q
 
 

@@ -8,6 +8,7 @@ may be infinite but not NaN, and labels are finite and not negative.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.ranking.ranked import chunks, hazard, rank, undefined
+from ltrscale.ranking.ranked import hazard, rankings, undefined
 from ltrscale.ranking.rules import Rules
 
 
@@ -115,7 +116,7 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
         >>> ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # a tie at rank 2; a group without relevance
         tensor([0.9131,    nan], dtype=torch.float64)
     """
-    return gain_ndcg(scores_N, exponential_gain(labels_N), offsets_Q1, k=k)
+    return _ndcg(scores_N, labels_N, offsets_Q1, k, exponential_gain)
 
 
 def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
@@ -134,14 +135,18 @@ def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) 
         >>> gain_ndcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
         tensor([0.2500], dtype=torch.float64)
     """
+    return _ndcg(scores_N, gains_N.double(), offsets_Q1, k, lambda gains: gains)
+
+
+def _ndcg(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int, gain: Callable[[Tensor], Tensor]) -> Tensor:
+    """NDCG for gains that rise with the values, from 0 at 0."""
     values_Q = undefined(offsets_Q1)
-    for groups_M, scores_ML, gains_ML, mask_ML in chunks(scores_N, gains_N.double(), offsets_Q1, k):
-        width = min(k, scores_ML.shape[1])
-        discounts_K = rank_discounts(width, scores_N.device)
-        ideal_MK = gains_ML.topk(width).values
+    for ranking in rankings(scores_N, values_N, offsets_Q1, k):
         # Gain and discount separate, so the expected DCG is the DCG of the expected gains.
-        dcg_M = rank(scores_ML, gains_ML, mask_ML, width).expected_MK @ discounts_K
-        values_Q[groups_M] = dcg_M / (ideal_MK @ discounts_K)  # 0 / 0 where nothing is relevant
+        gains_MK = ranking.expected(gain(ranking.values_ML), k)
+        ideal_MK = gain(ranking.best_ML[:, :k].contiguous())
+        discounts_K = rank_discounts(gains_MK.shape[1], scores_N.device)
+        values_Q[ranking.groups_M] = gains_MK @ discounts_K / (ideal_MK @ discounts_K)  # 0 / 0 without relevance
     return values_Q
 
 
@@ -174,13 +179,12 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
         tensor([0.4167], dtype=torch.float64)
     """
     values_Q = undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in chunks(scores_N, relevant_N, offsets_Q1):
-        ranking = rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1])
-        hazard_MK = hazard(ranking)
-        none_before_MK = F.pad((1 - hazard_MK).cumprod(-1), (1, -1), value=1.0)
-        value_M = (none_before_MK * hazard_MK / ranking.rank_K).sum(-1)
-        values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        hazard_ML = hazard(ranking, relevant_ML)
+        none_before_ML = F.pad((1 - hazard_ML).cumprod(-1), (1, -1), value=1.0)
+        value_M = (none_before_ML * hazard_ML / ranking.rank_L).sum(-1)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
     return values_Q
 
 
@@ -215,14 +219,14 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
         tensor([0.8333], dtype=torch.float64)
     """
     values_Q = undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in chunks(scores_N, relevant_N, offsets_Q1):
-        ranking = rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1])
-        before_MK = F.pad(ranking.expected_MK.cumsum(-1), (1, 0)).gather(1, ranking.first_MK)
-        others_MK = ranking.expected_MK * ranking.size_MK - 1
-        found_MK = before_MK + 1 + ranking.drawn_MK * others_MK / (ranking.size_MK - 1).clamp(min=1)
-        total_M = (ranking.expected_MK * found_MK / ranking.rank_K).sum(-1)
-        values_Q[groups_M] = total_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
+    for ranking in rankings(scores_N, labels_N, offsets_Q1):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        expected_ML, size_ML = ranking.expected(relevant_ML), ranking.size_ML
+        before_ML = F.pad(expected_ML.cumsum(-1), (1, 0)).gather(1, ranking.first_ML)
+        others_ML = expected_ML * size_ML - 1
+        found_ML = before_ML + 1 + ranking.drawn_ML * others_ML / (size_ML - 1).clamp(min=1)
+        total_M = (expected_ML * found_ML / ranking.rank_L).sum(-1)
+        values_Q[ranking.groups_M] = total_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
     return values_Q
 
 
@@ -256,12 +260,10 @@ def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int,
         tensor([0.5000], dtype=torch.float64)
     """
     values_Q = undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in chunks(scores_N, relevant_N, offsets_Q1, k):
-        width = min(k, scores_ML.shape[1])
-        found_M = rank(scores_ML, relevant_ML, mask_ML, width).expected_MK.sum(-1)
-        value_M = found_M / mask_ML.sum(-1).clamp(max=k)
-        values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        value_M = ranking.expected(relevant_ML, k).sum(-1) / ranking.lengths_M.clamp(max=k)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
     return values_Q
 
 
@@ -298,10 +300,10 @@ def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, th
         tensor([0.5000], dtype=torch.float64)
     """
     values_Q = undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in chunks(scores_N, relevant_N, offsets_Q1, k):
-        found_M = rank(scores_ML, relevant_ML, mask_ML, min(k, scores_ML.shape[1])).expected_MK.sum(-1)
-        values_Q[groups_M] = found_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        found_M = ranking.expected(relevant_ML, k).sum(-1)
+        values_Q[ranking.groups_M] = found_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
     return values_Q
 
 
@@ -338,11 +340,13 @@ def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, t
         tensor([0.6667], dtype=torch.float64)
     """
     values_Q = undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in chunks(scores_N, relevant_N, offsets_Q1, k):
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
         # The whole list, for the block at rank k may end beyond it.
-        hazard_MK = hazard(rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1]))[:, :k]
-        values_Q[groups_M] = torch.where(relevant_ML.any(-1), 1 - (1 - hazard_MK).prod(-1), torch.nan)
+        hazard_MK = hazard(ranking, relevant_ML)[:, :k]
+        values_Q[ranking.groups_M] = torch.where(
+            ranking.best_ML[:, 0] >= threshold, 1 - (1 - hazard_MK).prod(-1), torch.nan
+        )
     return values_Q
 
 

@@ -90,10 +90,38 @@ def test_values_are_the_mean_over_all_orders_that_ties_allow(
 @pytest.mark.parametrize("slots", [1, 100, 1 << 16])
 def test_a_group_does_not_depend_on_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranked, "SLOTS_PER_CHUNK", slots)
+    monkeypatch.setattr(ranked, "_kept", [])
     scores_N, labels_N, offsets_Q1 = random_lists(0, [3, 0, 1, 40, 7, 40, 200, 2], levels=6)
     together_Q = metric(scores_N, labels_N, offsets_Q1)
     alone = [metric(scores_N[a:b], labels_N[a:b], torch.tensor([0, b - a])) for a, b in pairwise(offsets_Q1.tolist())]
     close(together_Q, torch.cat(alone))
+
+
+def test_all_metrics_of_a_batch_share_one_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = []
+    chunks = ranked.length_chunks
+    monkeypatch.setattr(ranked, "length_chunks", lambda *args, **keys: ranks.append(args) or chunks(*args, **keys))
+    monkeypatch.setattr(ranked, "_kept", [])
+    batch = random_lists(0, [3, 0, 1, 40], levels=6)
+    shared = [cls.made(k=k).of(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
+    assert len(ranks) == 1
+    monkeypatch.setattr(ranked, "_KEPT", 0)
+    alone = [cls.made(k=k).of(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
+    assert len(ranks) == 1 + len(alone)
+    torch.testing.assert_close(torch.stack(shared), torch.stack(alone), rtol=0, atol=0, equal_nan=True)
+
+
+@every_metric
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_batch_changed_in_place_is_ranked_anew(metric: Metric, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_lists(0, [30, 20, 10], levels=6)
+    before_Q = metric(*batch)
+    changed = [torch.randn(60), 1 - batch[1].clamp(max=1), torch.tensor([0, 10, 30, 60])][part]
+    batch[part].numpy()[:] = changed.numpy()  # which PyTorch does not see
+    after_Q = metric(*batch)
+    assert not torch.equal(before_Q, after_Q)
+    monkeypatch.setattr(ranked, "_kept", [])
+    torch.testing.assert_close(after_Q, metric(*batch), rtol=0, atol=0, equal_nan=True)
 
 
 @every_metric
