@@ -23,6 +23,9 @@ from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
 
 _DRAWS = 1 << 22
+"""Random signs that are drawn at once."""
+_RESAMPLED = 1 << 18
+"""Blocks that are drawn at once: their counts then stay in the cache."""
 _INTERVAL = (0.025, 0.975)
 
 
@@ -49,7 +52,7 @@ def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: 
         return np.full((samples, m), np.nan)
     columns_B2M = np.concatenate([sums_BM, defined_BM], axis=1)
     sums_S2M = np.zeros((samples, 2 * m))
-    for first, last in _parts(samples, b):
+    for first, last in _parts(samples, b, _RESAMPLED):
         draws_SB = rng.integers(0, b, size=(last - first, b))
         draws_SB += np.arange(last - first)[:, None] * b  # separate ranges, so that one bincount counts all resamples
         times_SB = np.bincount(draws_SB.ravel(), minlength=draws_SB.size).reshape(draws_SB.shape)
@@ -75,7 +78,7 @@ def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
     total_M = filled_QM.sum(axis=0)
     limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
     as_far_M = np.ones(m)
-    for first, last in _parts(samples, q):
+    for first, last in _parts(samples, q, _DRAWS):
         kept_SQ = rng.integers(0, 2, size=(last - first, q), dtype=np.int8).astype(np.float64)
         # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
         as_far_M += (np.abs(2 * kept_SQ @ filled_QM - total_M) >= limit_M).sum(axis=0)
@@ -96,9 +99,9 @@ def holm(p_M: Floats) -> Floats:
     return adjusted_M
 
 
-def _parts(samples: int, groups: int) -> Iterator[tuple[int, int]]:
-    """Cut the resamples into parts that draw about four million groups each, which bounds memory."""
-    size = max(1, _DRAWS // max(groups, 1))
+def _parts(samples: int, groups: int, draws: int) -> Iterator[tuple[int, int]]:
+    """Cut the resamples into parts that draw about so many groups each, which bounds memory."""
+    size = max(1, draws // max(groups, 1))
     for first in range(0, samples, size):
         yield first, min(first + size, samples)
 

@@ -57,7 +57,7 @@ def test_bootstrap_draws_the_same_groups_for_all_columns_and_seeds_repeat() -> N
 
 
 def test_blocks_cut_the_resamples_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.evaluation.summarise._DRAWS", 70)
+    monkeypatch.setattr("ltrscale.evaluation.summarise._RESAMPLED", 70)
     means_SM = bootstrap_means(np.arange(10.0)[:, None], samples=101, seed=0)
     assert means_SM.shape == (101, 1)
     assert not np.isnan(means_SM).any()
