@@ -29,6 +29,7 @@ from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_out
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, page, plot
+from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
 from ltrscale.evaluation.summarise import Scope, judged_together, scopes
 from ltrscale.progress import Report
@@ -73,8 +74,9 @@ class EvaluateSettings(Config):
     """How outlier groups are found, which are a slice of their own."""
     slices: dict[SliceName, ConditionText] = Field(default_factory=dict)
     """Query groups to judge by themselves too, by name: a condition such as `n_documents > 50`, `meta_device in ['ios',
-    'android']`, `max_label >= 4` (BUYL23's purchase lists), `min_label == max_label`, `missing`, `any(price is null)`,
-    `period == '2026-W07'`. docs/methods.md has the grammar and all columns. A study judges all and outlier groups."""
+    'android']`, `max_label >= 4` (BUYL23's purchase lists), `min_label == max_label`, `missing`, `drifted`,
+    `any(price is null)`, `period == '2026-W07'`. docs/methods.md has the grammar and all columns. A study judges all
+    and outlier groups."""
     slice_by: Texts = ()
     """Columns whose every value is a slice: `period`, `meta_NAME` with at most 100 values; numbers such as
     `n_documents` and `n_relevant` are cut into bands 0, 1, 2, 3..5, 6..10, 11..20, 21..50 and so on."""
@@ -174,7 +176,12 @@ def evaluate(
         models=tuple(trial.url for trial in trials),
         scores={url: committed_row_groups(url, config.splits.test) for url in config.scores.values()},
         slicer=Slicer.make(
-            config.slices, config.slice_by, detector=detector, selection=test, relevant_from=config.relevant_from
+            config.slices,
+            config.slice_by,
+            detector=detector,
+            selection=test,
+            relevant_from=config.relevant_from,
+            training=partial(_seen_in_training, config, test),
         ),
         metrics=partial(values_of, metrics=metrics_of(config), settings=config),
         features=test.features,
@@ -272,6 +279,13 @@ def fit_detector(config: EvaluateSettings, validation_split: Split, test: Select
         config.outliers,
         data=validation.hash,
     )
+
+
+def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
+    """The values of features in all groups of the training periods, with labels or without."""
+    train = Split(data=config.splits.train.data, periods=config.splits.train.periods)
+    groups = select(train, labelled=False).serving(test.features, whose="the test split", where="the training split")
+    return Seen.of(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
 
 
 def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:

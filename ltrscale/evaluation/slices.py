@@ -8,6 +8,7 @@ several. The columns of a group are those of its data set, `query_id` and `meta_
     period                       such as '2026-W07'
     outlier                      true with an outlier value, as under `outliers`
     missing                      true where some document misses some feature
+    drifted                      true with a number outside the range that it has in training, or a code not seen there
 
 Columns of documents, for `any(...)` and `all(...)`, are `label` and the features by their names.
 
@@ -15,7 +16,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -34,6 +35,7 @@ from ltrscale.data.dataset.split import Selection
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.conditions import Columns, Condition, Kind, Truths, check, named, parse
 from ltrscale.evaluation.outliers import OutlierDetector
+from ltrscale.evaluation.seen import Seen
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
@@ -47,6 +49,7 @@ _OF_GROUPS: Mapping[str, Kind] = {
     "period": "text",
     "outlier": "truth",
     "missing": "truth",
+    "drifted": "truth",
 }
 _ENDS = np.array([-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))], np.float64)
 """The last number of each band but the highest."""
@@ -80,6 +83,8 @@ class Slicer:
     stored: tuple[str, ...]
     """Columns of the data set that `find` needs."""
     needs_features: bool
+    seen: Seen | None = None
+    """What training has, if `drifted` is named."""
 
     @classmethod
     def make(
@@ -90,6 +95,7 @@ class Slicer:
         detector: OutlierDetector,
         selection: Selection,
         relevant_from: float,
+        training: Callable[[], Seen] | None = None,
     ) -> Self:
         """The slicer for a selection's groups.
 
@@ -99,6 +105,7 @@ class Slicer:
             detector: finds outlier values.
             selection: the groups; the first file says which columns there are.
             relevant_from: lowest label of a relevant document.
+            training: looks at the training groups; called if `drifted` is named, which needs it.
 
         Raises:
             InputError: a column does not exist, or is compared with something of another kind.
@@ -117,6 +124,7 @@ class Slicer:
                 raise InputError(f"slice_by: no column {name!r}; did you mean {nearest(name, groups)!r}?")
         used = {*(pair for condition in parsed.values() for pair in named(condition)), *((name, False) for name in by)}
         names = [f.name for f in selection.features]
+        seen = training() if training is not None and ("drifted", False) in used else None
         return cls(
             parsed,
             tuple(by),
@@ -124,7 +132,9 @@ class Slicer:
             relevant_from,
             {name: groups[name] for name, _ in sorted(used) if name in groups},
             tuple(sorted({name for name, _ in used} & in_data.keys() - _OF_GROUPS.keys())),
-            bool(detector.rules) or any(name == "missing" or (inside and name in names) for name, inside in used),
+            bool(detector.rules)
+            or any(name in ("missing", "drifted") or (inside and name in names) for name, inside in used),
+            seen,
         )
 
     @property
@@ -174,6 +184,9 @@ class Slicer:
                 return pa.array(outlier_Q)
             case "missing":
                 return pa.array(_counts(groups.features_NF.isnan().any(dim=1), groups) > 0)
+            case "drifted":
+                assert self.seen is not None
+                return pa.array(self.seen.lacks(groups).numpy())
         return _plain(stored.column(name).combine_chunks(), self.kinds[name])
 
     def _of_documents(self, groups: QueryGroups) -> Iterator[tuple[str, pa.Array]]:

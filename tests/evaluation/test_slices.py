@@ -20,6 +20,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import blocks, measuring
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.summarise import holm
 from ltrscale.scoring import ScoreConfig, score
 
@@ -39,6 +40,7 @@ CONDITIONS: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
         p < 1 and label < 2 for (_, p), label in zip(row["documents"], row["labels"], strict=True)
     )),
     "late outliers": ("outlier and period == 'd'", lambda row: row["outlier"] and row["period"] == "d"),
+    "new to training": ("drifted", lambda row: row["drifted"]),
     "nobody": ("meta_hits < 0", lambda row: row["meta_hits"] < 0),
 }  # fmt: skip
 
@@ -56,6 +58,12 @@ def rows() -> list[Row]:
             row = {"period": period, "documents": documents.tolist(), "labels": labels.astype(float).tolist()}
             row |= {"meta_device": DEVICES[i % 3], "meta_hits": i // 2, "meta_share": i / 7}
             found.append(row | {"outlier": bool((documents[:, 0] >= 2).any())})
+    known = [d for row in found if row["period"] == "a" for d in row["documents"]]
+    ranges = [(min(v), max(v)) for v in ([d[f] for d in known if not math.isnan(d[f])] for f in (0, 1))]
+    for row in found:
+        row["drifted"] = any(
+            v < low or v > high for d in row["documents"] for v, (low, high) in zip(d, ranges, strict=True)
+        )
     return [{**row, "gid": gid} for gid, row in enumerate(found)]
 
 
@@ -231,7 +239,7 @@ def test_tasks_of_ray_give_the_same_bits(
 
 
 def test_committed_scores_alone_read_no_features(
-    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {
         "models": {},
@@ -246,6 +254,7 @@ def test_committed_scores_alone_read_no_features(
         seen.extend(part.selection.features for part in parts)
         return map(function, parts)
 
+    monkeypatch.setattr(Seen, "of", None)  # no slice asks what training has
     found = run(alone, tmp_path / "out", run=watched).methods[0]
     assert seen == [()]
     before = evaluated[0].methods[0]
