@@ -22,7 +22,7 @@ from jobs.help import Key, find, keys_of, show
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Stopped, without_credentials
+from ltrscale.errors import InputError, Refused, Stopped, without_credentials
 from ltrscale.launch import under_torchrun
 from ltrscale.progress import console, log
 from ltrscale.signals import ending_on_signal
@@ -143,7 +143,7 @@ def main(command: Command[ConfigT]) -> None:
     """Parse the command line and run the job; under torchrun rank 0 runs it and the others take part in its trainings.
 
     An `InputError`, a full disk and a request to stop are reported in one line, with exit statuses 2, 2 and 143, or 130
-    after Ctrl-C.
+    after Ctrl-C; the reasons of a `Refused` in a line each, with status 3.
     """
     options = _parser(command).parse_args()
     if getattr(options, "if_running", None):
@@ -173,9 +173,9 @@ def main(command: Command[ConfigT]) -> None:
             under_torchrun.take_part(job)
         else:
             job()
-    except (InputError, Stopped) as error:
+    except (InputError, Refused, Stopped) as error:
         if under_torchrun.speaks():  # all processes fail together, one of them reports
-            print(f"{'error' if isinstance(error, InputError) else 'stopped'}: {error}", file=sys.stderr)
+            print(*(f"{error.word}: {line}" for line in str(error).split("\n")), sep="\n", file=sys.stderr)
         under_torchrun.leave()  # torchrun's agent kills the others as soon as one has ended
         sys.exit(error.status)
     except KeyboardInterrupt:
@@ -188,7 +188,7 @@ def _full_disk_named() -> Iterator[None]:
     """Report a full disk in one line, also when a library that writes files itself, such as Ray Tune, runs into it."""
     try:
         yield
-    except (InputError, Stopped):
+    except (InputError, Refused, Stopped):
         raise
     except Exception as error:
         if not storage.is_disk_full(error):

@@ -1,4 +1,4 @@
-r"""Evaluate bundles on the test split: metrics, outlier groups, significance, report.
+r"""Evaluate bundles on the test split: metrics, slices, significance, report.
 
 After `make demo`:
 
@@ -8,7 +8,13 @@ After `make demo`:
       --set 'evaluate.splits={
           train: {data: runs/demo/data, periods: 2026-W01..2026-W05},
           validation: {data: runs/demo/data, periods: 2026-W06},
-          test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}'
+          test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}' \
+      --set 'evaluate.slices={long: n_documents > 20, bought: max_label >= 4}' \
+      --set 'evaluate.slice_by=[period, n_relevant]'
+
+Besides all groups it judges those with outlier values and, if you name them,
+slices: groups that meet a condition, and each value of a column.
+docs/methods.md has the language of conditions and all columns.
 """
 
 from jobs.cli import Command, main
@@ -24,7 +30,8 @@ COMMAND = Command(
     evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
     evaluate.splits.test.periods evaluate.splits.test.labels
     evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
-    evaluate.policy evaluate.outliers.gap evaluate.outliers.known evaluate.resamples
+    evaluate.policy evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
+    evaluate.resamples ray
     """,
 )
 

@@ -4,6 +4,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest lis
 The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -143,11 +144,13 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
     """
     lengths_Q, order_Q = offsets_Q1.diff().sort(stable=True)
     lengths = lengths_Q.tolist()
-    first = sum(length == 0 for length in lengths)
+    first, power = bisect_right(lengths, 0), 2 if quadratic else 1
     while first < len(lengths):
-        last = first + 1
-        while last < len(lengths) and (last + 1 - first) * lengths[last] ** (2 if quadratic else 1) <= budget:
-            last += 1
+
+        def entries(last: int, first: int = first) -> int:
+            return int((last + 1 - first) * lengths[last] ** power)
+
+        last = max(first + 1, bisect_right(range(len(lengths)), budget, lo=first, key=entries))
         groups_M = order_Q[first:last]
         slots_L = torch.arange(lengths[last - 1], device=offsets_Q1.device)
         mask_ML = slots_L < lengths_Q[first:last, None]

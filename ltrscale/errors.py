@@ -1,9 +1,9 @@
-"""The ends of a job that are no defects: an error for the user to read, and a request to stop, now or at once."""
+"""The ends of a job that are no defects: an error for the user to read, a check not passed, a request to stop."""
 
 import difflib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar, NoReturn
 
 _USER = re.compile(r"(?<=://)[^/\s@\"']+@")
@@ -63,6 +63,8 @@ class InputError(Exception):
     """
 
     status: ClassVar[int] = 2
+    word: ClassVar[str] = "error"
+    """What the line begins with."""
 
     def __init__(self, message: str) -> None:
         super().__init__(without_credentials(" ".join(message.split())))  # one line, whatever a library's text has
@@ -75,12 +77,27 @@ class UnavailableError(InputError):
     """
 
 
+class Refused(Exception):  # noqa: N818 - the job worked; its answer is no
+    """A check that the user asked for was not passed; each line of the message is a reason.
+
+    Jobs print the lines and exit with status 3, so that scripts can tell it from an error.
+    """
+
+    status: ClassVar[int] = 3
+    word: ClassVar[str] = "refused"
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("\n".join(reasons))
+
+
 class Stopped(Exception):  # noqa: N818 - a stop is no error
     """The work was asked to stop; the same command resumes it from its newest checkpoint.
 
     Jobs print it as one line and exit with the status of a process that the signal ended: 143 after SIGTERM, 130 after
     Ctrl-C.
     """
+
+    word: ClassVar[str] = "stopped"
 
     def __init__(self, message: str = "", *, status: int = 128 + 15) -> None:
         super().__init__(message)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"`((?:ltrscale|jobs|tests|docs)/[\w./]+)(?:::([\w.]+))?`", FENCE.sub("", PAGE))
-KINDS = ("margin", "masked", "gated", "dcg")
+KINDS = ("margin", "masked", "gated", "rprec")
 
 
 def blocks(language: str) -> list[str]:
@@ -145,6 +145,6 @@ def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
 def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     copy.run(*commands()[-1])
     found = json.loads((copy.root / "runs" / "tried" / "evaluation" / "metrics.json").read_text())
-    assert "dcg@5" in found["methods"][0]["everywhere"]["summaries"]
+    assert "rprec" in found["methods"][0]["slices"]["all"]["summaries"]
     report = (copy.root / "runs" / "tried" / "evaluation" / "report.md").read_text()
-    assert "DCG is NDCG before the division by the ideal." in report
+    assert "R-Prec is the precision at the rank that equals" in report

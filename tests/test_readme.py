@@ -15,6 +15,7 @@ from shopping_log import shopping_log
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.ingest.mapping import ColumnMapping
+from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.progress import log
 from ltrscale.workflows.starting import InitConfig, init
 
@@ -106,7 +107,11 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
             assert (block.page, named[1]) in used
         else:
             ((key, values),) = yaml.safe_load(block.text).items()
-            kind, beside = {"splits": (Splits, {}), "columns": (ColumnMapping, {"query": "search_id"})}[key]
+            kind, beside = {
+                "splits": (Splits, {}),
+                "evaluate": (EvaluateSettings, {}),
+                "columns": (ColumnMapping, {"query": "search_id"}),
+            }[key]
             validate(kind, {**beside, **values}, f"{block.page}:{block.line}")
 
 

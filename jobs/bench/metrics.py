@@ -1,10 +1,11 @@
-"""NDCG against ranx, and every other metric against NDCG, on lists with the lengths of web search."""
+"""NDCG against ranx, every other metric against NDCG, on lists with the lengths of web search; whole evaluations."""
 
 import warnings
 
 import numpy as np
 import torch
 
+from jobs.bench.committed import bench_committed
 from jobs.bench.measure import Row, mslr_lengths
 from ltrscale.batch import to_offsets
 from ltrscale.config import members
@@ -63,6 +64,7 @@ def bench_metrics() -> list[Row]:
             note="no ties",
         ),
         *(measure(cls) for cls in members(MetricConfig) if cls is not NDCGConfig),
+        *bench_committed(),
     ]
 
 

@@ -21,8 +21,10 @@ from ltrscale.bundle import load
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
+from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import Floats
-from ltrscale.evaluation.evaluate import GROUPS, CutOff
+from ltrscale.evaluation.evaluate import CutOff
+from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
@@ -165,7 +167,7 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     """
     selection = select(config.test.with_scores(config.scores), labelled=True)
     values_QTM, gids_Q, documents = _measure(config, selection)
-    of_models = np.split(values_QTM, len(config.models), axis=1)
+    of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(config.models), axis=1)]
     found = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
     models = {name: scope.summaries for name, scope in zip(config.models, found, strict=True)}
     agreement = Agreement(models=models, groups=len(gids_Q), documents=documents)

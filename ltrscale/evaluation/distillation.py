@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from ltrscale.config import Config
 from ltrscale.evaluation.agreement import TAU, Agreement
+from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.folds import read_groups
 from ltrscale.evaluation.pages import (
     Findings,
@@ -23,8 +24,9 @@ from ltrscale.evaluation.pages import (
     rows_of_methods,
     save_picture,
 )
-from ltrscale.evaluation.report import EvaluatedData, Evaluation
-from ltrscale.evaluation.summarise import Comparison, Scope, Summary, scopes
+from ltrscale.evaluation.report import EvaluatedData, Evaluation, Sliced
+from ltrscale.evaluation.slices import ALL, OUTLIERS
+from ltrscale.evaluation.summarise import Comparison, Summary, scopes
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
 
@@ -44,12 +46,10 @@ class Cost(Config):
     """Query groups that it was trained on, with labels or a teacher's scores; None if its bundle does not state it."""
 
 
-class DistilledMethod(Config):
+class DistilledMethod(Sliced):
     """One method: how well it ranks, how well it agrees with the teacher, what it costs."""
 
     name: str
-    everywhere: Scope
-    outliers: Scope
     against_teacher: Comparison | None
     """The primary metric, on the groups that define it; None for the teacher itself, and without such groups."""
     agreement: dict[str, Summary]
@@ -89,10 +89,10 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
     evaluation, agreement = Evaluation.read(evaluation_url), Agreement.read(agreement_url)
     assert evaluation.baseline is not None
     primary, names = evaluation.primary, [method.name for method in evaluation.methods]
-    column = list(evaluation.methods[0].everywhere.summaries).index(primary)
-    values_K = [values_QtM[:, :, [column]] for values_QtM in read_groups(evaluation_url, evaluation)]
+    column = list(evaluation.methods[0].slices[ALL].summaries).index(primary)
+    blocks_K = [Blocks.of(values_QtM[:, :, [column]]) for values_QtM in read_groups(evaluation_url, evaluation)]
     with_teacher = scopes(
-        values_K,
+        blocks_K,
         [primary],
         baseline=names.index(TEACHER),
         samples=evaluation.resamples,
@@ -102,8 +102,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
     methods = tuple(
         DistilledMethod(
             name=method.name,
-            everywhere=method.everywhere,
-            outliers=method.outliers,
+            slices=method.slices,
             against_teacher=scope.comparisons.get(primary),
             agreement=agreement.models.get(method.name, {}),
             cost=costs.get(method.name),
@@ -125,7 +124,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
 def table(found: Distillation) -> str:
     """One row per method: NDCG, difference from the baseline, outlier groups, agreement, size and speed."""
     primary = found.primary
-    cutoffs = [name for name in found.methods[0].everywhere.summaries if name.startswith("ndcg@")]
+    cutoffs = [name for name in found.methods[0].slices[ALL].summaries if name.startswith("ndcg@")]
     measures = next(list(method.agreement) for method in found.methods if method.agreement)
     header = [
         "method", *map(metric_label, cutoffs), *against_header(primary, found.baseline),
@@ -136,9 +135,9 @@ def table(found: Distillation) -> str:
         rows.append(
             [
                 method.name,
-                *(number(method.everywhere.summaries[name].mean) for name in cutoffs),
-                *against(method.everywhere.comparisons.get(primary)),
-                number(method.outliers.summaries[primary].mean),
+                *(number(method.slices[ALL].summaries[name].mean) for name in cutoffs),
+                *against(method.slices[ALL].comparisons.get(primary)),
+                number(method.slices[OUTLIERS].summaries[primary].mean),
                 *(_mean(method.agreement.get(name)) for name in measures),
                 *_cost(method.cost),
             ]
@@ -163,9 +162,9 @@ def findings(found: Distillation) -> Iterator[str]:
     teacher = next(method for method in found.methods if method.name == TEACHER)
     for method in found.methods:
         if method.name != found.baseline:
-            yield _difference(method.name, found.baseline, primary, method.everywhere.comparisons.get(found.primary))
-            if found.test.outlier_groups:
-                comparison = method.outliers.comparisons.get(found.primary)
+            yield _difference(method.name, found.baseline, primary, method.slices[ALL].comparisons.get(found.primary))
+            if found.test.slices[OUTLIERS]:
+                comparison = method.slices[OUTLIERS].comparisons.get(found.primary)
                 yield f"On outlier groups: {_difference(method.name, found.baseline, primary, comparison)}"
         if method.name != TEACHER:
             if found.baseline != TEACHER and method.name != found.baseline:
@@ -214,10 +213,10 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     primary = metric_label(found.primary)
     lines = [
         *definitions(
-            found.methods[0].everywhere.summaries, found.relevant_from, leave_out_constant=found.leave_out_constant
+            found.methods[0].slices[ALL].summaries, found.relevant_from, leave_out_constant=found.leave_out_constant
         ),
         "Differences, intervals and p are paired.",
-        *intervals((scope for m in found.methods for scope in (m.everywhere, m.outliers)), found.resamples),
+        *intervals((scope for m in found.methods for scope in m.slices.values()), found.resamples),
         f"tau is Kendall's tau-b with the teacher, overlap@K the share of the first K documents that both have, each "
         f"the mean over those of the {found.agreement_groups:,} test groups, with and without labels, that define it: "
         "with an order to compare, or with more than K documents. An overlap is expected over the orders of ties.",
@@ -229,8 +228,8 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     parts = [
         "# Distillation",
         f"Test data: {', '.join(map(code, test.data))}; {test.groups:,} labelled query groups, "
-        f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups. {primary} is defined in "
-        f"{found.methods[0].everywhere.summaries[found.primary].groups:,} of the groups.",
+        f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups. {primary} is defined in "
+        f"{found.methods[0].slices[ALL].summaries[found.primary].groups:,} of the groups.",
         table(found),
         "## Findings",
         bullets(map(escape, findings(found))),
@@ -252,7 +251,7 @@ def plot(found: Distillation, path: Path) -> None:
     speed.set_title("documents a second on one thread", fontsize=10)
     for row, method in enumerate(found.methods):
         colour = {TEACHER: "tab:orange", found.baseline: "tab:gray"}.get(method.name, "tab:blue")
-        draw_interval(quality, row, method.everywhere.summaries[found.primary], colour)
+        draw_interval(quality, row, method.slices[ALL].summaries[found.primary], colour)
         if TAU in method.agreement:
             draw_interval(agreement, row, method.agreement[TAU], colour)
         if method.cost is not None:

@@ -1,41 +1,45 @@
-"""Evaluate bundles on the test split: metrics of every group, outlier groups, comparison with a baseline, report.
+"""Evaluate bundles on the test split: metrics of every group, slices, comparison with a baseline, report.
 
-Shapes: N documents, Q groups, T trials (bundles of all methods), K methods, M metrics, S resamples.
+Shapes: N documents, Q groups, T trials (bundles of all methods), K methods, M metrics.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Scorer, load
+from ltrscale.bundle import load
 from ltrscale.config import Config, members, validate
 from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, Texts, check_disjoint, select
-from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.errors import InputError
-from ltrscale.evaluation.crossed import Floats
+from ltrscale.evaluation.blocks import Tally, block_numbers
+from ltrscale.evaluation.group_file import GROUPS, GroupFile
+from ltrscale.evaluation.measuring import Measuring, committed_row_groups
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, page, plot
-from ltrscale.evaluation.summarise import Scope, scopes
-from ltrscale.progress import Report, progress
+from ltrscale.evaluation.seen import Seen
+from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
+from ltrscale.evaluation.summarise import Scope, judged_together, scopes
+from ltrscale.progress import Report
+from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
+from ltrscale.ranking.graded import GainNDCGConfig, Gains
 from ltrscale.ranking.letor import LetorPrecisionConfig
 from ltrscale.ranking.metrics import Metric, PrecisionConfig
+from ltrscale.ranking.pointwise import SigmoidConfig
 
-GROUPS = "groups.parquet"
-"""The file with every metric of every group and trial."""
 _PICTURE = "ndcg.png"
 
 CutOff = Annotated[int, Field(ge=1)]
@@ -54,6 +58,12 @@ class EvaluateSettings(Config):
     """The NDCG cut-off of the comparison column and the picture."""
     relevant_from: float = Field(default=1.0, gt=0)
     """Lowest label of a relevant document for MRR, MAP and precision."""
+    grades: int = Field(default=4, ge=1)
+    """The highest label, for ERR: 4 as in Chapelle et al. 2009; higher labels count as this one."""
+    gains: Gains | None = None
+    """Report NDCG with other gains too, as `gain_ndcg`: a list has the gains of labels 0, 1, 2, ..., such as
+    [0, 1, 10]; `weights` takes the `weights` column of the data set, such as revenue, as the gain of each document,
+    whatever its label. Empty for none."""
     policy: Literal["expected", "letor4"] = "expected"
     """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
     comparison with published figures."""
@@ -61,7 +71,15 @@ class EvaluateSettings(Config):
     """Leave groups whose labels are all equal out of the means, also where these are relevant and any order is ideal;
     a group of one document is one of them. BUYL23 does, in its text and its public code."""
     outliers: OutlierConfig = OutlierConfig()
-    """How outlier groups are found."""
+    """How outlier groups are found, which are a slice of their own."""
+    slices: dict[SliceName, ConditionText] = Field(default_factory=dict)
+    """Query groups to judge by themselves too, by name: a condition such as `n_documents > 50`, `meta_device in ['ios',
+    'android']`, `max_label >= 4` (BUYL23's purchase lists), `min_label == max_label`, `missing`, `drifted`,
+    `any(price is null)`, `period == '2026-W07'`. docs/methods.md has the grammar and all columns. A study judges all
+    and outlier groups."""
+    slice_by: Texts = ()
+    """Columns whose every value is a slice: `period`, `meta_NAME` with at most 100 values; numbers such as
+    `n_documents` and `n_relevant` are cut into bands 0, 1, 2, 3..5, 6..10, 11..20, 21..50 and so on."""
     resamples: int = Field(default=10_000, ge=100)
     """Number of bootstrap resamples, and of random sign patterns of the test, where there is one draw of labels."""
     seed: int = 0
@@ -85,7 +103,7 @@ class EvaluateSettings(Config):
 class EvaluateConfig(EvaluateSettings):
     """The bundles to evaluate, the groups, and the settings of the evaluation."""
 
-    models: dict[str, Texts] = Field(min_length=1)
+    models: dict[str, Texts] = Field(default_factory=dict)
     """Bundles of each method by its name; several bundles of one method are its trials, over other labels or seeds.
     Five different draws of labels, the same ones for all methods, are the fewest that judge."""
     scores: dict[str, str] = Field(default_factory=dict)
@@ -95,6 +113,8 @@ class EvaluateConfig(EvaluateSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if not self.trials:
+            raise ValueError("models and scores are both empty; name a bundle or a directory of scores")
         if self.baseline is not None and self.baseline not in self.trials:
             raise ValueError(
                 f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
@@ -121,37 +141,65 @@ class EvaluateConfig(EvaluateSettings):
         return [self.splits.test.with_scores(url) for url in self.scores.values()]
 
 
-def evaluate(config: EvaluateConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Evaluation:
+def evaluate(
+    config: EvaluateConfig,
+    out: str,
+    *,
+    made_by: Mapping[str, Any],
+    report: Report,
+    run: Run = run_here,
+    threads: int = 0,
+) -> Evaluation:
     """Evaluate every bundle on the labelled groups of the test split and commit the findings to a directory.
 
     The directory holds `report.md` with its picture, `metrics.json` (`Evaluation.read` reads it), `groups.parquet`
-    (every metric of every group and trial, null where undefined) and `outliers.json`.
+    (every metric of every group and trial, null where undefined, and the slices of the group) and `outliers.json`.
+    Memory does not grow with the number of groups, and the figures do not depend on `run`.
 
     Args:
         config: see `EvaluateConfig`.
         out: URL of the directory.
         made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
         report: receives the means of each method.
+        run: runs the work on each part of the test split, here or with Ray.
+        threads: of a tree model; 0 takes all cores.
 
     Raises:
         InputError: splits overlap, a bundle or a period's scores are missing, a bundle was made for other features or
-            gives scores that are not finite.
+            gives scores that are not finite, or a slice names a column that does not exist.
     """
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
-    trials = [_trial(name, i, url, test, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
-    measured = _measure(test, trials, fit_detector(config, config.splits.validation, test), config)
-    evaluation = _summarise(measured, trials, test, config)
+    trials = [_trial(name, i, url, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
+    detector = fit_detector(config, config.splits.validation, test)
+    measuring = Measuring(
+        models=tuple(trial.url for trial in trials),
+        scores={url: committed_row_groups(url, config.splits.test) for url in config.scores.values()},
+        slicer=Slicer.make(
+            config.slices,
+            config.slice_by,
+            detector=detector,
+            selection=test,
+            relevant_from=config.relevant_from,
+            training=partial(_seen_in_training, config, test),
+        ),
+        metrics=partial(values_of, metrics=metrics_of(config), settings=config),
+        features=test.features,
+        docs_per_batch=config.docs_per_batch,
+        threads=threads,
+        logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
+    )
+    measuring.open()
     with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path, pq.ParquetWriter(path, _schema(measured.metrics)) as writer:
-            for t, trial in enumerate(trials):
-                writer.write_table(_group_table(measured, t, trial))
+        with commit.file(GROUPS) as path, GroupFile(path, list(metrics_of(config)), trials) as file:
+            tallies = _measure(measuring, test, config, file, run)
+        evaluation = _summarise(tallies, trials, test, detector, config)
         text = page(evaluation, picture=_PICTURE, out=out)
-        also = {"outliers.json": measured.detector.model_dump_json(indent=1) + "\n"}
+        also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, plot=plot, also=also)
         commit.finish({"made_by": made_by})
     for method in evaluation.methods:
-        means = {name: summary.mean for name, summary in method.everywhere.summaries.items()}
+        means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
         report({"method": method.name, **means})
     return evaluation
 
@@ -164,43 +212,61 @@ class _Trial:
     number: int
     url: str
     kind: str
-    scorer: Scorer
     labelled_groups: int | None = None
     """Number of labelled groups that it was trained on; None if the bundle does not state it."""
     validation_groups: int | None = None
     """Number of labelled groups that it was selected on; None if the bundle does not state it."""
     labels: str | None = None
     """Identity of all these labels; None if the bundle does not state it."""
+    logits: bool = False
+    """Whether its scores are logits of labels 0 and 1, for it was trained with the pointwise sigmoid loss."""
 
 
-def _trial(method: str, number: int, url: str, test: Selection, config: EvaluateConfig) -> _Trial:
-    """Open a bundle or committed scores for evaluation."""
+def _trial(method: str, number: int, url: str, config: EvaluateConfig) -> _Trial:
+    """What a bundle or committed scores say of themselves."""
     if method in config.scores:
-        return _Trial(method, number, url, "scores", committed_scorer(url, config.splits.test))
+        return _Trial(method, number, url, "scores")
     bundle = load(url)
     return _Trial(
         method,
         number,
         url,
         bundle.kind,
-        bundle.scorer(features=test.features),
         labelled_groups=bundle.count("labelled_groups"),
         validation_groups=bundle.count("validation_groups"),
         labels=validate(Provenance, bundle.made_by, url).labels(),
+        logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
     )
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Every metric of every group and trial; NaN where undefined."""
+@dataclass
+class _Tallies:
+    """The sums of each slice, and counts of all groups."""
 
-    metrics: tuple[str, ...]
-    values_QTM: Floats
-    gids_Q: NDArray[np.int64]
-    periods_Q: list[str]
-    documents_Q: NDArray[np.int64]
-    outlier_Q: NDArray[np.bool_]
-    detector: OutlierDetector
+    slices: dict[str, Tally]
+    clicks: dict[int, Tensor] = field(default_factory=dict)
+    """See `Values.clicks`."""
+    documents: int = 0
+
+
+def _measure(measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run) -> _Tallies:
+    """Score the test groups with every bundle, in one pass over the data."""
+    shape = len(measuring.models), len(metrics_of(config))
+    tallies = _Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
+    groups = test.n_groups
+    for values in measuring.on(test, run):
+        first = tallies.slices[ALL].groups
+        blocks_Q = block_numbers(values.gids_Q, first=first, groups=groups)
+        tallies.slices[ALL].add(blocks_Q, values.values_QTM)
+        for name, member_Q in values.slices.items():
+            tally = tallies.slices.setdefault(name, Tally(*shape))
+            tally.add(blocks_Q[member_Q], values.values_QTM[member_Q])
+        check_few(list(tallies.slices), config.slice_by)
+        for t, tally_CB in values.clicks.items():
+            tallies.clicks[t] = tallies.clicks.get(t, 0) + tally_CB
+        tallies.documents += int(values.documents_Q.sum())
+        file.add(values)
+    return tallies
 
 
 def fit_detector(config: EvaluateSettings, validation_split: Split, test: Selection) -> OutlierDetector:
@@ -215,12 +281,25 @@ def fit_detector(config: EvaluateSettings, validation_split: Split, test: Select
     )
 
 
+def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
+    """The values of features in all groups of the training periods, with labels or without."""
+    train = Split(data=config.splits.train.data, periods=config.splits.train.periods)
+    groups = select(train, labelled=False).serving(test.features, whose="the test split", where="the training split")
+    return Seen.of(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
+
+
 def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
     """Every metric of the chosen policies, by name."""
     classes: list[type[Metric]] = [*members(MetricConfig)]
     if config.policy == "letor4":
         classes += members(LetorMetricConfig)
-    metrics = [cls.made(k=k, threshold=config.relevant_from) for cls in classes for k in _cutoffs(cls, config)]
+    metrics: list[Metric] = [
+        cls.made(k=k, threshold=config.relevant_from, grades=config.grades)
+        for cls in classes
+        for k in _cutoffs(cls, config)
+    ]
+    if config.gains is not None:
+        metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
     return {metric.name: metric for metric in metrics}
 
 
@@ -231,53 +310,15 @@ def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
     return config.precision_at if issubclass(cls, PrecisionConfig | LetorPrecisionConfig) else config.ndcg_at
 
 
-def by_period(selection: Selection, docs_per_batch: int) -> Iterator[tuple[str, QueryGroups]]:
-    """The groups of a selection, with their period."""
-    for period in dict.fromkeys(row_group.period for row_group in selection.row_groups):
-        part = replace(selection, row_groups=tuple(r for r in selection.row_groups if r.period == period))
-        for groups in iterate(part, docs_per_batch=docs_per_batch):
-            yield period, groups
-
-
-def _measure(test: Selection, trials: Sequence[_Trial], detector: OutlierDetector, config: EvaluateConfig) -> _Measured:
-    """Score the test groups with every bundle, in one pass over the data."""
-    metrics = metrics_of(config)
-    values, gids, documents, outlier = [], [], [], []
-    periods: list[str] = []
-    with progress("evaluate", test.n_documents) as advance:
-        for period, groups in by_period(test, config.docs_per_batch):
-            assert groups.labels_N is not None
-            assert groups.ids_Q is not None
-            values_TMQ = []
-            for trial in trials:
-                scores_N = trial.scorer(groups)
-                if not torch.isfinite(scores_N).all():
-                    raise InputError(f"{trial.url}: gives scores that are not finite (period {period}); train it again")
-                values_TMQ.append(values_of(scores_N, groups, metrics, config))
-            values.append(torch.stack(values_TMQ).permute(2, 0, 1).numpy())
-            gids.append(groups.ids_Q.numpy())
-            documents.append(groups.lengths_Q.numpy())
-            outlier.append(detector.outlier_groups(groups).numpy())
-            periods += [period] * groups.n_groups
-            advance(groups.n_documents)
-    return _Measured(
-        tuple(metrics),
-        np.concatenate(values),
-        np.concatenate(gids),
-        periods,
-        np.concatenate(documents),
-        np.concatenate(outlier),
-        detector,
-    )
-
-
 def values_of(
     scores_N: Tensor, groups: QueryGroups, metrics: Mapping[str, Metric], settings: EvaluateSettings
 ) -> Tensor:
     """The metrics of each group, shape [M, Q], float64; NaN where undefined or left out."""
     assert groups.labels_N is not None
-    of_metrics = [metric.of(scores_N, groups.labels_N, groups.offsets_Q1) for metric in metrics.values()]
-    values_MQ = torch.stack(of_metrics).double()
+    try:
+        values_MQ = torch.stack([metric.of_groups(scores_N, groups) for metric in metrics.values()]).double()
+    except ValueError as error:  # the gains that the user chose do not fit these groups
+        raise InputError(f"evaluate.{error}") from error
     if not settings.leave_out_constant:
         return values_MQ
     highest_Q, lowest_Q = (
@@ -286,100 +327,78 @@ def values_of(
     return values_MQ.masked_fill(highest_Q == lowest_Q, torch.nan)
 
 
-def _summarise(measured: _Measured, trials: Sequence[_Trial], test: Selection, config: EvaluateConfig) -> Evaluation:
+def _summarise(
+    tallies: _Tallies,
+    trials: Sequence[_Trial],
+    test: Selection,
+    detector: OutlierDetector,
+    config: EvaluateConfig,
+) -> Evaluation:
     """Compute all figures of the report."""
     of_methods = [[trial for trial in trials if trial.method == name] for name in config.trials]
-    labels_K = [[trial.labels for trial in of_method] for of_method in of_methods]
-    everywhere = _scopes(measured.values_QTM, measured.metrics, labels_K, config)
-    outliers = _scopes(measured.values_QTM[measured.outlier_Q], measured.metrics, labels_K, config)
-    methods = []
-    for k, ((name, urls), of_method) in enumerate(zip(config.trials.items(), of_methods, strict=True)):
-        methods.append(
-            MethodResult(
-                name=name,
-                bundles=urls,
-                kinds=tuple(trial.kind for trial in of_method),
-                labelled_groups=tuple(trial.labelled_groups for trial in of_method),
-                validation_groups=tuple(trial.validation_groups for trial in of_method),
-                labels=tuple(labels_K[k]),
-                everywhere=everywhere[k],
-                outliers=outliers[k],
-            )
+    calibrations_T = iter([_calibration(tallies, t) for t in range(len(trials))])
+    found = _scopes(tallies, of_methods, config)
+    methods = tuple(
+        MethodResult(
+            name=name,
+            bundles=urls,
+            kinds=tuple(trial.kind for trial in of_method),
+            labelled_groups=tuple(trial.labelled_groups for trial in of_method),
+            validation_groups=tuple(trial.validation_groups for trial in of_method),
+            labels=tuple(trial.labels for trial in of_method),
+            calibration=tuple(next(calibrations_T) for _ in of_method),
+            slices={slice_: of_slice[k] for slice_, of_slice in found.items()},
         )
-    validation = select(config.splits.validation, labelled=False)
-    data = EvaluatedData(
-        data=config.splits.test.data,
-        periods=tuple(dict.fromkeys(measured.periods_Q)),
-        hash=test.hash,
-        groups=len(measured.gids_Q),
-        documents=int(measured.documents_Q.sum()),
-        outlier_groups=int(measured.outlier_Q.sum()),
+        for k, ((name, urls), of_method) in enumerate(zip(config.trials.items(), of_methods, strict=True))
     )
+    validation = select(config.splits.validation, labelled=False)
     return Evaluation(
-        methods=tuple(methods),
+        methods=methods,
         baseline=config.baseline,
         primary=f"ndcg@{config.primary_cutoff}",
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
+        policies={name: metric.policy for name, metric in metrics_of(config).items()},
         resamples=config.resamples,
-        test=data,
+        test=EvaluatedData(
+            data=config.splits.test.data,
+            periods=tuple(dict.fromkeys(row_group.period for row_group in test.row_groups)),
+            hash=test.hash,
+            groups=tallies.slices[ALL].groups,
+            documents=tallies.documents,
+            slices={name: tallies.slices[name].groups for name in found},
+        ),
+        conditions=config.slices,
         validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
-        detector=measured.detector,
+        detector=detector,
     )
+
+
+def _calibration(tallies: _Tallies, t: int) -> Calibration | None:
+    """That of a trial; None if its scores are no logits, or the labels of some documents no clicks."""
+    if (tally_CB := tallies.clicks.get(t)) is None:
+        return None
+    found = calibration(tally_CB)
+    return found if found.documents == tallies.documents else None
 
 
 def _scopes(
-    values_QTM: Floats, metrics: Sequence[str], labels_K: Sequence[Sequence[str | None]], config: EvaluateConfig
-) -> list[Scope]:
-    """Summaries and comparisons of each method over the given groups."""
-    ends = np.cumsum([len(urls) for urls in config.trials.values()])[:-1]
+    tallies: _Tallies, of_methods: Sequence[Sequence[_Trial]], config: EvaluateConfig
+) -> dict[str, list[Scope]]:
+    """Summaries and comparisons of each method, by slice: all groups by themselves, and the others as one family."""
+    ends = np.cumsum([len(of_method) for of_method in of_methods])[:-1]
     baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
-    values_K = np.split(values_QTM, ends, axis=1)
-    return scopes(values_K, metrics, baseline=baseline, samples=config.resamples, seed=config.seed, labels_K=labels_K)
-
-
-def _schema(metrics: Sequence[str]) -> pa.Schema:
-    """Columns of `groups.parquet`, one row for each group and trial."""
-    columns = {
-        "gid": pa.int64(),
-        "period": pa.string(),
-        "documents": pa.int64(),
-        "outlier": pa.bool_(),
-        "method": pa.string(),
-        "trial": pa.int32(),
-    }
-    return pa.schema([*columns.items(), *((metric, pa.float64()) for metric in metrics)])
-
-
-def _group_table(measured: _Measured, t: int, trial: _Trial) -> pa.Table:
-    """The rows of one trial."""
-    q = len(measured.gids_Q)
-    values_QM = measured.values_QTM[:, t]
-    return pa.table(
-        [
-            measured.gids_Q,
-            measured.periods_Q,
-            measured.documents_Q,
-            measured.outlier_Q,
-            [trial.method] * q,
-            [trial.number] * q,
-            *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_QM.T),
-        ],
-        schema=_schema(measured.metrics),
-    )
-
-
-def committed_scorer(url: str, split: Split) -> Scorer:
-    """The function that looks up the committed scores of a batch of the split's groups, float64.
-
-    Raises:
-        InputError: as `scored.committed`.
-    """
-    known = scored.committed(url, split)
-
-    def score(groups: QueryGroups) -> Tensor:
-        if (scores_N := known.find(groups)) is None:
-            raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
-        return scores_N
-
-    return score
+    named = [name for name in tallies.slices if "=" not in name]
+    by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
+    found = {}
+    for name in (*named, *itertools.chain(*by_value)):
+        blocks = tallies.slices[name].blocks()
+        found[name] = scopes(
+            [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
+            list(metrics_of(config)),
+            baseline=baseline,
+            samples=config.resamples,
+            seed=config.seed,
+            labels_K=[[trial.labels for trial in of_method] for of_method in of_methods],
+        )
+    return {ALL: found.pop(ALL), **judged_together(found)}

@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import Floats
-from ltrscale.evaluation.evaluate import GROUPS
+from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.pages import (
     Findings,
     Scopes,
@@ -45,6 +46,7 @@ from ltrscale.evaluation.pages import (
     write_report,
 )
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Scope, scopes
 from ltrscale.markdown import escape
 from ltrscale.progress import Report
@@ -137,7 +139,7 @@ def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
 def _settings(evaluation: Evaluation) -> tuple[object, ...]:
     drawn = _draws(evaluation)
     methods = [
-        (method.name, draws, *method.everywhere.summaries)
+        (method.name, draws, *method.slices[ALL].summaries)
         for method, draws in zip(evaluation.methods, drawn, strict=True)
     ]
     policy = evaluation.relevant_from, evaluation.leave_out_constant
@@ -159,7 +161,7 @@ def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
     manifest = storage.read_manifest(url)
     assert manifest is not None
     table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))
-    metrics = list(evaluation.methods[0].everywhere.summaries)
+    metrics = list(evaluation.methods[0].slices[ALL].summaries)
     found = []
     for method in evaluation.methods:
         trials = []
@@ -173,10 +175,10 @@ def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
 def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[Floats]], seed: int) -> Crossval:
     first = next(iter(evaluations.values()))
     names = [method.name for method in first.methods]
-    metrics = list(first.methods[0].everywhere.summaries)
+    metrics = list(first.methods[0].slices[ALL].summaries)
     sizes = [len(of_fold[0]) for of_fold in values.values()]
     pooled = scopes(
-        [np.concatenate([values[fold][k] for fold in values]) for k in range(len(names))],
+        [Blocks.of(np.concatenate([values[fold][k] for fold in values])) for k in range(len(names))],
         metrics,
         baseline=None if first.baseline is None else names.index(first.baseline),
         samples=first.resamples,
@@ -186,7 +188,7 @@ def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[
     )
     methods = []
     for k, name in enumerate(names):
-        of_folds = [evaluation.methods[k].everywhere.summaries for evaluation in evaluations.values()]
+        of_folds = [evaluation.methods[k].slices[ALL].summaries for evaluation in evaluations.values()]
         means = {metric: _fold_means([summaries[metric].mean for summaries in of_folds]) for metric in metrics}
         methods.append(CrossvalMethod(name=name, folds=means, pooled=pooled[k]))
     return Crossval(

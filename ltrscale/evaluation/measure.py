@@ -7,6 +7,7 @@ Shapes: N documents, Q groups, M metrics.
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,11 +24,18 @@ from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats
-from ltrscale.evaluation.evaluate import GROUPS, EvaluateSettings, by_period, fit_detector, metrics_of, values_of
+from ltrscale.evaluation.evaluate import (
+    EvaluateSettings,
+    fit_detector,
+    metrics_of,
+    values_of,
+)
+from ltrscale.evaluation.group_file import GROUPS
+from ltrscale.evaluation.measuring import Measuring
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.report import EvaluatedData
-from ltrscale.progress import progress
+from ltrscale.evaluation.slices import ALL, OUTLIERS, Slicer
 from ltrscale.ranking.metrics import Metric
 
 _KEPT_BYTES = 1 << 30
@@ -70,26 +78,33 @@ def describe_test(
     """
     test = select(splits.test, labelled=True)
     detector = fit_detector(settings, splits.validation, test)
-    tables = []
-    with progress("test groups", test.n_documents) as advance:
-        for period, groups in by_period(test, settings.docs_per_batch):
-            assert groups.ids_Q is not None
-            rows = {
-                "gid": groups.ids_Q.numpy(),
-                "period": [period] * groups.n_groups,
-                "documents": groups.lengths_Q.numpy(),
-                "outlier": detector.outlier_groups(groups).numpy(),
+    measuring = Measuring(
+        models=(),
+        scores={},
+        slicer=Slicer.make({}, (), detector=detector, selection=test, relevant_from=settings.relevant_from),
+        metrics=partial(values_of, metrics={}, settings=settings),
+        features=test.features,
+        docs_per_batch=settings.docs_per_batch,
+    )
+    rows = [
+        pa.table(
+            {
+                "gid": values.gids_Q,
+                "period": [values.period] * len(values.gids_Q),
+                "documents": values.documents_Q,
+                "outlier": values.slices[OUTLIERS],
             }
-            tables.append(pa.table(rows))
-            advance(groups.n_documents)
-    table = pa.concat_tables(tables)
+        )
+        for values in measuring.on(test)
+    ]
+    table = pa.concat_tables(rows)
     about = EvaluatedData(
         data=splits.test.data,
         periods=tuple(dict.fromkeys(table["period"].to_pylist())),
         hash=test.hash,
         groups=len(table),
         documents=int(table["documents"].to_numpy().sum()),
-        outlier_groups=int(table["outlier"].to_numpy().sum()),
+        slices={ALL: len(table), OUTLIERS: int(table["outlier"].to_numpy().sum())},
     )
     found = TestedOn(test=about, detector=detector)
     _commit(found, table, out, made_by)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ltrscale import storage
-from ltrscale.config import Config, by_kind
+from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary
 from ltrscale.markdown import code, escape
-from ltrscale.ranking.choices import MetricConfig, metric_class, metric_label
+from ltrscale.ranking.choices import metric_class, metric_label
 
 if TYPE_CHECKING:  # importing matplotlib takes half a second, which only jobs that draw should spend
     from matplotlib.axes import Axes
@@ -29,15 +29,32 @@ def has_letor(metrics: Iterable[str]) -> bool:
     return any(metric.startswith(LETOR) for metric in metrics)
 
 
-def definitions(metrics: Collection[str], relevant_from: float, *, leave_out_constant: bool) -> list[str]:
-    """Definitions and policies of the metrics, in one or two sentences each."""
-    kinds = {metric.partition("@")[0] for metric in metrics}
-    ours = {kind: cls for kind, cls in by_kind(MetricConfig).items() if kind in kinds}
-    binary = [metric_label(kind) for kind, cls in ours.items() if "threshold" in cls.model_fields]
+def definitions(
+    metrics: Collection[str],
+    relevant_from: float,
+    *,
+    leave_out_constant: bool,
+    stated: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Definitions and policies of the metrics, in one or two sentences each.
+
+    Args:
+        metrics: names of the metrics.
+        relevant_from: lowest label of a relevant document.
+        leave_out_constant: whether groups of equal labels are left out.
+        stated: the policy of each metric as results state it; by default as `relevant_from` says.
+    """
+    kinds = dict.fromkeys(metric.partition("@")[0] for metric in metrics)
+    of_kinds = {metric.partition("@")[0]: policy for metric, policy in (stated or {}).items()}
+    alike: dict[str, list[str]] = {}
+    for kind in kinds:
+        if kind not in of_kinds and "gains" in metric_class(kind).model_fields:
+            continue  # results of several evaluations do not state their gains
+        policy = of_kinds.get(kind) or metric_class(kind).made(k=1, threshold=relevant_from).policy
+        alike.setdefault(policy, []).append(metric_label(kind))
     lines = [
-        " ".join([cls.definition for cls in ours.values() if cls.definition])
-        + f" {', '.join(binary[:-1])} and {binary[-1]} call a document relevant from label {relevant_from:g} on. "
-        "Documents with equal scores get the expectation over their orders.",
+        " ".join(definition for kind in kinds if (definition := metric_class(kind).definition)),
+        *(f"{', '.join(labels)}: {policy}." for policy, labels in alike.items()),
         "A group without a relevant document leaves a metric undefined: it is left out of the mean and counted.",
     ]
     if leave_out_constant:
@@ -45,10 +62,7 @@ def definitions(metrics: Collection[str], relevant_from: float, *, leave_out_con
     if has_letor(metrics):
         lines.append(
             "The above is our policy, `expected`; LETOR figures follow LETOR 4.0's evaluation script (`letor4`), for "
-            "comparison with published figures only: a group without a relevant document counts as 0; discounts are 1 "
-            "at ranks 1 and 2 and 1 / log2(rank) after; documents with equal scores keep the order of the data; "
-            "NDCG@k of a list shorter than k is 0, and P@k divides by k; MeanNDCG is the mean of NDCG at all ranks "
-            "of the list."
+            "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
 

@@ -3,9 +3,9 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.evaluation.outliers import OutlierDetector
@@ -22,6 +22,7 @@ from ltrscale.evaluation.pages import (
     has_letor,
     intervals,
     markdown,
+    number,
     policies,
     print_report,
     rows_of_methods,
@@ -29,16 +30,35 @@ from ltrscale.evaluation.pages import (
     verdicts,
     with_error,
 )
+from ltrscale.evaluation.slices import ALL, OUTLIERS
 from ltrscale.evaluation.summarise import Scope, Summary
 from ltrscale.markdown import code, escape
+from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
 
 
-class MethodResult(Config):
-    """One method: its bundles, one for each trial, and its results on all groups and on outlier groups."""
+class Sliced(Config):
+    """Results of a method by slice."""
+
+    slices: dict[str, Scope]
+    """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _before_slices(cls, values: Any) -> Any:
+        """Earlier versions had two slices, each under a key of its own."""
+        if not isinstance(values, dict) or "everywhere" not in values:
+            return values
+        twins = {ALL: "everywhere", OUTLIERS: "outliers"}
+        kept = {key: value for key, value in values.items() if key not in twins.values()}
+        return {**kept, "slices": {name: values[key] for name, key in twins.items()}}
+
+
+class MethodResult(Sliced):
+    """One method: its bundles, one for each trial, and its results by slice."""
 
     name: str
     bundles: tuple[str, ...]
@@ -50,8 +70,8 @@ class MethodResult(Config):
     """Number of labelled groups that each bundle was selected on; None if it does not state it."""
     labels: tuple[str | None, ...] = ()
     """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
-    everywhere: Scope
-    outliers: Scope
+    calibration: tuple[Calibration | None, ...] = ()
+    """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
 
 
 class EvaluatedData(Config):
@@ -62,7 +82,17 @@ class EvaluatedData(Config):
     hash: str
     groups: int
     documents: int
-    outlier_groups: int
+    slices: dict[str, int]
+    """Groups of each slice."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _before_slices(cls, values: Any) -> Any:
+        """Earlier versions counted outlier groups alone."""
+        if not isinstance(values, dict) or "outlier_groups" not in values:
+            return values
+        kept = {key: value for key, value in values.items() if key != "outlier_groups"}
+        return {**kept, "slices": {ALL: values["groups"], OUTLIERS: values["outlier_groups"]}}
 
 
 class Evaluation(Findings):
@@ -77,8 +107,12 @@ class Evaluation(Findings):
     relevant_from: float
     leave_out_constant: bool = False
     """Whether groups of equal labels are left out of the means."""
+    policies: dict[str, str] = Field(default_factory=dict)
+    """What the formula of each metric leaves open, such as ties; empty in the first evaluations."""
     resamples: int
     test: EvaluatedData
+    conditions: dict[str, str] = Field(default_factory=dict)
+    """The condition of each slice that the config names."""
     validation_groups: int | None = None
     """All labelled groups of the validation split."""
     detector: OutlierDetector
@@ -98,16 +132,20 @@ def table(evaluation: Evaluation) -> str:
     """
     primary = evaluation.primary
     cutoffs = [name for name in _metrics(evaluation) if name.startswith("ndcg@")]
-    n_outliers = evaluation.methods[0].outliers.summaries[primary].groups
+    n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     header = ["method", *map(metric_label, cutoffs), f"Outlier-{metric_label(primary)} (n={n_outliers})"]
     if evaluation.baseline is not None:
         header += against_header(primary, evaluation.baseline)
     rows = []
     for method in evaluation.methods:
-        summaries = method.everywhere.summaries
-        row = [method.name, *(_mean(summaries[name]) for name in cutoffs), _mean(method.outliers.summaries[primary])]
+        summaries = method.slices[ALL].summaries
+        row = [
+            method.name,
+            *(_mean(summaries[name]) for name in cutoffs),
+            _mean(method.slices[OUTLIERS].summaries[primary]),
+        ]
         if evaluation.baseline is not None:
-            row += against(method.everywhere.comparisons.get(primary))
+            row += against(method.slices[ALL].comparisons.get(primary))
         rows.append([*row, f"{summaries[primary].groups:,}", f"{summaries[primary].undefined:,}"])
     return markdown([*header, "groups", "undefined"], rows)
 
@@ -125,17 +163,39 @@ def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
     ]
     if evaluation.baseline is not None:
         parts += [f"## Against {escape(evaluation.baseline)}", all_comparisons(_scopes(evaluation))]
+    if rows := _calibrations(evaluation):
+        header = ["method", "clicked", "predicted", "log loss", "calibration error"]
+        parts += ["## Calibration", _CALIBRATION, markdown(header, rows)]
+    if others := [name for name in evaluation.test.slices if name not in (ALL, OUTLIERS)]:
+        parts += ["## Slices", _slices(evaluation, others)]
     parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods, out)]
     return "\n\n".join(parts) + "\n"
+
+
+_CALIBRATION = (
+    "Probabilities are sigmoids of the scores of methods that were trained with the pointwise sigmoid loss; label 1 is "
+    "a click. The log loss is the mean over documents. The calibration error is the mean distance of probability and "
+    "share of clicks over ten bins of equal count. Several trials enter with their mean."
+)
+
+
+def _calibrations(evaluation: Evaluation) -> list[list[str]]:
+    """A row for each method whose scores are logits of clicks, with means over its trials."""
+    rows = []
+    for method in evaluation.methods:
+        if known := [each for each in method.calibration if each is not None]:
+            columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error) for c in known), strict=True)
+            rows.append([method.name, *(number(sum(column) / len(known)) for column in columns)])
+    return rows
 
 
 def plot(evaluation: Evaluation, path: Path) -> None:
     """Draw the primary metric of each method with its 95% interval as PNG; on outlier groups too, if there are any."""
     methods = evaluation.methods
     label = metric_label(evaluation.primary)
-    shown = [(label, [method.everywhere for method in methods])]
-    if methods[0].outliers.summaries[evaluation.primary].groups:
-        shown.append((f"Outlier-{label}", [method.outliers for method in methods]))
+    shown = [(label, [method.slices[ALL] for method in methods])]
+    if methods[0].slices[OUTLIERS].summaries[evaluation.primary].groups:
+        shown.append((f"Outlier-{label}", [method.slices[OUTLIERS] for method in methods]))
     names = [method.name for method in methods]
     figure, panels = rows_of_methods(names, panels=len(shown), width=4.5 * len(shown))
     for axes, (title, scopes) in zip(panels, shown, strict=True):
@@ -158,18 +218,18 @@ def _data(evaluation: Evaluation) -> str:
     )
     return (
         f"Test data: {', '.join(map(code, test.data))}, {periods}; {test.groups:,} labelled query groups, "
-        f"{test.documents:,} documents, {test.outlier_groups:,} outlier groups (selection `{test.hash[:12]}`)."
+        f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups (selection `{test.hash[:12]}`)."
     )
 
 
 def _tables(evaluation: Evaluation) -> list[str]:
     """The table of methods, a table of both policies if the evaluation was under both, and what they can show."""
     means = {
-        method.name: {metric: _mean(summary) for metric, summary in method.everywhere.summaries.items()}
+        method.name: {metric: _mean(summary) for metric, summary in method.slices[ALL].summaries.items()}
         for method in evaluation.methods
     }
     primary = evaluation.primary
-    compared = {method.name: method.everywhere.comparisons.get(primary) for method in evaluation.methods}
+    compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     shown = verdicts(compared, primary)
     return [
         table(evaluation),
@@ -179,12 +239,15 @@ def _tables(evaluation: Evaluation) -> list[str]:
 
 
 def _metrics(evaluation: Evaluation) -> list[str]:
-    return list(evaluation.methods[0].everywhere.summaries)
+    return list(evaluation.methods[0].slices[ALL].summaries)
 
 
 def _how_to_read(evaluation: Evaluation) -> str:
     lines = definitions(
-        _metrics(evaluation), evaluation.relevant_from, leave_out_constant=evaluation.leave_out_constant
+        _metrics(evaluation),
+        evaluation.relevant_from,
+        leave_out_constant=evaluation.leave_out_constant,
+        stated=evaluation.policies,
     )
     lines.append("The means with 0 and with 1 in place of undefined values stand under All metrics.")
     if any(len(method.bundles) > 1 for method in evaluation.methods):
@@ -192,7 +255,7 @@ def _how_to_read(evaluation: Evaluation) -> str:
             "± is the standard error of the mean over trials, one for each bundle. It leaves out that the test groups "
             "are a sample, so intervals are wider."
         )
-    scopes = [scope for method in evaluation.methods for scope in (method.everywhere, method.outliers)]
+    scopes = [scope for method in evaluation.methods for scope in method.slices.values()]
     lines += intervals(scopes, evaluation.resamples)
     if any(None in method.labels for method in evaluation.methods if len(method.bundles) > 1):
         lines.append("Bundles that do not state their labels count as trained on the same ones.")
@@ -217,10 +280,31 @@ def _validation(evaluation: Evaluation) -> list[str]:
 
 
 def _scopes(evaluation: Evaluation) -> Scopes:
-    scopes = {"all": {method.name: method.everywhere for method in evaluation.methods}}
-    if evaluation.test.outlier_groups:
-        scopes["outliers"] = {method.name: method.outliers for method in evaluation.methods}
+    scopes = {"all": {method.name: method.slices[ALL] for method in evaluation.methods}}
+    if evaluation.test.slices[OUTLIERS]:
+        scopes["outliers"] = {method.name: method.slices[OUTLIERS] for method in evaluation.methods}
     return scopes
+
+
+def _slices(evaluation: Evaluation, names: Sequence[str]) -> str:
+    """The primary metric of each slice and method; `metrics.json` has all metrics."""
+    primary, rows = evaluation.primary, []
+    for name in (ALL, OUTLIERS, *names):
+        for method in evaluation.methods:
+            scope = method.slices[name]
+            s = scope.summaries[primary]
+            row = [name, f"{evaluation.test.slices[name]:,}", f"{s.groups:,}", method.name, _mean(s)]
+            row.append("-" if s.low is None else f"[{number(s.low)}, {number(s.high)}]")
+            rows.append(row + (against(scope.comparisons.get(primary)) if evaluation.baseline is not None else []))
+    header = ["slice", "groups", "defined", "method", metric_label(primary), "95% interval"]
+    if evaluation.baseline is not None:
+        header += against_header(primary, evaluation.baseline)
+    stated = [f"{escape(name)}: {code(condition)}" for name, condition in evaluation.conditions.items()]
+    text = (
+        "A group may be in several slices. p is adjusted by Holm for the number of methods over all groups, and "
+        "elsewhere for the methods and slices together."
+    )
+    return "\n\n".join([text, *([bullets(stated)] if stated else []), markdown(header, rows)])
 
 
 def _outliers(detector: OutlierDetector) -> str:

@@ -25,6 +25,7 @@ from ltrscale.evaluation.pages import (
     with_error,
     write_report,
 )
+from ltrscale.evaluation.slices import OUTLIERS
 from ltrscale.evaluation.study import Family, Point, ScopeName, Study, Versus
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
@@ -132,7 +133,7 @@ def _data(study: Study) -> str:
     return (
         f"{what}: {counts}; draws of each number: {drawn}; seeds of each draw: {study.seeds}; {validation}. Test data: "
         f"{', '.join(map(code, test.data))}, {periods}, {test.groups:,} labelled groups, {defined:,} of them with a "
-        f"relevant document; {test.outlier_groups:,} are outlier groups (selection `{test.hash[:12]}`)."
+        f"relevant document; {test.slices[OUTLIERS]:,} are outlier groups (selection `{test.hash[:12]}`)."
     )
 
 

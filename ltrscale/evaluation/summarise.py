@@ -3,50 +3,60 @@
 Trials with the same labels enter with each group's mean, so several seeds count as one draw of labels. Between methods
 of one draw each, the query group is the unit: a result holds for other queries, not for other labels. Both resamplings
 draw the same groups or signs for all columns, which keeps methods and metrics paired. Several draws of labels are a
-second sample, crossed with the groups: see `crossed`.
+second sample, crossed with the groups: see `crossed`. Of very many groups only sums over blocks are known, and a block
+is then what is resampled: see `blocks`.
 
-Shapes: Q groups, t trials of one method, T draws of labels, K methods, M metrics or columns (methods, metrics), S
-resamples. NaN marks a group that a metric leaves undefined.
+Shapes: Q groups, B blocks of groups, t trials of one method, T draws of labels, K methods, M metrics or columns
+(methods, metrics), S resamples. NaN marks a group that a metric leaves undefined.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.config import Config
+from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
 
-_BLOCK = 1 << 22
+_DRAWS = 1 << 22
+"""Random signs that are drawn at once."""
+_RESAMPLED = 1 << 18
+"""Blocks that are drawn at once: their counts then stay in the cache."""
 _INTERVAL = (0.025, 0.975)
 
 
-def bootstrap_means(values_QM: Floats, *, samples: int, seed: int) -> Floats:
-    """Means of each column over bootstrap resamples of the groups, shape [S, M] (Efron 1979).
+def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: int) -> Floats:
+    """Means of each column over bootstrap resamples of the blocks, shape [S, M] (Efron 1979).
 
-    Each resample draws Q of the Q groups with replacement; its mean leaves out undefined values, and is NaN if it drew
-    no others. Percentiles of column differences give paired intervals; with fewer than about 30 groups these are too
-    narrow.
+    Each resample draws B of the B blocks with replacement, and divides the sum of their values by the number of groups
+    that define them; it is NaN if there are none. Percentiles of column differences give paired intervals; with fewer
+    than about 30 groups these are too narrow.
+
+    Args:
+        sums_BM: sum over the groups of a block.
+        defined_BM: groups of the block that the sum is over.
+        samples: number of resamples.
+        seed: of the resampling.
 
     Example:
-        >>> means_SM = bootstrap_means(np.array([[0.0], [1.0]]), samples=1000, seed=0)
+        >>> means_SM = bootstrap_means(np.array([[0.0], [1.0]]), np.ones((2, 1)), samples=1000, seed=0)
         >>> sorted(set(means_SM[:, 0].tolist()))
         [0.0, 0.5, 1.0]
     """
-    rng, (q, m) = np.random.default_rng(seed), values_QM.shape
-    if q == 0:
+    rng, (b, m) = np.random.default_rng(seed), sums_BM.shape
+    if b == 0:
         return np.full((samples, m), np.nan)
-    defined_QM = ~np.isnan(values_QM)
-    columns_Q2M = np.concatenate([np.where(defined_QM, values_QM, 0.0), defined_QM], axis=1)
+    columns_B2M = np.concatenate([sums_BM, defined_BM], axis=1)
     sums_S2M = np.zeros((samples, 2 * m))
-    for first, last in _blocks(samples, q):
-        draws_SQ = rng.integers(0, q, size=(last - first, q))
-        draws_SQ += np.arange(last - first)[:, None] * q  # separate ranges, so that one bincount counts all resamples
-        times_SQ = np.bincount(draws_SQ.ravel(), minlength=draws_SQ.size).reshape(draws_SQ.shape)
-        sums_S2M[first:last] = times_SQ.astype(np.float64) @ columns_Q2M
+    for first, last in _parts(samples, b, _RESAMPLED):
+        draws_SB = rng.integers(0, b, size=(last - first, b))
+        draws_SB += np.arange(last - first)[:, None] * b  # separate ranges, so that one bincount counts all resamples
+        times_SB = np.bincount(draws_SB.ravel(), minlength=draws_SB.size).reshape(draws_SB.shape)
+        sums_S2M[first:last] = times_SB.astype(np.float64) @ columns_B2M
     with np.errstate(invalid="ignore"):
         return np.asarray(sums_S2M[:, :m] / sums_S2M[:, m:])
 
@@ -68,7 +78,7 @@ def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
     total_M = filled_QM.sum(axis=0)
     limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
     as_far_M = np.ones(m)
-    for first, last in _blocks(samples, q):
+    for first, last in _parts(samples, q, _DRAWS):
         kept_SQ = rng.integers(0, 2, size=(last - first, q), dtype=np.int8).astype(np.float64)
         # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
         as_far_M += (np.abs(2 * kept_SQ @ filled_QM - total_M) >= limit_M).sum(axis=0)
@@ -89,9 +99,9 @@ def holm(p_M: Floats) -> Floats:
     return adjusted_M
 
 
-def _blocks(samples: int, groups: int) -> Iterator[tuple[int, int]]:
-    """Cut the resamples into blocks that draw about four million groups each, which bounds memory."""
-    size = max(1, _BLOCK // max(groups, 1))
+def _parts(samples: int, groups: int, draws: int) -> Iterator[tuple[int, int]]:
+    """Cut the resamples into parts that draw about so many groups each, which bounds memory."""
+    size = max(1, draws // max(groups, 1))
     for first in range(0, samples, size):
         yield first, min(first + size, samples)
 
@@ -132,7 +142,7 @@ class Comparison(Config):
     p: float | None
     """Two-sided p value: of the sign-flip test for one draw, of the crossed t test for several."""
     p_holm: float | None
-    """The p value, adjusted for the number of compared methods."""
+    """The p value, adjusted by Holm for the number of compared methods; in a slice, for that of the slices too."""
     draws: int = 1
     """Draws of labels that the methods share; a method with one draw is compared with each of the other's."""
     detectable: float | None = None
@@ -149,34 +159,38 @@ class Scope(Config):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A method's values by draw of labels, [Q, T, M], each the mean over the trials of that draw."""
+    """A method's blocks by draw of labels, each the mean over the trials of that draw."""
 
     draws: tuple[str | None, ...]
-    values_QTM: Floats
+    blocks: Blocks
 
     @classmethod
-    def of(cls, values_QtM: Floats, labels_t: Sequence[str | None]) -> Self:
+    def of(cls, blocks: Blocks, labels_t: Sequence[str | None]) -> Self:
         """Trials with equal labels are one draw."""
         draws = tuple(dict.fromkeys(labels_t))
         of_draws = ([i for i, labels in enumerate(labels_t) if labels == draw] for draw in draws)
-        return cls(draws, np.stack([values_QtM[:, trials].mean(axis=1) for trials in of_draws], axis=1))
+        sums_BTM = np.stack([blocks.sums_BTM[:, trials].mean(axis=1) for trials in of_draws], axis=1)
+        return cls(draws, replace(blocks, sums_BTM=sums_BTM))
 
-    def minus(self, other: Self) -> tuple[Floats, int]:
-        """Differences by shared draw, [Q, T, M], and their number; one draw is compared with each of the other's.
+    def minus(self, other: Self) -> tuple[Blocks, int]:
+        """Differences by shared draw, and their number; one draw is compared with each of the other's.
 
         Two methods without a shared draw have only the difference of their means, with T = 1.
         """
-        if 1 in (len(self.draws), len(other.draws)):
-            return self.values_QTM - other.values_QTM, max(len(self.draws), len(other.draws))
+        one_BTM, other_BTM = self.blocks.sums_BTM, other.blocks.sums_BTM
         shared = [draw for draw in self.draws if draw in other.draws]
-        if not shared:
-            return (self.values_QTM.mean(axis=1) - other.values_QTM.mean(axis=1))[:, None], 0
-        one_QTM, other_QTM = (x.values_QTM[:, [x.draws.index(draw) for draw in shared]] for x in (self, other))
-        return one_QTM - other_QTM, len(shared)
+        if 1 in (len(self.draws), len(other.draws)):
+            n = max(len(self.draws), len(other.draws))
+        elif not shared:
+            one_BTM, other_BTM, n = one_BTM.mean(axis=1, keepdims=True), other_BTM.mean(axis=1, keepdims=True), 0
+        else:
+            one_BTM, other_BTM = (x.blocks.sums_BTM[:, [x.draws.index(draw) for draw in shared]] for x in (self, other))
+            n = len(shared)
+        return replace(self.blocks, sums_BTM=one_BTM - other_BTM), n
 
 
 def scopes(
-    values_K: Sequence[Floats],
+    blocks_K: Sequence[Blocks],
     metrics: Sequence[str],
     *,
     baseline: int | None,
@@ -188,23 +202,25 @@ def scopes(
     """Summaries of each method over the given groups, and comparisons with the baseline.
 
     Args:
-        values_K: for each method the metrics of every group and trial, [Q, t, M]; methods may differ in t.
+        blocks_K: for each method the metrics of every trial, summed over the same blocks of groups; methods may differ
+            in the number of trials.
         metrics: names of the M metrics.
         baseline: index of the method to compare the others with, or None.
         samples: bootstrap resamples, and random sign patterns of the test.
         seed: of the resampling.
         labels_K: for each method the identity of the labels of every trial; None if all have the same.
-        folds_Q: fold of each group, if each fold has its own draws; None for one fold.
+        folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
 
     Example:
-        >>> worse, better = scopes([np.zeros((9, 1, 1)), np.ones((9, 2, 1))], ["map"], baseline=0, samples=99, seed=0)
+        >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
+        >>> worse, better = scopes(methods, ["map"], baseline=0, samples=99, seed=0)
         >>> better.summaries["map"].mean, better.comparisons["map"].difference
         (1.0, 1.0)
     """
-    labels_K = labels_K or [[None] * values_QtM.shape[1] for values_QtM in values_K]
-    drawn_K = [_Drawn.of(*of_method) for of_method in zip(values_K, labels_K, strict=True)]
+    labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in blocks_K]
+    drawn_K = [_Drawn.of(*of_method) for of_method in zip(blocks_K, labels_K, strict=True)]
     means_K = _resampled(drawn_K, samples, seed)
-    comparisons: list[dict[str, Comparison]] = [{} for _ in values_K]
+    comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
     if baseline is not None:
         base = drawn_K[baseline]
         verdicts = {
@@ -215,22 +231,47 @@ def scopes(
         for k, of_method in _comparisons(verdicts, metrics).items():
             comparisons[k] = of_method
     found = []
-    for values_QtM, drawn, means_SM, of_method in zip(values_K, drawn_K, means_K, comparisons, strict=True):
-        ends_2M = _ends(means_SM) if means_SM is not None else crossed_means(drawn.values_QTM, folds_Q).interval()
+    for blocks, drawn, means_SM, of_method in zip(blocks_K, drawn_K, means_K, comparisons, strict=True):
+        crossed = crossed_means(drawn.blocks.values_BTM(), folds_Q)
+        ends_2M = _ends(means_SM) if means_SM is not None else crossed.interval()
         summaries = {
-            metric: _summary(values_QtM[:, :, j], (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
+            metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
             for j, metric in enumerate(metrics)
         }
         found.append(Scope(summaries=summaries, comparisons=of_method))
     return found
 
 
+def judged_together(found: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scope]]:
+    """The scopes of several slices, by method, with Holm's correction over slices and methods for each metric."""
+    by_metric: dict[str, dict[tuple[str, int], float]] = {}
+    for name, of_slice in found.items():
+        for k, scope in enumerate(of_slice):
+            for metric, comparison in scope.comparisons.items():
+                if comparison.p is not None:
+                    by_metric.setdefault(metric, {})[name, k] = comparison.p
+    holms = {
+        metric: dict(zip(p, holm(np.array(list(p.values()))).tolist(), strict=True)) for metric, p in by_metric.items()
+    }
+
+    def judged(name: str, k: int, scope: Scope) -> Scope:
+        comparisons = {
+            metric: comparison.replace(p_holm=holms.get(metric, {}).get((name, k)))
+            for metric, comparison in scope.comparisons.items()
+        }
+        return scope.replace(comparisons=comparisons)
+
+    return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in found.items()}
+
+
 def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Floats | None]:
     """Bootstrap means [S, M] of the methods of one draw, all from the same resamples; None for the others."""
-    single = [drawn.values_QTM[:, 0] for drawn in drawn_K if len(drawn.draws) == 1]
+    single = [drawn.blocks for drawn in drawn_K if len(drawn.draws) == 1]
     if not single:
         return [None] * len(drawn_K)
-    means_SM = bootstrap_means(np.concatenate(single, axis=1), samples=samples, seed=seed)
+    sums_BM = np.concatenate([blocks.sums_BTM[:, 0] for blocks in single], axis=1)
+    defined_BM = np.concatenate([blocks.defined_BM for blocks in single], axis=1)
+    means_SM = bootstrap_means(sums_BM, defined_BM, samples=samples, seed=seed)
     parts = iter(np.split(means_SM, len(single), axis=1))
     return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
 
@@ -260,7 +301,7 @@ class _Verdict:
 
 
 def _verdict(
-    differences_QTM: Floats,
+    differences: Blocks,
     draws: int,
     resampled_SM: Floats | None,
     samples: int,
@@ -268,9 +309,9 @@ def _verdict(
     folds_Q: NDArray[np.int64] | None,
 ) -> _Verdict:
     """Interval and test of paired differences, by resampling if neither method has several draws."""
-    means = crossed_means(differences_QTM, folds_Q)
+    means = crossed_means(differences.values_BTM(), folds_Q)
     if resampled_SM is not None:
-        p_M = sign_flip_p(differences_QTM[:, 0], samples=samples, seed=seed)
+        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=samples, seed=seed)
         return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), draws)
     if draws < FEWEST_DRAWS:
         unknown_M = np.full_like(means.mean_M, math.nan)
@@ -299,11 +340,12 @@ def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> di
     return found
 
 
-def _summary(values_Qt: Floats, ends: tuple[float, float], draws: int) -> Summary:
-    """One metric of one method; it is defined on the same groups in all trials, for that depends only on labels."""
-    defined_Q = ~np.isnan(values_Qt[:, 0])
-    n, undefined = int(defined_Q.sum()), int((~defined_Q).sum())
-    total_t = values_Qt[defined_Q].sum(axis=0)
+def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> Summary:
+    """Metric j of one method."""
+    defined_B = blocks.defined_BM[:, j]
+    n = int(defined_B.sum())
+    undefined = blocks.groups - n
+    total_t = blocks.sums_BTM[:, :, j][defined_B > 0].sum(axis=0)
     trials = [total / n if n else math.nan for total in total_t.tolist()]
     mean = float(np.mean(trials))
     return Summary(

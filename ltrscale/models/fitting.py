@@ -74,6 +74,11 @@ class Vocabulary:
         codes_V, counts_V = self._known
         return None if self._over else np.sort(codes_V[np.argsort(-counts_V, kind="stable")[:limit]])
 
+    def counts(self) -> Counted:
+        """All different values with their counts; none if there are more than `at_most`."""
+        self._settle()
+        return self._known
+
     def _take(self, counted: list[Counted]) -> None:
         """Collect more counts, and merge them once they outnumber the merged ones, so that each moves only rarely."""
         self._new += [part for part in counted if len(part[0])]

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ltrscale.config import by_kind
+from ltrscale.ranking.graded import DCGConfig, ERRConfig, GainNDCGConfig
 from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
@@ -15,7 +16,15 @@ from ltrscale.ranking.losses import (
     ListNetConfig,
     SoftmaxConfig,
 )
-from ltrscale.ranking.metrics import MAPConfig, Metric, MRRConfig, NDCGConfig, PrecisionConfig
+from ltrscale.ranking.metrics import (
+    MAPConfig,
+    Metric,
+    MRRConfig,
+    NDCGConfig,
+    PrecisionConfig,
+    RecallConfig,
+    SuccessConfig,
+)
 from ltrscale.ranking.pairwise import HingeConfig, LambdaRankConfig, RankNetConfig, SoftmaxNegativesConfig
 from ltrscale.ranking.pointwise import SigmoidConfig, SquaredErrorConfig
 from ltrscale.ranking.sorting import GumbelNeuralSortNDCGConfig, NeuralSortNDCGConfig, PiRankConfig
@@ -39,7 +48,10 @@ LossConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-MetricConfig = Annotated[NDCGConfig | MRRConfig | MAPConfig | PrecisionConfig, Field(discriminator="kind")]
+MetricConfig = Annotated[
+    NDCGConfig | MRRConfig | MAPConfig | PrecisionConfig | RecallConfig | SuccessConfig | DCGConfig | ERRConfig,
+    Field(discriminator="kind"),
+]
 LetorMetricConfig = Annotated[
     LetorNDCGConfig | LetorMeanNDCGConfig | LetorMAPConfig | LetorPrecisionConfig, Field(discriminator="kind")
 ]
@@ -73,11 +85,11 @@ def named(name: str, *, threshold: float = 1.0) -> Metric:
     return metric_class(name).made(k=int(name.partition("@")[2] or 1), threshold=threshold)
 
 
-_CLASSES: dict[str, type[Metric]] = by_kind(MetricConfig | LetorMetricConfig)
+_CLASSES: dict[str, type[Metric]] = by_kind(MetricConfig | LetorMetricConfig | GainNDCGConfig)
 
 
 def metric_class(name: str) -> type[Metric]:
-    """The config of the metric with a given name, with its cut-off or without; metrics under LETOR's policy included.
+    """The config of the metric with a given name, with its cut-off or without; those that no name selects included.
 
     Example:
         >>> metric_class("letor_precision@5").__name__

@@ -24,7 +24,12 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import length_chunks
-from ltrscale.ranking.metrics import SLOTS_PER_CHUNK, Metric
+from ltrscale.ranking.metrics import Metric
+from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
+from ltrscale.ranking.rules import Rules
+
+LETOR = Rules(ties="input", discount="letor", short="zero", undefined="zero")
+"""The script's rules for NDCG."""
 
 
 class LetorNDCGConfig(Metric):
@@ -36,6 +41,8 @@ class LetorNDCGConfig(Metric):
 
     kind: Literal["letor_ndcg"] = "letor_ndcg"
     label: ClassVar[str] = "LETOR NDCG"
+    rules: ClassVar[Rules] = LETOR
+    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
     k: int = Field(5, ge=1)
     """Cut-off: the first ranks that count."""
 
@@ -75,6 +82,8 @@ class LetorMeanNDCGConfig(Metric):
 
     kind: Literal["letor_mean_ndcg"] = "letor_mean_ndcg"
     label: ClassVar[str] = "LETOR MeanNDCG"
+    rules: ClassVar[Rules] = LETOR
+    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal")
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `letor_mean_ndcg`."""
@@ -106,6 +115,7 @@ class LetorMAPConfig(Metric):
 
     kind: Literal["letor_map"] = "letor_map"
     label: ClassVar[str] = "LETOR MAP"
+    rules: ClassVar[Rules] = LETOR
     threshold: float = Field(1.0, gt=0)
     """Documents are relevant from this label on."""
 
@@ -146,6 +156,8 @@ class LetorPrecisionConfig(Metric):
 
     kind: Literal["letor_precision"] = "letor_precision"
     label: ClassVar[str] = "LETOR P"
+    rules: ClassVar[Rules] = LETOR.replace(short="padded")
+    ruled_by: ClassVar[tuple[str, ...]] = ("short",)
     k: int = Field(5, ge=1)
     """Cut-off: the first ranks that count."""
     threshold: float = Field(1.0, gt=0)

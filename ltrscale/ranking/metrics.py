@@ -8,19 +8,18 @@ may be infinite but not NaN, and labels are finite and not negative.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
 """
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal, NamedTuple, Self
+from collections.abc import Callable
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import length_chunks
+from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-
-SLOTS_PER_CHUNK = 1 << 15
-"""Padded documents ranked at once: the temporaries of a chunk then stay in the cache."""
+from ltrscale.ranking.ranked import hazard, rankings, undefined
+from ltrscale.ranking.rules import Rules
 
 
 class Metric(Config):
@@ -33,11 +32,15 @@ class Metric(Config):
     """One sentence that defines the metric in reports, without the policy that all metrics share."""
     normalised: ClassVar[bool] = True
     """Whether the best order has value 1 whatever the labels."""
+    rules: ClassVar[Rules] = Rules()
+    """The choices that the metric's formula leaves open."""
+    ruled_by: ClassVar[tuple[str, ...]] = ()
+    """The rules that matter to it, besides those for ties, undefined groups and, if it has a threshold, relevance."""
 
     @classmethod
-    def made(cls, *, k: int, threshold: float = 1.0) -> Self:
+    def made(cls, *, k: int, threshold: float = 1.0, grades: int = 4) -> Self:
         """Creates the metric; a value that it has no field for is ignored."""
-        values = {"k": k, "threshold": threshold}
+        values = {"k": k, "threshold": threshold, "grades": grades}
         return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
 
     @classmethod
@@ -55,9 +58,30 @@ class Metric(Config):
         """
         return f"{self.kind}@{self.model_dump()['k']}" if self.has_cutoff() else self.kind
 
+    @classmethod
+    def affected_by(cls) -> tuple[str, ...]:
+        """The rules that matter to the metric."""
+        relevant = ("relevant",) if "threshold" in cls.model_fields else ()
+        return ("scores", "ties", *relevant, *cls.ruled_by, "undefined")
+
+    @property
+    def policy(self) -> str:
+        """What the formula leaves open, in one line; it stands beside every figure that is stored.
+
+        Example:
+            >>> MRRConfig().policy
+            'ties by expectation; relevant from label 1 on; groups without relevance left out'
+        """
+        return self.rules.text(self.affected_by(), threshold=self.model_dump().get("threshold", 1.0))
+
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The value of each group, shape [Q]; NaN where it is undefined."""
         raise NotImplementedError
+
+    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
+        """As `of`, for labelled groups; a metric may read more than their labels."""
+        assert groups.labels_N is not None
+        return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
 
 
 class NDCGConfig(Metric):
@@ -68,10 +92,8 @@ class NDCGConfig(Metric):
     """
 
     kind: Literal["ndcg"] = "ndcg"
-    definition: ClassVar[str] = (
-        "NDCG has gain 2^y - 1 and discount 1 / log2(1 + rank), the ideal taken from the full list; lists shorter than "
-        "the cut-off are evaluated at their length."
-    )
+    definition: ClassVar[str] = "NDCG is the discounted gain of the first k ranks, divided by that of the best order."
+    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount", "ideal", "short")
     k: int = Field(5, ge=1)
     """Cut-off: the first ranks that count."""
 
@@ -94,15 +116,37 @@ def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> T
         >>> ndcg(scores, labels, torch.tensor([0, 3, 4]), k=2)  # a tie at rank 2; a group without relevance
         tensor([0.9131,    nan], dtype=torch.float64)
     """
-    gains_N = torch.exp2(labels_N.double()).sub_(1)
-    values_Q = _undefined(offsets_Q1)
-    for groups_M, scores_ML, gains_ML, mask_ML in _chunks(scores_N, gains_N, offsets_Q1, k):
-        width = min(k, scores_ML.shape[1])
-        discounts_K = rank_discounts(width, scores_N.device)
-        ideal_MK = gains_ML.topk(width).values
+    return _ndcg(scores_N, labels_N, offsets_Q1, k, exponential_gain)
+
+
+def gain_ndcg(scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
+    """NDCG of the first k ranks for given gains, shape [Q]; NaN where no gain is above 0.
+
+    Args:
+        scores_N: not NaN.
+        gains_N: finite, not negative: what a document at rank 1 is worth.
+        offsets_Q1: offsets of the groups.
+        k: cut-off.
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> gain_ndcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
+        tensor([0.2500], dtype=torch.float64)
+    """
+    return _ndcg(scores_N, gains_N.double(), offsets_Q1, k, lambda gains: gains)
+
+
+def _ndcg(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int, gain: Callable[[Tensor], Tensor]) -> Tensor:
+    """NDCG for gains that rise with the values, from 0 at 0."""
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, values_N, offsets_Q1, k):
         # Gain and discount separate, so the expected DCG is the DCG of the expected gains.
-        dcg_M = _rank(scores_ML, gains_ML, mask_ML, width).expected_MK @ discounts_K
-        values_Q[groups_M] = dcg_M / (ideal_MK @ discounts_K)  # 0 / 0 where nothing is relevant
+        gains_MK = ranking.expected(gain(ranking.values_ML), k)
+        ideal_MK = gain(ranking.best_ML[:, :k].contiguous())
+        discounts_K = rank_discounts(gains_MK.shape[1], scores_N.device)
+        values_Q[ranking.groups_M] = gains_MK @ discounts_K / (ideal_MK @ discounts_K)  # 0 / 0 without relevance
     return values_Q
 
 
@@ -134,15 +178,13 @@ def mrr(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: fl
         >>> mrr(torch.tensor([3.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0, 3]))  # (1/2 + 1/3) / 2
         tensor([0.4167], dtype=torch.float64)
     """
-    values_Q = _undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in _chunks(scores_N, relevant_N, offsets_Q1):
-        ranking = _rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1])
-        left_MK = (ranking.size_MK - ranking.drawn_MK).clamp(min=1)
-        hazard_MK = (ranking.expected_MK * ranking.size_MK / left_MK).clamp(max=1)
-        none_before_MK = F.pad((1 - hazard_MK).cumprod(-1), (1, -1), value=1.0)
-        value_M = (none_before_MK * hazard_MK / ranking.rank_K).sum(-1)
-        values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        hazard_ML = hazard(ranking, relevant_ML)
+        none_before_ML = F.pad((1 - hazard_ML).cumprod(-1), (1, -1), value=1.0)
+        value_M = (none_before_ML * hazard_ML / ranking.rank_L).sum(-1)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
     return values_Q
 
 
@@ -176,15 +218,15 @@ def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *,
         >>> average_precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]))
         tensor([0.8333], dtype=torch.float64)
     """
-    values_Q = _undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in _chunks(scores_N, relevant_N, offsets_Q1):
-        ranking = _rank(scores_ML, relevant_ML, mask_ML, scores_ML.shape[1])
-        before_MK = F.pad(ranking.expected_MK.cumsum(-1), (1, 0)).gather(1, ranking.first_MK)
-        others_MK = ranking.expected_MK * ranking.size_MK - 1
-        found_MK = before_MK + 1 + ranking.drawn_MK * others_MK / (ranking.size_MK - 1).clamp(min=1)
-        total_M = (ranking.expected_MK * found_MK / ranking.rank_K).sum(-1)
-        values_Q[groups_M] = total_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        expected_ML, size_ML = ranking.expected(relevant_ML), ranking.size_ML
+        before_ML = F.pad(expected_ML.cumsum(-1), (1, 0)).gather(1, ranking.first_ML)
+        others_ML = expected_ML * size_ML - 1
+        found_ML = before_ML + 1 + ranking.drawn_ML * others_ML / (size_ML - 1).clamp(min=1)
+        total_M = (expected_ML * found_ML / ranking.rank_L).sum(-1)
+        values_Q[ranking.groups_M] = total_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
     return values_Q
 
 
@@ -196,6 +238,7 @@ class PrecisionConfig(Metric):
 
     kind: Literal["precision"] = "precision"
     label: ClassVar[str] = "P"
+    ruled_by: ClassVar[tuple[str, ...]] = ("short",)
     k: int = Field(5, ge=1)
     """Cut-off: the first ranks that count."""
     threshold: float = Field(1.0, gt=0)
@@ -216,71 +259,102 @@ def precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int,
         >>> precision(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
         tensor([0.5000], dtype=torch.float64)
     """
-    values_Q = _undefined(offsets_Q1)
-    relevant_N = (labels_N >= threshold).double()
-    for groups_M, scores_ML, relevant_ML, mask_ML in _chunks(scores_N, relevant_N, offsets_Q1, k):
-        width = min(k, scores_ML.shape[1])
-        found_M = _rank(scores_ML, relevant_ML, mask_ML, width).expected_MK.sum(-1)
-        value_M = found_M / mask_ML.sum(-1).clamp(max=k)
-        values_Q[groups_M] = torch.where(relevant_ML.any(-1), value_M, torch.nan)
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        value_M = ranking.expected(relevant_ML, k).sum(-1) / ranking.lengths_M.clamp(max=k)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] >= threshold, value_M, torch.nan)
     return values_Q
+
+
+class RecallConfig(Metric):
+    """Share of the relevant documents that are among the first ranks.
+
+    Proof: laws; mean over all orders that ties allow; `trec_eval`.
+    """
+
+    kind: Literal["recall"] = "recall"
+    label: ClassVar[str] = "Recall"
+    definition: ClassVar[str] = "Recall@k is the share of a group's relevant documents that the first k ranks have."
+    normalised: ClassVar[bool] = False
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `recall`."""
+        return recall(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
+
+
+def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
+    """Share of the documents with label >= threshold that are among the first k ranks, shape [Q].
+
+    A group with more than k of them stays below 1 in every order.
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> recall(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 3]), k=2)
+        tensor([0.5000], dtype=torch.float64)
+    """
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        found_M = ranking.expected(relevant_ML, k).sum(-1)
+        values_Q[ranking.groups_M] = found_M / relevant_ML.sum(-1)  # 0 / 0 where nothing is relevant
+    return values_Q
+
+
+class SuccessConfig(Metric):
+    """Whether a relevant document is among the first ranks; also called hit rate.
+
+    Proof: laws; mean over all orders that ties allow; `trec_eval`.
+    """
+
+    kind: Literal["success"] = "success"
+    label: ClassVar[str] = "Success"
+    definition: ClassVar[str] = "Success@k is 1 if a relevant document is among the first k ranks, else 0."
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+    threshold: float = Field(1.0, gt=0)
+    """Documents are relevant from this label on."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `success`."""
+        return success(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
+
+
+def success(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:
+    """1 for a document with label >= threshold among the first k ranks, else 0, shape [Q].
+
+    With ties, the chance of it: of a block of e documents, r of them relevant, m enter the first k ranks, and none of
+    these m is relevant with probability `C(e - r, m) / C(e, m)`.
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> success(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 3]), k=2)  # 1 - C(2, 2) / C(3, 2)
+        tensor([0.6667], dtype=torch.float64)
+    """
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        relevant_ML = (ranking.values_ML >= threshold).double()
+        # The whole list, for the block at rank k may end beyond it.
+        hazard_MK = hazard(ranking, relevant_ML)[:, :k]
+        values_Q[ranking.groups_M] = torch.where(
+            ranking.best_ML[:, 0] >= threshold, 1 - (1 - hazard_MK).prod(-1), torch.nan
+        )
+    return values_Q
+
+
+def exponential_gain(labels_N: Tensor) -> Tensor:
+    """The gain `2^y - 1` of labels, float64 (Burges et al. 2005)."""
+    return torch.exp2(labels_N.double()).sub_(1)
 
 
 def rank_discounts(k: int, device: torch.device | None = None) -> Tensor:
     """The discount `1 / log2(1 + r)` of ranks 1 to k, float64."""
     return 1 / torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device=device))
-
-
-class _Ranking(NamedTuple):
-    """The expected content of the first K ranks of each group, where tied documents (a block) come in random order.
-
-    `expected_MK` is the expected value at each rank, 0 past the end of the list. `first_MK` counts the documents
-    before a rank's block, `drawn_MK` those of the block before the rank, and `size_MK` all documents of the block (up
-    to rank K if the block continues past it).
-    """
-
-    rank_K: Tensor
-    expected_MK: Tensor
-    first_MK: Tensor
-    drawn_MK: Tensor
-    size_MK: Tensor
-
-
-def _rank(scores_ML: Tensor, values_ML: Tensor, mask_ML: Tensor, width: int) -> _Ranking:
-    """Rank by falling score; padding has score -inf and value 0, so it may tie with documents of score -inf."""
-    top_MK, index_MK = scores_ML.topk(width)
-    rising_MK = -top_MK  # searchsorted needs ascending values
-    lengths_M1 = mask_ML.sum(-1, keepdim=True)
-    rank_K = torch.arange(1, width + 1, device=scores_ML.device)
-    first_MK = torch.searchsorted(rising_MK, rising_MK)
-    end_MK = torch.searchsorted(rising_MK, rising_MK, right=True).minimum(lengths_M1)
-    size_MK = end_MK - first_MK
-    sums_MK1 = F.pad(values_ML.gather(1, index_MK).cumsum(-1), (1, 0))
-    mean_MK = (sums_MK1.gather(1, end_MK) - sums_MK1.gather(1, first_MK)) / size_MK
-    # The last block may continue past rank K or hold padding, so its mean is taken over the whole list.
-    last_M1 = top_MK[:, -1:]
-    tied_ML = (scores_ML == last_M1) & mask_ML
-    last_mean_M1 = torch.where(tied_ML, values_ML, 0.0).sum(-1, keepdim=True) / tied_ML.sum(-1, keepdim=True)
-    mean_MK = torch.where(top_MK == last_M1, last_mean_M1, mean_MK)
-    expected_MK = torch.where(rank_K <= lengths_M1, mean_MK, 0.0)
-    return _Ranking(rank_K, expected_MK, first_MK, rank_K - 1 - first_MK, size_MK)
-
-
-def _chunks(
-    scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int = 1
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yields group numbers, scores (padding -inf), values (padding 0) and mask, for groups of similar length."""
-    if k < 1:
-        raise ValueError(f"k must be at least 1, not {k}")
-    if scores_N.isnan().any():
-        raise ValueError("scores contain NaN, so that no ranking is defined")
-    for chunk in length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False):
-        padding_ML = ~chunk.mask_ML
-        scores_ML = scores_N[chunk.rows_ML].masked_fill_(padding_ML, -torch.inf)
-        values_ML = values_N[chunk.rows_ML].masked_fill_(padding_ML, 0.0)
-        yield chunk.groups_M, scores_ML, values_ML, chunk.mask_ML
-
-
-def _undefined(offsets_Q1: Tensor) -> Tensor:
-    """One NaN per group; empty groups keep it."""
-    return torch.full((len(offsets_Q1) - 1,), torch.nan, dtype=torch.float64, device=offsets_Q1.device)

@@ -14,8 +14,9 @@ from torch import Tensor
 from ltrscale.batch import at_least_float32, group_index, length_chunks, rows_of, sum_by_group, to_offsets
 from ltrscale.ranking.loss import Loss, Scored, has_relevance
 from ltrscale.ranking.losses import mean_under_noise
-from ltrscale.ranking.metrics import SLOTS_PER_CHUNK, rank_discounts
+from ltrscale.ranking.metrics import rank_discounts
 from ltrscale.ranking.neuralsort import Mode, check_sort, kept_offsets, sort_entries
+from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 
 
 class NeuralSortNDCGConfig(Loss):

@@ -43,11 +43,14 @@ class Cascade(Config):
     kind: Literal["cascade"] = "cascade"
 
 
+User = Annotated[PositionBased | Cascade, Field(discriminator="kind")]
+
+
 class Clicks(StepConfig):
     """Simulate clicks on a shown ranking: they become the labels and `clicks`; places become `positions`."""
 
     kind: Literal["clicks"] = "clicks"
-    user: Annotated[PositionBased | Cascade, Field(discriminator="kind")] = PositionBased()
+    user: User = PositionBased()
     """Model of how a user examines the ranking."""
     noise: float = Field(default=0.1, ge=0, le=1)
     """Probability of a click on an examined but irrelevant document (epsilon)."""
@@ -122,6 +125,30 @@ def first_attracted(attracted_N: NDArray[np.bool_], positions_N: Doubles, offset
     return np.asarray(candidate_N & (place_in_group(offsets_Q1, ~candidate_N, positions_N) == 0))
 
 
+def draw_clicks(
+    user: User, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints
+) -> NDArray[np.bool_]:
+    """The documents that a user clicks, shape [N].
+
+    Args:
+        user: how the user examines a list.
+        draw_N: a uniform number for each document.
+        attraction_N: the probability of a click on each document if it is examined.
+        positions_N: positions from 1; NaN for documents that are not shown.
+        offsets_Q1: offsets of the groups.
+
+    Example:
+        >>> shown = np.array([1.0, 2.0, np.nan])
+        >>> draw_clicks(PositionBased(), np.full(3, 0.4), np.full(3, 0.7), shown, np.array([0, 3])).tolist()
+        [True, False, False]
+    """
+    match user:
+        case PositionBased(eta=eta):
+            return np.asarray(draw_N < attraction_N * examination(positions_N, eta=eta))
+        case Cascade():
+            return first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
+
+
 def shown_positions(step: Clicks, block: GroupBlock, seed: int, feature: int | None) -> Doubles:
     """The position at which each document is shown; NaN for documents that are not shown."""
     if step.ranking == "positions":
@@ -144,12 +171,7 @@ def clicks(step: Clicks, seed: int, *, top: float, feature: int | None) -> Trans
         positions_N = shown_positions(step, block, seed, feature)
         rho_N = relevance_probability(block.columns_N["labels"], top=top)
         draw_N = open_uniforms((seed, "click"), block.on_documents(block.keys_Q), block.index_N)
-        attraction_N = attraction(rho_N, noise=step.noise)
-        match step.user:
-            case PositionBased(eta=eta):
-                clicked_N = draw_N < attraction_N * examination(positions_N, eta=eta)
-            case Cascade():
-                clicked_N = first_attracted(draw_N < attraction_N, positions_N, block.offsets_Q1)
+        clicked_N = draw_clicks(step.user, draw_N, attraction(rho_N, noise=step.noise), positions_N, block.offsets_Q1)
         labels_N = np.where(labelled_N, clicked_N, np.nan).astype(np.float32)
         shown_N = np.where(labelled_N, positions_N, block.columns_N["positions"]).astype(np.float32)
         after = relabelled(block, labels_N).with_columns(clicks=labels_N, positions=shown_N)

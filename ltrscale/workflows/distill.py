@@ -26,7 +26,8 @@ from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
-from ltrscale.evaluation.evaluate import GROUPS, CutOff, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers

@@ -10,6 +10,8 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, check_disjoint, chosen_files
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
 from ltrscale.data.ingest.prepare import is_prepared, prepare
+from ltrscale.data.stream.parts import run_with_ray
+from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
@@ -279,12 +281,14 @@ class ScoreJob(ScoreConfig, Stage):
 
 
 class EvaluateJob(Stage):
-    """Evaluate bundles on the test split, with outlier groups and significance."""
+    """Evaluate bundles on the test split, with slices and significance."""
 
     stage: ClassVar = "evaluate"
     out: str
     """Directory of the report."""
     evaluate: EvaluateConfig
+    ray: bool = False
+    """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""
 
     def run(self, *, show: bool = True) -> bool:
         """Evaluate, and print the table if `show` is set."""
@@ -312,7 +316,11 @@ class EvaluateJob(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate, and commit the report."""
-        evaluate(self.evaluate, self.out, made_by=origin, report=report)
+        if not self.ray:
+            evaluate(self.evaluate, self.out, made_by=origin, report=report)
+            return
+        with ray_cluster(1):
+            evaluate(self.evaluate, self.out, made_by=origin, report=report, run=run_with_ray, threads=1)
 
 
 class ContrastJob(contrasts.ContrastConfig, Stage):

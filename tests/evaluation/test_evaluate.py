@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation import measuring
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation, page, print_table, table
@@ -28,8 +30,11 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.ranking import letor, metrics
+from ltrscale.ranking import graded, letor, metrics
 from ltrscale.ranking.choices import MetricConfig
+from ltrscale.ranking.loss import Loss
+from ltrscale.ranking.losses import SoftmaxConfig
+from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.tree_stages import GBDTJob
@@ -59,14 +64,17 @@ def splits(write_dataset: WriteDataset) -> Splits:
     return Splits.model_validate({name: {"data": url, "periods": periods} for name, periods in parts.items()})
 
 
-def network(url: Path, splits: Splits, *, seed: int, features: list[Feature] = FEATURES) -> str:
+def network(
+    url: Path, splits: Splits, *, seed: int, features: list[Feature] = FEATURES, loss: Loss | None = None
+) -> str:
     """A small network with random weights."""
     groups = list(iterate(select(splits.train, labelled=True), docs_per_batch=1000))
     transform = fit_transform((g.features_NF for g in groups), ["numeric"] * 3, TransformConfig())
     torch.manual_seed(seed)
     network = Architecture(transform=transform.config, encoder=ResNetConfig(width=8), head=HeadConfig())
     ranker = Ranker(network, transform)
-    save_ranker(str(url), ranker, config={}, features=features, dataset_hash="", metrics={}, made_by={})
+    settings = {} if loss is None else {"loss": loss.model_dump(mode="json")}
+    save_ranker(str(url), ranker, config=settings, features=features, dataset_hash="", metrics={}, made_by={})
     return str(url)
 
 
@@ -136,7 +144,7 @@ def test_every_group_and_mean_is_that_of_the_metrics(
                 got = [math.nan if row[name] is None else row[name] for row in mine]
                 np.testing.assert_allclose(got, values, atol=1e-6)
     for result in evaluation.methods:
-        for name, summary in result.everywhere.summaries.items():
+        for name, summary in result.slices["all"].summaries.items():
             values_tQ = np.array([trial[name] for trial in by_method[result.name]])
             means_t = np.nanmean(values_tQ, axis=1)
             assert summary.trials == pytest.approx(tuple(means_t), abs=1e-6)
@@ -148,7 +156,7 @@ def test_every_group_and_mean_is_that_of_the_metrics(
             assert summary.as_one == pytest.approx(np.nan_to_num(values_tQ, nan=1).mean(), abs=1e-6)
             assert summary.low is not None
             assert summary.high is not None
-            assert summary.low < summary.mean < summary.high
+            assert summary.low <= summary.mean <= summary.high  # equal where a metric is 1 on every group
             if result.name == "network":
                 assert summary.std_error == pytest.approx(means_t.std(ddof=1) / math.sqrt(3), abs=1e-6)
             else:
@@ -163,13 +171,13 @@ def test_outlier_groups_are_those_with_the_flag(config: EvaluateConfig, evaluate
         assert batch.ids_Q is not None
         for q, gid in enumerate(batch.ids_Q.tolist()):
             flagged[gid] = bool((batch.select(torch.tensor([q])).features_NF[:, 2] >= 1).any())
-    assert {row["gid"]: row["outlier"] for row in rows} == flagged
+    assert {row["gid"]: "outliers" in row["slices"] for row in rows} == flagged
     assert 0 < sum(flagged.values()) < 144
-    outliers = [row["ndcg@5"] for row in rows if row["outlier"] and row["ndcg@5"] is not None]
-    summary = evaluation.methods[0].outliers.summaries["ndcg@5"]
+    outliers = [row["ndcg@5"] for row in rows if "outliers" in row["slices"] and row["ndcg@5"] is not None]
+    summary = evaluation.methods[0].slices["outliers"].summaries["ndcg@5"]
     assert summary.groups == len(outliers)
     assert summary.mean == pytest.approx(np.mean(outliers))
-    assert evaluation.test.outlier_groups == sum(flagged.values())
+    assert evaluation.test.slices["outliers"] == sum(flagged.values())
     assert {row["period"] for row in rows} == {"2026-W03", "2026-W04"}
     assert (
         json.loads((out / "outliers.json").read_text())["data"] == select(config.splits.validation, labelled=False).hash
@@ -179,20 +187,20 @@ def test_outlier_groups_are_those_with_the_flag(config: EvaluateConfig, evaluate
 def test_comparison_is_paired_and_against_the_baseline(evaluated: tuple[Evaluation, Path]) -> None:
     evaluation, _ = evaluated
     gbdt, net = evaluation.methods
-    assert gbdt.everywhere.comparisons == {}
-    for scope in ("everywhere", "outliers"):
-        for name, comparison in getattr(net, scope).comparisons.items():
-            means = [getattr(method, scope).summaries[name].mean for method in (net, gbdt)]
+    assert gbdt.slices["all"].comparisons == {}
+    for scope in ("all", "outliers"):
+        for name, comparison in net.slices[scope].comparisons.items():
+            means = [method.slices[scope].summaries[name].mean for method in (net, gbdt)]
             assert comparison.difference == pytest.approx(means[0] - means[1])
             assert comparison.low <= comparison.difference <= comparison.high
-    worse = net.everywhere.comparisons["ndcg@5"]  # random weights against trees that learned
+    worse = net.slices["all"].comparisons["ndcg@5"]  # random weights against trees that learned
     assert worse.high < 0
     assert worse.p < 0.01
 
 
 def test_a_method_compared_with_itself_shows_no_difference(config: EvaluateConfig, tmp_path: Path) -> None:
     same = config.replace(models={"gbdt": config.models["gbdt"], "again": config.models["gbdt"]})
-    comparison = evaluate(same, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods[1].everywhere
+    comparison = evaluate(same, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods[1].slices["all"]
     assert {(c.difference, c.low, c.high, c.p, c.p_holm) for c in comparison.comparisons.values()} == {(0, 0, 0, 1, 1)}
 
 
@@ -201,9 +209,9 @@ def test_the_result_does_not_depend_on_batches_and_repeats(
 ) -> None:
     again = evaluate(config.replace(docs_per_batch=41), str(tmp_path / "out"), made_by={}, report=lambda _: None)
     for ours, theirs in zip(again.methods, evaluated[0].methods, strict=True):
-        for name, summary in ours.everywhere.summaries.items():
-            assert summary.mean == pytest.approx(theirs.everywhere.summaries[name].mean, abs=1e-6)
-            assert summary.low == pytest.approx(theirs.everywhere.summaries[name].low, abs=1e-6)
+        for name, summary in ours.slices["all"].summaries.items():
+            assert summary.mean == pytest.approx(theirs.slices["all"].summaries[name].mean, abs=1e-6)
+            assert summary.low == pytest.approx(theirs.slices["all"].summaries[name].low, abs=1e-6)
 
 
 def test_directory_reads_back_and_the_report_says_it_all(
@@ -259,9 +267,9 @@ def test_draws_of_labels_are_known_from_the_bundles(
         for method in ("gbdt", "more")
     }
     differences_tQ = np.subtract(values["more"][::-1], values["gbdt"])
-    found, text = more.everywhere.comparisons["ndcg@5"], (out / "report.md").read_text()
+    found, text = more.slices["all"].comparisons["ndcg@5"], (out / "report.md").read_text()
     assert found.difference == pytest.approx(np.nanmean(differences_tQ))
-    assert (found.draws, fixed.everywhere.comparisons["ndcg@5"].draws) == (draws, draws)
+    assert (found.draws, fixed.slices["all"].comparisons["ndcg@5"].draws) == (draws, draws)
     if draws == 4:
         assert (found.low, found.p) == (None, None)
         assert "Cannot judge: fewer than 5 shared draws of labels (more 4, network 4); add seeds." in text
@@ -284,19 +292,22 @@ def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, sp
     alone = config.replace(models={"gbdt": urls})
     (method,) = evaluate(alone, str(tmp_path / "out"), made_by={}, report=lambda _: None).methods
     assert len(set(method.labels)) == 1
-    assert method.everywhere.summaries["ndcg@5"].draws == 1
+    assert method.slices["all"].summaries["ndcg@5"].draws == 1
     text = (tmp_path / "out" / "report.md").read_text()
     assert "They speak of these labels only" in text
     assert "Models were selected on all 72 labelled groups of the validation split: fully labelled." in text
 
 
-def test_an_evaluation_from_before_draws_were_known_reads(evaluated: tuple[Evaluation, Path]) -> None:
+def test_an_evaluation_from_before_draws_and_slices_were_known_reads(evaluated: tuple[Evaluation, Path]) -> None:
     evaluation, _ = evaluated
     values = evaluation.model_dump(mode="json")
-    del values["validation_groups"]
+    del values["validation_groups"], values["conditions"]
+    values["test"]["outlier_groups"] = values["test"].pop("slices")["outliers"]
     for method in values["methods"]:
         del method["labels"], method["validation_groups"]
-        for scope in (method["everywhere"], method["outliers"]):
+        slices = method.pop("slices")
+        method |= {"everywhere": slices["all"], "outliers": slices["outliers"]}
+        for scope in slices.values():
             for summary in scope["summaries"].values():
                 del summary["draws"]
             for comparison in scope["comparisons"].values():
@@ -313,7 +324,7 @@ def test_table_lines_up_and_has_a_row_for_each_method(evaluated: tuple[Evaluatio
     assert len(lines) == 4
     assert len({len(line) for line in lines}) == 1
     assert [line.count("|") for line in lines] == [10] * 4
-    net = evaluated[0].methods[1].everywhere
+    net = evaluated[0].methods[1].slices["all"]
     summary = net.summaries["ndcg@5"]
     assert f" {summary.mean:.4f} ± {summary.std_error:.4f} |" in lines[3]
     assert f" {net.comparisons['ndcg@5'].difference:+.4f} [" in lines[3]
@@ -335,7 +346,7 @@ def test_groups_of_equal_labels_may_be_left_out(
     constant = sum(labels_L is not None and labels_L.any() and len(set(labels_L)) == 1 for _, labels_L in groups)
     assert constant >= 2
     for before, after in zip(of_all.methods, of_fewer.methods, strict=True):
-        whole, fewer = (method.everywhere.summaries["ndcg@5"] for method in (before, after))
+        whole, fewer = (method.slices["all"].summaries["ndcg@5"] for method in (before, after))
         assert (whole.groups, fewer.groups) == (relevant, relevant - constant)
         assert fewer.undefined == len(groups) - fewer.groups
         # any order of equal labels is ideal
@@ -355,7 +366,7 @@ def test_letor_s_policy_stands_beside_ours(
 ) -> None:
     out = tmp_path / "out"
     evaluation = evaluate(config.replace(policy="letor4"), str(out), made_by={}, report=lambda _: None)
-    ours, both = evaluated[0].methods[0].everywhere, evaluation.methods[0].everywhere
+    ours, both = evaluated[0].methods[0].slices["all"], evaluation.methods[0].slices["all"]
     assert {name: both.summaries[name].mean for name in ours.summaries} == pytest.approx(
         {name: summary.mean for name, summary in ours.summaries.items()}
     )
@@ -394,7 +405,7 @@ def test_without_outliers_and_baseline(config: EvaluateConfig, tmp_path: Path) -
         models={"only": config.models["gbdt"]},
     )
     evaluation = evaluate(quiet, str(tmp_path / "out"), made_by={}, report=lambda _: None)
-    summary = evaluation.methods[0].outliers.summaries["ndcg@5"]
+    summary = evaluation.methods[0].slices["outliers"].summaries["ndcg@5"]
     assert (summary.mean, summary.low, summary.trials, summary.groups, summary.as_one) == (None, None, (None,), 0, None)
     text = (tmp_path / "out" / "report.md").read_text()
     assert "Outlier-NDCG@5 (n=0)" in text
@@ -448,3 +459,68 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
     save_ranker(diverged, ranker, config={}, features=FEATURES, dataset_hash="", metrics={}, made_by={})
     with pytest.raises(InputError, match="diverged: gives scores that are not finite"):
         evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={}, report=lambda _: None)
+
+
+def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
+    config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
+) -> None:
+    own = config.replace(models={"gbdt": config.models["gbdt"]}, gains=[0, 1, 1, 9], grades=3, relevant_from=2)
+    found = evaluate(own, str(tmp_path / "own"), made_by={}, report=lambda _: None)
+    batch = next(iter(iterate(select(config.splits.test, labelled=True), docs_per_batch=10_000)))
+    assert batch.labels_N is not None
+    lists = (load(config.models["gbdt"][0]).scorer()(batch), batch.labels_N, batch.offsets_Q1)
+    expected = {
+        "gain_ndcg@5": metrics.gain_ndcg(lists[0], torch.tensor([0, 1, 1, 9])[batch.labels_N.long()], lists[2], k=5),
+        "err@5": graded.err(*lists, k=5, grades=3),
+        "recall@5": metrics.recall(*lists, k=5, threshold=2),
+    }
+    means = {name: summary.mean for name, summary in found.methods[0].slices["all"].summaries.items()}
+    assert {name: means[name] for name in expected} == pytest.approx(
+        {name: values_Q.nanmean().item() for name, values_Q in expected.items()}
+    )
+    assert set(found.policies) == set(means)
+    assert "gain 0, 1, 1, 9 by label" in found.policies["gain_ndcg@5"]
+    text = (tmp_path / "own" / "report.md").read_text()
+    assert all(policy in text for policy in found.policies.values())
+    assert set(evaluated[0].policies) == set(means) - {f"gain_ndcg@{k}" for k in (1, 5, 10)}
+    for gains, said in (([0, 1, 2], "no gain for label 3"), ("weights", "needs a weight of 0 or more")):
+        with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
+            evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)
+
+
+def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
+    config: EvaluateConfig,
+    splits: Splits,
+    write_dataset: WriteDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = {"clicks": SigmoidConfig(), "scaled": SigmoidConfig(highest_label=4), "softmax": SoftmaxConfig()}
+    urls = {name: network(tmp_path / name, splits, seed=1, loss=loss) for name, loss in losses.items()}
+    groups = make_groups(np.random.default_rng(5), 40)
+    clicked = [(x_LF, None if y_L is None else np.minimum(y_L, 1)) for x_LF, y_L in groups]
+    url = write_dataset({"2026-W05": clicked, "2026-W06": groups}, FEATURES)
+
+    def tested_on(periods: str) -> EvaluateConfig:
+        test = {"data": url, "periods": periods}
+        return config.replace(models=urls, baseline=None, splits={**config.splits.model_dump(), "test": test})
+
+    on_clicks = tested_on("2026-W05")
+    found = evaluate(on_clicks, str(tmp_path / "on_clicks"), made_by={}, report=lambda _: None)
+    (batch,) = iterate(select(on_clicks.splits.test, labelled=True), docs_per_batch=10_000)
+    assert batch.labels_N is not None
+    p_N = load(urls["clicks"]).scorer()(batch).sigmoid()
+    (calibrated,), *others = (method.calibration for method in found.methods)
+    assert others == [(None,), (None,)]
+    assert calibrated is not None
+    expected_N = F.binary_cross_entropy(p_N, batch.labels_N)
+    assert calibrated.log_loss == pytest.approx(expected_N.item(), rel=1e-5)
+    assert (calibrated.documents, calibrated.predicted) == (batch.n_documents, pytest.approx(p_N.mean().item()))
+    assert "## Calibration" in (tmp_path / "on_clicks" / "report.md").read_text()
+    monkeypatch.setattr(measuring, "_VALUES", 50)  # many parts
+    parts = evaluate(on_clicks, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
+    assert parts.methods[0].calibration == (calibrated,)
+    graded = evaluate(tested_on("2026-W05..2026-W06"), str(tmp_path / "g"), made_by={}, report=lambda _: None)
+    assert graded.methods[0].calibration == (None,)
+    assert "## Calibration" not in (tmp_path / "g" / "report.md").read_text()
+    assert Evaluation.read(str(tmp_path / "on_clicks")) == found

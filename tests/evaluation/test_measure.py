@@ -70,7 +70,7 @@ def test_figures_are_those_of_an_evaluation(data: tuple[Splits, str], tmp_path: 
     assert TestedOn.read(str(tmp_path / "test")) == tested
     assert tested.test == evaluation.test
     outliers = read_outliers(str(tmp_path / "test"))
-    assert outliers == {gid: row["outlier"] for gid, row in rows.items()}
+    assert outliers == {gid: "outliers" in row["slices"] for gid, row in rows.items()}
     assert 0 < sum(outliers.values()) < len(outliers)
 
 

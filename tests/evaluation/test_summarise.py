@@ -10,8 +10,16 @@ import pytest
 import scipy.stats
 from numpy.typing import NDArray
 
+from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
-from ltrscale.evaluation.summarise import Scope, bootstrap_means, holm, scopes, sign_flip_p
+from ltrscale.evaluation.summarise import Scope, holm, scopes, sign_flip_p
+from ltrscale.evaluation.summarise import bootstrap_means as means_over_blocks
+
+
+def bootstrap_means(values_QM: Floats, *, samples: int, seed: int) -> Floats:
+    """With each group as a block."""
+    groups = Blocks.of(values_QM[:, None])
+    return means_over_blocks(groups.sums_BTM[:, 0], groups.defined_BM, samples=samples, seed=seed)
 
 
 def test_bootstrap_agrees_with_scipy() -> None:
@@ -49,7 +57,7 @@ def test_bootstrap_draws_the_same_groups_for_all_columns_and_seeds_repeat() -> N
 
 
 def test_blocks_cut_the_resamples_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.evaluation.summarise._BLOCK", 70)
+    monkeypatch.setattr("ltrscale.evaluation.summarise._RESAMPLED", 70)
     means_SM = bootstrap_means(np.arange(10.0)[:, None], samples=101, seed=0)
     assert means_SM.shape == (101, 1)
     assert not np.isnan(means_SM).any()
@@ -93,7 +101,7 @@ def test_holm_by_hand_and_order() -> None:
 def compared(values_K: list[Floats], labels_K: list[str], *, folds_Q: NDArray[np.int64] | None = None) -> list[Scope]:
     """Each method's values of one metric [Q, t] as scopes; a letter of `labels_K` is a trial's draw of labels."""
     return scopes(
-        [values_Qt[..., None] for values_Qt in values_K],
+        [Blocks.of(values_Qt[..., None]) for values_Qt in values_K],
         ["map"],
         baseline=0,
         samples=400,

@@ -1,8 +1,10 @@
 """The benchmarks have every loss, metric, pretext objective and encoder that a config may name."""
 
+from pathlib import Path
+
 import pytest
 
-from jobs.bench import losses, metrics, networks
+from jobs.bench import committed, losses, metrics, networks
 from ltrscale.config import kind_of, members
 from ltrscale.models.choices import EncoderConfig
 from ltrscale.pretext.choices import MethodConfig
@@ -31,6 +33,15 @@ def test_every_metric_is_timed(cls: type) -> None:
     row = metrics.measure(cls, groups=4)
     assert row.name.startswith(kind_of(cls))
     assert row.ratio
+
+
+@pytest.mark.slow
+def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -> None:
+    whole, needed = committed.speed(tmp_path, 300, committed.SHORT)
+    assert whole.goal == 0.5
+    assert whole.ours == needed.ours
+    assert whole.ratio
+    assert needed.ratio
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from ltrscale import config as configs
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
+from ltrscale.workflows.gate import GateJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
@@ -105,6 +106,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "stack": StackJob,
         "self": CrossvalConfig,
         "study": StudyConfig,
+        "gate": GateJob,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 

@@ -11,19 +11,20 @@ import torch
 from config_variations import keys_without_effect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir_measures import AP, RR, P, nDCG
+from ir_measures import AP, RR, P, R, Success, nDCG
 from reference import metrics as reference
-from sklearn.metrics import ndcg_score
+from sklearn.metrics import dcg_score, ndcg_score
 from torch import Tensor
 
-from ltrscale.batch import to_offsets
+from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
-from ltrscale.ranking import metrics
+from ltrscale.ranking import graded, metrics, ranked
 from ltrscale.ranking.choices import MetricConfig, named
 
 Metric = Callable[[Tensor, Tensor, Tensor], Tensor]
 Group = list[tuple[float, float]]  # score, label
-METRICS: dict[str, Metric] = {cls.made(k=3).name: cls.made(k=3).of for cls in members(MetricConfig)}
+TABLE = graded.GainNDCGConfig(k=3, gains=(0, 1, 1.5, 5, 8))
+METRICS: dict[str, Metric] = {each.name: each.of for each in [*(cls.made(k=3) for cls in members(MetricConfig)), TABLE]}
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())
 NORMALISED = [cls for cls in members(MetricConfig) if cls.normalised]
 
@@ -52,8 +53,10 @@ def close(actual: Tensor, expected: Iterable[float] | Tensor, tolerance: float =
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150)
-@given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]))
-def test_values_are_the_mean_over_all_orders_that_ties_allow(groups: list[Group], k: int, threshold: float) -> None:
+@given(groups, st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0]), st.integers(1, 4))
+def test_values_are_the_mean_over_all_orders_that_ties_allow(
+    groups: list[Group], k: int, threshold: float, grades: int
+) -> None:
     scores_N, labels_N, offsets_Q1 = ragged(groups)
     lists = [([s for s, _ in group], [y for _, y in group]) for group in groups]
     close(metrics.ndcg(scores_N, labels_N, offsets_Q1, k=k), (reference.ndcg(s, y, k) for s, y in lists))
@@ -69,16 +72,57 @@ def test_values_are_the_mean_over_all_orders_that_ties_allow(groups: list[Group]
         metrics.precision(scores_N, labels_N, offsets_Q1, k=k, threshold=threshold),
         (reference.precision(s, y, k, threshold) for s, y in lists),
     )
+    close(
+        metrics.recall(scores_N, labels_N, offsets_Q1, k=k, threshold=threshold),
+        (reference.recall(s, y, k, threshold) for s, y in lists),
+    )
+    close(
+        metrics.success(scores_N, labels_N, offsets_Q1, k=k, threshold=threshold),
+        (reference.success(s, y, k, threshold) for s, y in lists),
+    )
+    close(graded.dcg(scores_N, labels_N, offsets_Q1, k=k), (reference.expected_dcg(s, y, k) for s, y in lists))
+    close(
+        graded.err(scores_N, labels_N, offsets_Q1, k=k, grades=grades),
+        (reference.err(s, y, k, grades) for s, y in lists),
+    )
 
 
 @every_metric
 @pytest.mark.parametrize("slots", [1, 100, 1 << 16])
 def test_a_group_does_not_depend_on_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "SLOTS_PER_CHUNK", slots)
+    monkeypatch.setattr(ranked, "SLOTS_PER_CHUNK", slots)
+    monkeypatch.setattr(ranked, "_kept", [])
     scores_N, labels_N, offsets_Q1 = random_lists(0, [3, 0, 1, 40, 7, 40, 200, 2], levels=6)
     together_Q = metric(scores_N, labels_N, offsets_Q1)
     alone = [metric(scores_N[a:b], labels_N[a:b], torch.tensor([0, b - a])) for a, b in pairwise(offsets_Q1.tolist())]
     close(together_Q, torch.cat(alone))
+
+
+def test_all_metrics_of_a_batch_share_one_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = []
+    chunks = ranked.length_chunks
+    monkeypatch.setattr(ranked, "length_chunks", lambda *args, **keys: ranks.append(args) or chunks(*args, **keys))
+    monkeypatch.setattr(ranked, "_kept", [])
+    batch = random_lists(0, [3, 0, 1, 40], levels=6)
+    shared = [cls.made(k=k).of(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
+    assert len(ranks) == 1
+    monkeypatch.setattr(ranked, "_KEPT", 0)
+    alone = [cls.made(k=k).of(*batch) for cls in members(MetricConfig) for k in (1, 5, 100)]
+    assert len(ranks) == 1 + len(alone)
+    torch.testing.assert_close(torch.stack(shared), torch.stack(alone), rtol=0, atol=0, equal_nan=True)
+
+
+@every_metric
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_batch_changed_in_place_is_ranked_anew(metric: Metric, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_lists(0, [30, 20, 10], levels=6)
+    before_Q = metric(*batch)
+    changed = [torch.randn(60), 1 - batch[1].clamp(max=1), torch.tensor([0, 10, 30, 60])][part]
+    batch[part].numpy()[:] = changed.numpy()  # which PyTorch does not see
+    after_Q = metric(*batch)
+    assert not torch.equal(before_Q, after_Q)
+    monkeypatch.setattr(ranked, "_kept", [])
+    torch.testing.assert_close(after_Q, metric(*batch), rtol=0, atol=0, equal_nan=True)
 
 
 @every_metric
@@ -126,9 +170,38 @@ def test_no_order_is_better_than_that_of_the_labels(metric: Metric) -> None:
 
 @pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
 def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[metrics.Metric]) -> None:
-    lists = random_lists(6, [20, 30])
+    lists = random_lists(6, [20, 30, *[5] * 9])
     assert keys_without_effect([cls.made(k=3)], lambda metric: metric.of(*lists)) == set()
     assert named(cls.made(k=3).name) == cls.made(k=3)
+
+
+def test_gains_come_from_a_table_or_from_the_weights() -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(8, [20, 30, 7], levels=9)
+    bounds = list(pairwise(offsets_Q1.tolist()))
+    gains = np.array(TABLE.gains)[labels_N.long()]
+    expected = [ndcg_score([gains[a:b]], [scores_N[a:b].numpy()], k=3) for a, b in bounds]
+    close(TABLE.of(scores_N, labels_N, offsets_Q1), expected, tolerance=1e-9)
+    same = graded.GainNDCGConfig(k=3, gains=(0, 1, 3, 7, 15))
+    assert torch.equal(same.of(scores_N, labels_N, offsets_Q1), metrics.ndcg(scores_N, labels_N, offsets_Q1, k=3))
+    revenue_N = torch.rand(57, generator=torch.Generator().manual_seed(0)) * labels_N
+    groups = QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N, weights_N=revenue_N)
+    by_weight = graded.GainNDCGConfig(k=3, gains="weights")
+    expected = [ndcg_score([revenue_N[a:b].numpy()], [scores_N[a:b].numpy()], k=3) for a, b in bounds]
+    close(by_weight.of_groups(scores_N, groups), expected, tolerance=1e-6)
+    assert torch.equal(TABLE.of_groups(scores_N, groups), TABLE.of(scores_N, labels_N, offsets_Q1))
+    with pytest.raises(ValueError, match="gains: weights needs a weight of 0 or more for every document"):
+        by_weight.of_groups(scores_N, QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N))
+    with pytest.raises(ValueError, match="no gain for label 4; it has those of labels 0 to 3"):
+        graded.GainNDCGConfig(gains=(0, 1, 2, 3)).of(torch.zeros(1), torch.tensor([4.0]), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("cls", members(MetricConfig), ids=kind_of)
+def test_the_policy_names_every_rule_that_matters_and_no_other(cls: type[metrics.Metric]) -> None:
+    policy = cls.made(k=3, threshold=2).policy
+    assert policy.startswith("ties by expectation; ")
+    assert policy.endswith("; groups without relevance left out")
+    assert ("relevant from label 2 on" in policy) == ("threshold" in cls.model_fields)
+    assert ("gain 2^y - 1" in policy) == (kind_of(cls) in ("ndcg", "dcg"))
 
 
 @pytest.mark.parametrize("name", ["ndcg", "ndcg@0", "mrr@3", "x@3", "@5", "ndcg@5 "])
@@ -143,7 +216,7 @@ def test_nan_scores_are_refused(metric: Metric) -> None:
         metric(torch.tensor([1.0, math.nan]), torch.ones(2), torch.tensor([0, 2]))
 
 
-@pytest.mark.parametrize("metric", [metrics.ndcg, metrics.precision])
+@pytest.mark.parametrize("metric", [metrics.ndcg, graded.dcg, metrics.precision, metrics.recall, graded.err])
 def test_k_below_one_is_refused(metric: Callable[..., Tensor]) -> None:
     with pytest.raises(ValueError, match="k must be at least 1"):
         metric(torch.ones(2), torch.ones(2), torch.tensor([0, 2]), k=0)
@@ -159,6 +232,11 @@ def test_ndcg_agrees_with_scikit_learn(k: int, levels: int | None) -> None:
         for a, b in pairwise(offsets_Q1.tolist())
     ]
     close(metrics.ndcg(scores_N, labels_N, offsets_Q1, k=k), expected, tolerance=1e-9)
+    expected = [
+        dcg_score([2 ** labels_N[a:b].numpy() - 1], [scores_N[a:b].numpy()], k=k, ignore_ties=False)
+        for a, b in pairwise(offsets_Q1.tolist())
+    ]
+    close(graded.dcg(scores_N, labels_N, offsets_Q1, k=k), expected, tolerance=1e-9)
 
 
 def test_metrics_agree_with_trec_eval() -> None:
@@ -172,6 +250,8 @@ def test_metrics_agree_with_trec_eval() -> None:
         RR(rel=3): metrics.mrr(scores_N, labels_N, offsets_Q1, threshold=2),
         AP(rel=1): metrics.average_precision(scores_N, labels_N, offsets_Q1),
         P(rel=3) @ 5: metrics.precision(scores_N, labels_N, offsets_Q1, k=5, threshold=2),
+        R(rel=3) @ 5: metrics.recall(scores_N, labels_N, offsets_Q1, k=5, threshold=2),
+        Success(rel=7) @ 5: metrics.success(scores_N, labels_N, offsets_Q1, k=5, threshold=3),
     }
     provider = ir_measures.pytrec_eval
     theirs = {(value.measure, int(value.query_id)): value.value for value in provider.iter_calc(list(ours), qrels, run)}

@@ -33,6 +33,10 @@ def ndcg(scores: Sequence[float], labels: Sequence[float], k: int) -> float:
     return expectation(lambda order: dcg(labels, order, k) / ideal_dcg(labels, k), scores)
 
 
+def expected_dcg(scores: Sequence[float], labels: Sequence[float], k: int) -> float:
+    return expectation(lambda order: dcg(labels, order, k), scores) if any(labels) else math.nan
+
+
 def mrr(scores: Sequence[float], labels: Sequence[float], threshold: float = 1.0) -> float:
     def value(order: Order) -> float:
         return next(1 / rank for rank, i in enumerate(order, start=1) if labels[i] >= threshold)
@@ -57,3 +61,31 @@ def precision(scores: Sequence[float], labels: Sequence[float], k: int, threshol
         return sum(labels[i] >= threshold for i in order[:k]) / min(k, len(labels))
 
     return expectation(value, scores) if any(y >= threshold for y in labels) else math.nan
+
+
+def recall(scores: Sequence[float], labels: Sequence[float], k: int, threshold: float = 1.0) -> float:
+    total = sum(y >= threshold for y in labels)
+
+    def value(order: Order) -> float:
+        return sum(labels[i] >= threshold for i in order[:k]) / total
+
+    return expectation(value, scores) if total else math.nan
+
+
+def success(scores: Sequence[float], labels: Sequence[float], k: int, threshold: float = 1.0) -> float:
+    def value(order: Order) -> float:
+        return float(any(labels[i] >= threshold for i in order[:k]))
+
+    return expectation(value, scores) if any(y >= threshold for y in labels) else math.nan
+
+
+def err(scores: Sequence[float], labels: Sequence[float], k: int, grades: int) -> float:
+    def value(order: Order) -> float:
+        reads_on, total = 1.0, 0.0
+        for rank, i in enumerate(order[:k], start=1):
+            satisfied = (2 ** min(labels[i], grades) - 1) / 2**grades
+            total += reads_on * satisfied / rank
+            reads_on *= 1 - satisfied
+        return total
+
+    return expectation(value, scores) if any(labels) else math.nan

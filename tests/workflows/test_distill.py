@@ -153,7 +153,7 @@ def test_the_teacher_s_scores_are_evaluated_as_its_bundle_is(
     mean = float(ndcg(scores_N, groups.labels_N, groups.offsets_Q1, k=5).nanmean())
     (evaluated, *_) = Evaluation.read(str(distilled / "evaluation")).methods
     assert (evaluated.name, evaluated.kinds) == ("teacher", ("scores",))
-    assert evaluated.everywhere.summaries["ndcg@5"].mean == pytest.approx(mean, abs=1e-6)
+    assert evaluated.slices["all"].summaries["ndcg@5"].mean == pytest.approx(mean, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_committed_scores_need_no_teacher(distilled: Path, synthetic_dataset: st
     assert [method.name for method in found.methods] == ["teacher", "softmax"]
     assert found.baseline == "teacher"
     assert found.methods[0].cost is None
-    assert found.methods[0].everywhere.summaries == other.methods[0].everywhere.summaries
+    assert found.methods[0].slices["all"].summaries == other.methods[0].slices["all"].summaries
     assert found.methods[1].agreement == other.methods[1].agreement
     assert not storage.exists(str(tmp_path / "out" / "scores"))
     report = (tmp_path / "out" / "report.md").read_text()

@@ -146,7 +146,7 @@ def test_the_score_and_the_comparison_are_the_figures_of_the_evaluation(
     assert "NDCG" in (tmp_path / "evaluation" / "report.md").read_text()
     for ranker, method in zip((fitted, other), found.methods, strict=True):
         for metric in ("ndcg@5", "ndcg@1", "map"):
-            mean = method.everywhere.summaries[metric].mean
+            mean = method.slices["all"].summaries[metric].mean
             assert clone_fitted(ranker).set_params(metric=metric).score(NEW) == pytest.approx(mean, abs=1e-12)
 
 

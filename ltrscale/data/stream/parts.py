@@ -37,8 +37,10 @@ class Run(Protocol):
 
 
 def cut(selection: Selection, *, values: int = _VALUES) -> list[Part]:
-    """Cut a selection of all groups into parts of whole row groups, each of about `values` feature values (64 MiB)."""
-    assert not selection.labelled
+    """Cut a selection into parts of whole row groups, each of about `values` feature values (64 MiB).
+
+    Documents are those of the row groups, whether or not all of them are served.
+    """
     budget = values // max(1, len(selection.features))
     parts: list[Part] = []
     first = start = documents = 0

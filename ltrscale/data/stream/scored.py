@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.progress import progress
 
+COLUMNS = ("gid", SCORES)
+"""The columns of a row group with its committed scores."""
 _DOCS_PER_BATCH = 1 << 16
 
 
@@ -100,7 +103,11 @@ def committed(url: str, split: Split) -> Scores:
         InputError: a period is not scored there, or was scored from other files than the data set has now.
     """
     everything = Split(data=split.data, periods=split.periods, scores=url)
-    tables = list(read_direct(select(everything, labelled=True).row_groups, ["gid", SCORES]))
+    return of_tables(list(read_direct(select(everything, labelled=True).row_groups, COLUMNS)))
+
+
+def of_tables(tables: Sequence[pa.Table]) -> Scores:
+    """The scores in tables of the columns `COLUMNS`, which a reader takes from the files of scores."""
     lists = [chunk for table in tables for chunk in table.column(SCORES).chunks]
     ids_Q = np.concatenate([table.column("gid").to_numpy() for table in tables])
     lengths_Q = np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in lists])

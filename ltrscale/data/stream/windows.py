@@ -101,7 +101,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
     values = np.concatenate([view for window, first, last in cuts for view in window.features[first:last]])
     ids = [window.ids_Q[first:last] for window, first, last in cuts if window.ids_Q is not None]
     return QueryGroups(
-        torch.from_numpy(values).view(-1, n_features),
+        torch.from_numpy(values).view(int(lengths_Q.sum()), n_features),
         torch.from_numpy(_offsets(lengths_Q)),
         columns_N.get("labels"),
         torch.from_numpy(np.concatenate(ids)) if ids else None,
@@ -133,7 +133,7 @@ class Decoder:
     Only the feature buffer is handled table by table; all other work is done once per window, on concatenated columns.
 
     Args:
-        selection: the selection to read.
+        selection: the selection to read; of labelled groups it may have no feature, and then none is read.
         documents: False to find the served rows only, which needs few columns.
     """
 
@@ -142,7 +142,8 @@ class Decoder:
         self._all_labelled = selection.label_column == SCORES
         who = ["labels"] if selection.labelled and not self._all_labelled else []
         values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
-        self.columns = ["gid", "features", *_OPTIONAL, *who, *values] if documents else ["gid", *who]
+        features = ["features"] if selection.features else []
+        self.columns = ["gid", *features, *_OPTIONAL, *who, *values] if documents else ["gid", *who]
         self._types: dict[str, pa.DataType] = {}
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
@@ -175,7 +176,13 @@ class Decoder:
         Raises:
             InputError: a table differs from its manifest, or a group's values do not fit its documents.
         """
-        features, lengths_Q = self._features(row_groups, tables, rows_Q)
+        if self.selection.features:
+            features, lengths_Q = self._features(row_groups, tables, rows_Q)
+        else:
+            lengths_Q = np.diff(_concat(tables, self.selection.label_column).offsets.to_numpy())[rows_Q].astype(
+                np.int64
+            )
+            features = [np.empty(0, np.float32)] * len(rows_Q)
         columns_N = {
             name: _gather(name, row_groups, tables, rows_Q, lengths_Q) for name in _OPTIONAL if name in self._types
         }

@@ -1,0 +1,16 @@
+r"""Report metrics by period after the end of training, the drift of features and scores, and whether it foretold loss.
+
+It reads an evaluation that was sliced by period (`evaluate.slice_by=[period]`), with its bundles and data sets.
+
+After the example of `python -m jobs.evaluate --help` with `--set 'evaluate.slice_by=[period]'`:
+
+  python -m jobs.drift --set evaluation=runs/report --set out=runs/drift
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.drift import DriftJob
+
+COMMAND = Command("drift", DriftJob, DriftJob.run, __doc__)
+
+if __name__ == "__main__":
+    main(COMMAND)

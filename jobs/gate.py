@@ -1,0 +1,43 @@
+"""Compare a candidate with the bundle in production on the newest periods and on slices.
+
+The exit status is 0 if the candidate passes, and 3 if it is refused, with a line for each bound that is broken.
+
+After `make demo`, with the config of the example:
+
+  python -m jobs.gate --config jobs/configs/gate.yaml
+
+which is, in short:
+
+  out: runs/gate
+  production: runs/demo/seed-0/gbdt/model
+  candidate: runs/demo/seed-0/simclr_rank/model
+  splits:
+    train: {data: runs/demo/data, periods: 2026-W01..2026-W05}
+    validation: {data: runs/demo/data, periods: 2026-W06}
+    test: {data: runs/demo/data, periods: 2026-W07..2026-W08}
+  evaluate:
+    slices: {long: n_documents > 20, incomplete: missing}
+  bounds:
+    margin: 0.005       # with confidence, not worse by more
+    slice_margin: 0.01  # on no slice shown to be worse by more
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.gate import GateJob, run_gate
+
+COMMAND = Command(
+    "gate",
+    GateJob,
+    run_gate,
+    __doc__,
+    keys="""
+    out production candidate
+    splits splits.train splits.validation splits.test splits.test.data splits.test.periods
+    evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
+    bounds.margin bounds.slice_margin bounds.slices_by bounds.groups bounds.drifted bounds.score_psi
+    drift.documents ray
+    """,
+)
+
+if __name__ == "__main__":
+    main(COMMAND)

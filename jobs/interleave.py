@@ -1,0 +1,26 @@
+r"""Compare rankers by simulated interleaving: credit, lift, and the impressions that it takes to see it.
+
+After `make demo`:
+
+  python -m jobs.interleave --set out=runs/interleaved \
+      --set 'models={gbdt: runs/demo/seed-0/gbdt/model,
+                     simsiam: runs/demo/seed-0/simsiam/model}' \
+      --set 'test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.interleave import InterleaveJob
+
+COMMAND = Command(
+    "interleave",
+    InterleaveJob,
+    InterleaveJob.run,
+    __doc__,
+    keys="""
+    out models scores test test.data test.periods test.labels
+    impressions user noise max_relevance depth eta metric power seed
+    """,
+)
+
+if __name__ == "__main__":
+    main(COMMAND)

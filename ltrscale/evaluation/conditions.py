@@ -1,0 +1,382 @@
+"""Conditions on query groups, such as `n_documents > 50 and meta_device == 'mobile'`: a small language of our own.
+
+    condition   = conjunction { "or" conjunction }
+    conjunction = negation { "and" negation }
+    negation    = "not" negation | test
+    test        = "(" condition ")" | ("any" | "all") "(" condition ")" | value [ relation ]
+    relation    = ("==" | "!=" | "<" | "<=" | ">" | ">=") value
+                | ["not"] "in" "[" constant { "," constant } "]" | "is" ["not"] "null"
+    value       = NAME | `ANY NAME` | constant
+    constant    = NUMBER | 'TEXT' | "TEXT" | true | false
+
+A name is a column of the query group. Inside `any(...)` and `all(...)` the condition is one on each document, and names
+its columns too, which come first where a group's column has the same name. `all` holds for a group without documents.
+A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ltrscale.errors import nearest
+
+Kind = Literal["number", "text", "truth"]
+"""What a column holds."""
+Truths = NDArray[np.bool_]
+
+_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>[^\W\d]\w*)|`(?P<quoted>[^`]+)`|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"|'(?P<text>[^']*)'|\"(?P<text2>[^\"]*)\"|(?P<sign>==|!=|<=|>=|[<>()\[\],]))"
+)
+_WORDS = ("and", "or", "not", "in", "is", "null", "any", "all", "true", "false")
+_MOST_DEEP = 50
+
+
+@dataclass(frozen=True)
+class Name:
+    """A column."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number, a text, or true or false."""
+
+    value: float | str | bool
+
+
+Value = Name | Constant
+
+
+@dataclass(frozen=True)
+class Compared:
+    """`left operator right`."""
+
+    left: Value
+    operator: str
+    right: Value
+
+
+@dataclass(frozen=True)
+class Missing:
+    """`value is null`."""
+
+    value: Value
+
+
+@dataclass(frozen=True)
+class Holds:
+    """A column of truths by itself."""
+
+    column: Name
+
+
+@dataclass(frozen=True)
+class Not:
+    """`not condition`."""
+
+    inner: "Condition"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`and` or `or` between conditions."""
+
+    word: Literal["and", "or"]
+    parts: tuple["Condition", ...]
+
+
+@dataclass(frozen=True)
+class Over:
+    """`any` or `all` of a group's documents."""
+
+    word: Literal["any", "all"]
+    inner: "Condition"
+
+
+Condition = Compared | Missing | Holds | Not | Joined | Over
+
+
+def parse(text: str) -> Condition:
+    """The condition that a text states.
+
+    Raises:
+        ValueError: the text is no condition; the message says where.
+
+    Example:
+        >>> parse("not n_documents > 50")
+        Not(inner=Compared(left=Name(name='n_documents'), operator='>', right=Constant(value=50.0)))
+    """
+    parser = _Parser(text)
+    found = parser.condition()
+    parser.expect("end")
+    return found
+
+
+class _Token(NamedTuple):
+    """`kind` is word, name, number, text or sign, or end; `at` the place in the text, from 0."""
+
+    kind: str
+    text: str
+    at: int
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at = 0
+    while at < len(text.rstrip()):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            at += len(text[at:]) - len(text[at:].lstrip())
+            raise ValueError(f"column {at + 1}: {text[at]!r} has no meaning here")
+        kind = str(found.lastgroup)
+        value = found[kind]
+        plain = "word" if kind == "name" and value in _WORDS else {"quoted": "name", "text2": "text"}.get(kind, kind)
+        yield _Token(plain, value, found.start(kind))
+        at = found.end()
+    yield _Token("end", "", len(text))
+
+
+class _Parser:
+    """Recursive descent: one method for each rule of the grammar above, in its order."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = list(_tokens(text))
+        self._next, self._deep = 0, 0
+
+    def condition(self) -> Condition:
+        return self._joined("or", lambda: self._joined("and", self._negation))
+
+    def _joined(self, word: Literal["and", "or"], part: Callable[[], Condition]) -> Condition:
+        parts = [part()]
+        while self._take(word):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else Joined(word, tuple(parts))
+
+    def _negation(self) -> Condition:
+        self._deep += 1
+        if self._deep > _MOST_DEEP:
+            raise ValueError(f"more than {_MOST_DEEP} levels of parentheses and not")
+        found = Not(self._negation()) if self._take("not") else self._test()
+        self._deep -= 1
+        return found
+
+    def _test(self) -> Condition:
+        if self._take("("):
+            return self._closed(self.condition())
+        words: tuple[Literal["any", "all"], ...] = ("any", "all")
+        for word in words:
+            if self._take(word):
+                self.expect("(")
+                return Over(word, self._closed(self.condition()))
+        return self._relation(self._value())
+
+    def _relation(self, left: Value) -> Condition:
+        token = self._tokens[self._next]
+        if token.text in _COMPARE and self._take(token.text):
+            return Compared(left, token.text, self._value())
+        if self._take("is"):
+            negated = self._take("not")
+            self.expect("null")
+            return Not(Missing(left)) if negated else Missing(left)
+        negated = self._take("not")
+        if negated or token.text == "in":
+            self.expect("in")
+            among = Joined("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
+            return Not(among) if negated else among
+        if isinstance(left, Constant):
+            raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")
+        return Holds(left)
+
+    def _constants(self) -> Iterator[Constant]:
+        self.expect("[")
+        while True:
+            found = self._value()
+            if isinstance(found, Name):
+                raise ValueError(f"{found.name!r} is in a list, which has constants alone; put a text in quotes")
+            yield found
+            if not self._take(","):
+                break
+        self.expect("]")
+
+    def _value(self) -> Value:
+        token = self._tokens[self._next]
+        if (token.kind == "word" and token.text not in ("true", "false")) or token.kind in ("sign", "end"):
+            self._fail("a column or a constant")
+        self._next += 1
+        match token.kind:
+            case "name":
+                return Name(token.text)
+            case "number":
+                return Constant(float(token.text))
+            case "text":
+                return Constant(token.text)
+        return Constant(token.text == "true")
+
+    def _closed(self, inner: Condition) -> Condition:
+        self.expect(")")
+        return inner
+
+    def _take(self, text: str) -> bool:
+        """Whether this word or sign comes next; steps over it if so."""
+        token = self._tokens[self._next]
+        there = token.kind in ("word", "sign") and token.text == text
+        self._next += there
+        return there
+
+    def expect(self, what: str) -> None:
+        """Step over this word or sign, or check that the text ends."""
+        if not (self._tokens[self._next].kind == "end" if what == "end" else self._take(what)):
+            self._fail("and, or, or the end" if what == "end" else repr(what))
+
+    def _fail(self, expected: str) -> None:
+        token = self._tokens[self._next]
+        found = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
+        raise ValueError(f"column {token.at + 1}: {found} where {expected} should be")
+
+
+def named(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
+    """The names in a condition, each with whether it stands inside `any` or `all`."""
+    match condition:
+        case Joined(_, parts):
+            for part in parts:
+                yield from named(part, document=document)
+        case Not(inner):
+            yield from named(inner, document=document)
+        case Over(_, inner):
+            yield from named(inner, document=True)
+        case Compared(left, _, right):
+            yield from ((value.name, document) for value in (left, right) if isinstance(value, Name))
+        case Missing(Name(name)) | Holds(Name(name)):
+            yield name, document
+
+
+def check(condition: Condition, groups: Mapping[str, Kind], documents: Mapping[str, Kind]) -> None:
+    """Check that the columns of a condition exist and that it compares like with like.
+
+    Args:
+        condition: the condition.
+        groups: kinds of the columns of groups.
+        documents: kinds of the columns of documents.
+
+    Raises:
+        ValueError: says what is wrong, and the nearest name for an unknown one.
+
+    Example:
+        >>> check(parse("meta_devise == 'mobile'"), {"meta_device": "text"}, {})
+        Traceback (most recent call last):
+        ValueError: no column 'meta_devise'; did you mean 'meta_device'?
+    """
+    for name, document in named(condition):
+        if name not in groups and not (document and name in documents):
+            if name in documents:
+                raise ValueError(f"{name!r} is a column of documents; put any(...) or all(...) around its test")
+            near = nearest(name, [*groups, *documents])
+            raise ValueError(f"no column {name!r}; did you mean {near!r}?")
+    _check_kinds(condition, groups, {**groups, **documents})
+
+
+def _check_kinds(condition: Condition, here: Mapping[str, Kind], inside: Mapping[str, Kind]) -> None:
+    match condition:
+        case Joined(_, parts):
+            for part in parts:
+                _check_kinds(part, here, inside)
+        case Not(inner):
+            _check_kinds(inner, here, inside)
+        case Over(_, inner):
+            if here is inside:
+                raise ValueError("any(...) or all(...) inside another; a document has no documents")
+            _check_kinds(inner, inside, inside)
+        case Holds(Name(name)) if here[name] != "truth":
+            raise ValueError(f"{name!r} is a {here[name]}, which is no condition; compare it with something")
+        case Compared(left, sign, right):
+            kinds = [_kind(value, here) for value in (left, right)]
+            if isinstance(left, Constant) and isinstance(right, Constant):
+                raise ValueError(f"{left.value!r} {sign} {right.value!r} compares two constants; name a column")
+            if kinds[0] != kinds[1]:
+                raise ValueError(f"{sign} compares a {kinds[0]} with a {kinds[1]}")
+            if kinds[0] == "truth" and sign not in ("==", "!="):
+                raise ValueError(f"true and false have no order; write == in place of {sign}")
+
+
+def _kind(value: Value, here: Mapping[str, Kind]) -> Kind:
+    match value:
+        case Name(name):
+            return here[name]
+        case Constant(bool()):
+            return "truth"
+        case Constant(str()):
+            return "text"
+    return "number"
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of some groups [Q] and of their documents [N], in which null is missing."""
+
+    groups: Mapping[str, pa.Array]
+    documents: Mapping[str, pa.Array]
+    offsets_Q1: NDArray[np.int64]
+
+    def where(self, condition: Condition) -> Truths:
+        """Whether a checked condition holds for each group, shape [Q].
+
+        Example:
+            >>> columns = Columns({}, {"price": pa.array([1.0, None, 9.0])}, np.array([0, 2, 3]))
+            >>> columns.where(parse("any(price is null) or all(price > 5)")).tolist()
+            [True, True]
+        """
+        return _where(condition, self.groups, len(self.offsets_Q1) - 1, self)
+
+    def of_documents(self) -> Mapping[str, pa.Array]:
+        """The columns of documents and, at each document, those of its group, shape [N]."""
+        rows_N = pa.array(np.repeat(np.arange(len(self.offsets_Q1) - 1), np.diff(self.offsets_Q1)))
+        return {**{name: column.take(rows_N) for name, column in self.groups.items()}, **self.documents}
+
+
+def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: Columns) -> Truths:
+    """Whether a condition holds in each of n rows, which are groups or documents."""
+    match condition:
+        case Joined(word, parts):
+            join = operator.and_ if word == "and" else operator.or_
+            found = _where(parts[0], rows, n, columns)
+            for part in parts[1:]:
+                found = join(found, _where(part, rows, n, columns))
+            return found
+        case Not(inner):
+            return ~_where(inner, rows, n, columns)
+        case Over(word, inner):
+            offsets_Q1 = columns.offsets_Q1
+            holds_N = _where(inner, columns.of_documents(), int(offsets_Q1[-1]), columns)
+            before_N1 = np.concatenate([[0], np.cumsum(holds_N)])
+            times_Q = np.diff(before_N1[offsets_Q1])
+            return np.asarray(times_Q > 0 if word == "any" else times_Q == np.diff(offsets_Q1))
+        case Compared(left, sign, right):
+            one, other = (rows[v.name] if isinstance(v, Name) else pa.scalar(v.value) for v in (left, right))
+            return _truths(_COMPARE[sign](one, other))
+        case Missing(Name(name)):
+            return _truths(rows[name].is_null())
+        case Holds(Name(name)):
+            return _truths(rows[name])
+    return np.zeros(n, np.bool_)  # a constant is never missing
+
+
+def _truths(column: pa.Array) -> Truths:
+    return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)

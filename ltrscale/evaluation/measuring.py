@@ -1,0 +1,213 @@
+"""The metrics of every group of a test split, for any number of models in one pass, part by part.
+
+A part is some row groups; this process or tasks of a Ray cluster measure it, and the caller takes the results in the
+order of the manifests. Memory holds some parts, whatever the size of the split.
+
+Shapes: N documents, Q groups, T trials (one model each), M metrics.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Scorer, load
+from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
+from ltrscale.data.stream import scored
+from ltrscale.data.stream.parts import Part, Run, cut, run_here
+from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
+from ltrscale.errors import InputError
+from ltrscale.evaluation.conditions import Truths
+from ltrscale.evaluation.crossed import Floats
+from ltrscale.evaluation.slices import Slicer
+from ltrscale.progress import progress
+from ltrscale.ranking.calibration import tally
+
+_VALUES = 1 << 20
+"""Feature values, or documents where no features are read, of a part, over all trials."""
+
+Place = tuple[str, int]
+"""URL of a data file, and the number of a row group in it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The groups of a row group that are measured: every metric of every trial, NaN where undefined, and the slices."""
+
+    period: str
+    gids_Q: NDArray[np.int64]
+    documents_Q: NDArray[np.int64]
+    values_QTM: Floats
+    slices: Mapping[str, Truths]
+    clicks: Mapping[int, Tensor] = field(default_factory=dict)
+    """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """Measures a part of a selection of labelled groups; a value that can be sent to other processes."""
+
+    models: tuple[str, ...]
+    """Bundles and directories of scores, one for each trial."""
+    scores: Mapping[str, Mapping[Place, RowGroup]]
+    """The row groups of committed scores by their place in the data, for the models that are such."""
+    slicer: Slicer
+    metrics: Callable[[Tensor, QueryGroups], Tensor]
+    """The metrics [M, Q] of some scores; see `evaluate.values_of`."""
+    features: tuple[Feature, ...]
+    """Those of the data, which bundles match to their own."""
+    docs_per_batch: int
+    threads: int = 0
+    """Of a tree model; 0 takes all cores."""
+    logits: tuple[int, ...] = ()
+    """Numbers of the trials whose scores are logits of clicks."""
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Lets a process open the bundles once for all its parts."""
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether a bundle or a slice reads features; committed scores alone do not."""
+        return self.slicer.needs_features or len(self.scores) < len(set(self.models))
+
+    def on(self, selection: Selection, run: Run = run_here) -> Iterator[Values]:
+        """The values of each row group of a selection, in the order of the manifests.
+
+        Raises:
+            InputError: as a call with a part.
+        """
+        read = selection if self.needs_features else replace(selection, features=())
+        parts = cut(read, values=max(1, _VALUES // max(1, len(self.models))))
+        with progress("evaluate", selection.n_documents) as advance:
+            for of_part in run(self, parts):
+                for values in of_part:
+                    yield values
+                    advance(int(values.documents_Q.sum()))
+
+    def __call__(self, part: Part) -> list[Values]:
+        """The values of each row group of a part.
+
+        Raises:
+            InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
+        """
+        row_groups, decoder, stored = part.selection.row_groups, Decoder(part.selection), self.slicer.stored
+        tables = read_direct(row_groups, [*decoder.columns, *stored])
+        committed = {
+            url: read_direct([at[row_group.url, row_group.index] for row_group in row_groups], scored.COLUMNS)
+            for url, at in self.scores.items()
+        }
+        found = []
+        for row_group, table in zip(row_groups, tables, strict=True):
+            if lacking := next((name for name in stored if name not in table.column_names), None):
+                raise InputError(f"{row_group.url}: no column {lacking!r}, which a slice names; leave the slice out")
+            rows_Q = decoder.served_rows([row_group], [table])
+            window = decoder.decode([row_group], [table], rows_Q)
+            rows = table.select(stored).take(pa.array(rows_Q))
+            scorers = self._scorers({url: scored.of_tables([next(tables)]) for url, tables in committed.items()})
+            found.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
+        return found
+
+    def open(self) -> None:
+        """Open the bundles, and check that they have the features of the data.
+
+        Raises:
+            InputError: one is missing, or was made for other features.
+        """
+        self._scorers({})
+
+    def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
+        """The scorer of each trial, with these committed scores."""
+        bundles = tuple(dict.fromkeys(url for url in self.models if url not in self.scores))
+        of_bundles = _opened(self.identity, bundles, self.features, self.threads)
+        looked_up = {url: look_up(url, known) for url, known in committed.items()}
+        return [(of_bundles | looked_up)[url] for url in self.models if url in of_bundles or url in looked_up]
+
+    def _measured(
+        self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
+    ) -> Values:
+        """The values of a row group, in batches of documents."""
+        assert window.ids_Q is not None
+        values, slices, scores = [], [], []
+        for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
+            groups = assemble([Cut(window, first, last)], n_features)
+            slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
+            scores_T = [self._scored(t, scorer, groups, period) for t, scorer in enumerate(scorers)]
+            values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
+            scores.append([scores_T[t] for t in self.logits])
+            values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
+        lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
+        names = dict.fromkeys(name for of_batch in slices for name in of_batch)
+        return Values(
+            period,
+            window.ids_Q,
+            np.diff(window.offsets_Q1),
+            np.concatenate(values),
+            {
+                name: np.concatenate([s.get(name, np.zeros(n, np.bool_)) for s, n in zip(slices, lengths, strict=True)])
+                for name in names
+            },
+            self._clicks(scores, window.columns_N["labels"]),
+        )
+
+    def _clicks(self, scores: Sequence[Sequence[Tensor]], labels_N: NDArray[np.float32]) -> dict[int, Tensor]:
+        """Tallies of the row group as a whole: sums of batches would depend, in their last bits, on the batches."""
+        if not self.logits or not np.isin(labels_N, (0, 1)).all():
+            return {}
+        of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
+        return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
+
+    def _scored(self, t: int, scorer: Scorer, groups: QueryGroups, period: str) -> Tensor:
+        scores_N = scorer(groups)
+        if not torch.isfinite(scores_N).all():
+            what = f"gives scores that are not finite (period {period})"
+            raise InputError(f"{self.models[t]}: {what}; train it again")
+        return scores_N
+
+
+def committed_row_groups(url: str, split: Split) -> dict[Place, RowGroup]:
+    """The row groups of a split with their committed scores, by place.
+
+    Raises:
+        InputError: a period is not scored there, or was scored from other files than the data set has now.
+    """
+    chosen = select(Split(data=split.data, periods=split.periods, scores=url), labelled=True)
+    return {(row_group.url, row_group.index): row_group for row_group in chosen.row_groups}
+
+
+@lru_cache(maxsize=1)  # a process measures many parts with the same bundles
+def _opened(
+    identity: str,  # noqa: ARG001 - part of the key: a bundle may have been replaced since another evaluation
+    bundles: tuple[str, ...],
+    features: tuple[Feature, ...],
+    threads: int,
+) -> dict[str, Scorer]:
+    return {url: load(url).scorer(features=features, threads=threads) for url in bundles}
+
+
+def look_up(url: str, known: scored.Scores) -> Scorer:
+    """A scorer that looks up known scores, which the directory `url` holds."""
+
+    def score(groups: QueryGroups) -> Tensor:
+        if (scores_N := known.find(groups)) is None:
+            raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
+        return scores_N
+
+    return score
+
+
+def _batches(offsets_Q1: NDArray[np.int64], documents: int) -> Iterator[tuple[int, int]]:
+    """Cut groups into runs of at most so many documents; a longer group is one alone."""
+    first, groups = 0, len(offsets_Q1) - 1
+    while first < groups:
+        last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + documents, side="right")) - 1
+        last = min(max(last, first + 1), groups)
+        yield first, last
+        first = last

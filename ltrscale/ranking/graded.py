@@ -1,0 +1,210 @@
+"""Metrics of graded relevance besides NDCG: DCG, ERR, NDCG with gains of one's own. The policy is that of `metrics`.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets; in a chunk of M groups, L slots a group and the first K ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ltrscale.batch import QueryGroups
+from ltrscale.ranking.metrics import Metric, NDCGConfig, exponential_gain, gain_ndcg, rank_discounts
+from ltrscale.ranking.ranked import rankings, survival, undefined
+
+Gains = Literal["weights"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+"""The gain of labels 0, 1, 2, ..., or the documents' `weights` as they are."""
+
+
+class DCGConfig(Metric):
+    """Discounted cumulative gain of the first ranks, not divided by the ideal; SUN23's metric.
+
+    Source: Järvelin and Kekäläinen 2002, gain of Burges et al. 2005; SUN23, section 4.
+    Proof: laws; mean over all orders that ties allow; scikit-learn.
+    """
+
+    kind: Literal["dcg"] = "dcg"
+    definition: ClassVar[str] = "DCG is NDCG before the division by the ideal."
+    normalised: ClassVar[bool] = False
+    ruled_by: ClassVar[tuple[str, ...]] = ("gain", "discount")
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `dcg`."""
+        return dcg(scores_N, labels_N, offsets_Q1, k=self.k)
+
+
+def dcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
+    """Discounted cumulative gain of the first k ranks, shape [Q].
+
+    `DCG@k = sum over ranks r <= k of (2^y - 1) / log2(1 + r)`.
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> dcg(torch.tensor([3.0, 1.0]), torch.tensor([2.0, 1.0]), torch.tensor([0, 2]), k=1)
+        tensor([3.], dtype=torch.float64)
+    """
+    return _dcg(scores_N, labels_N, offsets_Q1, k, exponential_gain, rank_discounts)
+
+
+def gain_dcg(
+    scores_N: Tensor,
+    gains_N: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    k: int,
+    discounts: Callable[[int], Tensor] = rank_discounts,
+) -> Tensor:
+    """DCG of the first k ranks for given gains, shape [Q]; NaN where no gain is above 0.
+
+    Args:
+        scores_N: not NaN.
+        gains_N: finite, not negative: what a document at rank 1 is worth.
+        offsets_Q1: offsets of the groups.
+        k: cut-off.
+        discounts: gives the factors of so many first ranks.
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> gain_dcg(torch.tensor([2.0, 1.0]), torch.tensor([5.0, 20.0]), torch.tensor([0, 2]), k=1)
+        tensor([5.], dtype=torch.float64)
+    """
+    return _dcg(scores_N, gains_N.double(), offsets_Q1, k, lambda gains: gains, discounts)
+
+
+def _dcg(
+    scores_N: Tensor,
+    values_N: Tensor,
+    offsets_Q1: Tensor,
+    k: int,
+    gain: Callable[[Tensor], Tensor],
+    discounts: Callable[[int], Tensor],
+) -> Tensor:
+    """DCG for gains that rise with the values, from 0 at 0."""
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, values_N, offsets_Q1, k):
+        gains_MK = ranking.expected(gain(ranking.values_ML), k)
+        dcg_M = gains_MK @ discounts(gains_MK.shape[1]).to(scores_N.device)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] > 0, dcg_M, torch.nan)
+    return values_Q
+
+
+class ERRConfig(Metric):
+    """Expected reciprocal rank: of the document that satisfies a user who goes down the list.
+
+    Source: Chapelle et al. 2009.
+    Proof: laws; mean over all orders that ties allow.
+    """
+
+    kind: Literal["err"] = "err"
+    definition: ClassVar[str] = (
+        "ERR is the expected reciprocal rank at which a user stops who goes down the list and is satisfied by a "
+        "document with probability (2^y - 1) / 2^G, G being the highest grade."
+    )
+    normalised: ClassVar[bool] = False
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+    grades: int = Field(4, ge=1)
+    """The highest grade, 4 as in the paper's five grades; higher labels count as this one."""
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `err`."""
+        return err(scores_N, labels_N, offsets_Q1, k=self.k, grades=self.grades)
+
+
+def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grades: int = 4) -> Tensor:
+    """Expected reciprocal rank of the first k ranks, shape [Q] (Chapelle et al. 2009, equation 4).
+
+    `sum over ranks r <= k of 1/r R_r prod over i < r of (1 - R_i)` with `R = (2^y - 1) / 2^grades`. The chance that p
+    documents of a tied block of e, in random order, satisfy nobody is `E_p / C(e, p)`, where E_p is the elementary
+    symmetric polynomial of degree p of their 1 - R; so the value is the expectation over the orders of the block.
+
+    Args:
+        scores_N: not NaN.
+        labels_N: grades, finite and not negative; those above `grades` count as `grades`.
+        offsets_Q1: offsets of the groups.
+        k: cut-off.
+        grades: the highest grade of the data set, not of the group, so that values of groups can be compared.
+
+    Raises:
+        ValueError: k is below 1, or a score is NaN.
+
+    Example:
+        >>> err(torch.tensor([3.0, 2.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2]), k=2, grades=1)  # 1/2 * 1/2
+        tensor([0.2500], dtype=torch.float64)
+    """
+    values_Q = undefined(offsets_Q1)
+    for ranking in rankings(scores_N, labels_N, offsets_Q1, k):
+        satisfies_ML = exponential_gain(ranking.values_ML.double().clamp(max=grades)) / 2**grades
+        stopped_MK = -survival(ranking, satisfies_ML, k).diff()
+        value_M = (stopped_MK / ranking.rank_L[:k]).sum(-1)
+        values_Q[ranking.groups_M] = torch.where(ranking.best_ML[:, 0] > 0, value_M, torch.nan)
+    return values_Q
+
+
+class GainNDCGConfig(Metric):
+    """NDCG whose gains come from a table by label, or from the documents' weights, such as revenue.
+
+    Source: Järvelin and Kekäläinen 2002, whose gains are a table.
+    Proof: laws; mean over all orders that ties allow; scikit-learn.
+    """
+
+    kind: Literal["gain_ndcg"] = "gain_ndcg"
+    label: ClassVar[str] = "Gain-NDCG"
+    k: int = Field(5, ge=1)
+    """Cut-off: the first ranks that count."""
+    gains: Gains
+
+    @property
+    def policy(self) -> str:
+        """As that of NDCG, with its own gains."""
+        ours = NDCGConfig(k=self.k).policy
+        text = (
+            "the weights column" if self.gains == "weights" else f"{', '.join(f'{g:g}' for g in self.gains)} by label"
+        )
+        return ours.replace("gain 2^y - 1", f"gain {text}").replace("without relevance", "without gain")
+
+    def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """See `gain_ndcg`; needs a table of gains."""
+        assert self.gains != "weights", "gains of documents come with groups: call of_groups"
+        return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
+
+    def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
+        """See `gain_ndcg`; the weights of documents are their gains, where these are chosen.
+
+        Raises:
+            ValueError: the groups have no weights, a weight is negative or missing, or a label is not in the table.
+        """
+        if self.gains != "weights":
+            return super().of_groups(scores_N, groups)
+        weights_N = groups.weights_N
+        if weights_N is None or not bool((weights_N >= 0).all()):
+            raise ValueError("gains: weights needs a weight of 0 or more for every document; map the column with them")
+        return gain_ndcg(scores_N, weights_N, groups.offsets_Q1, k=self.k)
+
+
+def table_gain(labels_N: Tensor, gains: Sequence[float]) -> Tensor:
+    """The gain of each label 0, 1, 2, ... by a table, float64.
+
+    Raises:
+        ValueError: a label is not in the table.
+
+    Example:
+        >>> table_gain(torch.tensor([2.0, 0.0]), (0.0, 1.0, 10.0))
+        tensor([10.,  0.], dtype=torch.float64)
+        >>> table_gain(torch.tensor([0.5]), (0.0, 1.0))
+        Traceback (most recent call last):
+        ValueError: gains has no gain for label 0.5; it has those of labels 0 to 1
+    """
+    known_N = (labels_N == labels_N.round()) & (labels_N >= 0) & (labels_N < len(gains))
+    if not bool(known_N.all()):
+        first = labels_N[~known_N][0].item()
+        raise ValueError(f"gains has no gain for label {first:g}; it has those of labels 0 to {len(gains) - 1}")
+    return torch.tensor(gains, dtype=torch.float64, device=labels_N.device)[labels_N.long()]

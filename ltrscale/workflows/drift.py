@@ -1,0 +1,67 @@
+"""The stage that puts the metrics of an evaluation, period by period, beside the drift of its periods."""
+
+from functools import cached_property
+from typing import ClassVar
+
+from ltrscale import storage
+from ltrscale.config import validate
+from ltrscale.errors import InputError
+from ltrscale.evaluation.decay import Decay, decay, page, plot, tables
+from ltrscale.evaluation.drift import DriftSettings, measure_drift
+from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.pages import print_report, write_report
+from ltrscale.evaluation.report import Evaluation
+from ltrscale.progress import Report
+from ltrscale.workflows.origins import bundle_hashes, content_of, dataset_hashes
+from ltrscale.workflows.stage import Origin, Stage
+
+_PICTURE = "decay.png"
+
+
+class _Identity(DriftSettings):
+    evaluation: str
+
+
+class DriftJob(DriftSettings, Stage):
+    """Report the metrics of an evaluation by period, and the drift of its periods from training."""
+
+    stage: ClassVar = "drift"
+    out: str
+    """Directory of the report."""
+    evaluation: str
+    """Directory that jobs.evaluate made with `slice_by: [period]`; its splits, bundles and settings are used."""
+
+    def run(self, *, show: bool = True) -> bool:
+        """Make the report, and print its tables if `show` is set."""
+        ran = super().run()
+        if show:
+            print_report(self.out, tables(Decay.read(self.out)))
+        return ran
+
+    def identity(self) -> _Identity:
+        """All settings."""
+        return _Identity(**self.model_dump(exclude={"out"}))
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the evaluation, the data sets and the bundles."""
+        config, splits = self._config, self._config.splits
+        data = dataset_hashes([splits.train, splits.validation, splits.test])
+        return {self.evaluation: content_of(self.evaluation)} | data | bundle_hashes(config.bundles)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Measure drift, and commit the report."""
+        evaluation = Evaluation.read(self.evaluation)
+        settings = DriftSettings(documents=self.documents, docs_per_batch=self.docs_per_batch)
+        found = decay(evaluation, self._config, measure_drift(self._config, settings))
+        with storage.Commit(self.out) as commit:
+            text = page(found, picture=_PICTURE, evaluation=self.evaluation)
+            write_report(commit, found, page=text, picture=_PICTURE, plot=plot)
+            commit.finish({"made_by": origin})
+
+    @cached_property
+    def _config(self) -> EvaluateConfig:
+        """The config that the evaluation records."""
+        made_by = (storage.read_manifest(self.evaluation) or {}).get("made_by", {})
+        if made_by.get("stage") != "evaluate":
+            raise InputError(f"evaluation: {self.evaluation}: not made by jobs.evaluate; name a directory that it made")
+        return validate(EvaluateConfig, made_by["config"], self.evaluation)

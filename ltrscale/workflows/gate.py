@@ -1,0 +1,87 @@
+"""The gate in front of production: evaluate both bundles in one pass, measure drift, judge by the bounds.
+
+    out/evaluation      production and candidate on the test split and its slices
+    out/drift           metrics and drift by period
+    out/report.md       the verdict, with verdict.json
+
+The first two are stages that are skipped where they are up to date.
+"""
+
+from typing import Any
+
+from pydantic import model_validator
+
+from ltrscale.config import Config, made_by
+from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.errors import Refused
+from ltrscale.evaluation.decay import Decay
+from ltrscale.evaluation.drift import DriftSettings
+from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, commit_verdict, judge, page, table
+from ltrscale.evaluation.pages import REPORT, print_report
+from ltrscale.evaluation.report import Evaluation
+from ltrscale.storage import join
+from ltrscale.workflows.drift import DriftJob
+from ltrscale.workflows.origins import content_of
+from ltrscale.workflows.runs import recorded
+from ltrscale.workflows.stages import EvaluateJob
+
+
+class GateJob(Config):
+    """Compare a candidate with the bundle in production, and refuse it where a bound is broken."""
+
+    out: str
+    """Directory for everything; read `out/report.md` first."""
+    production: str
+    """Bundle in use."""
+    candidate: str
+    """Bundle that may replace it."""
+    splits: SplitsWithTest
+    """Both are compared on `test`, the newest periods, which neither may have learnt from; drift is from `train`, and
+    that of scores from `validation`."""
+    evaluate: EvaluateSettings = EvaluateSettings(baseline=None)
+    """Metrics and slices, as for jobs.evaluate; each period is always a slice. Bounds speak of NDCG at
+    `primary_cutoff`."""
+    bounds: Bounds = Bounds()
+    """What the candidate must keep to."""
+    drift: DriftSettings = DriftSettings()
+    """How drift is measured."""
+    ray: bool = False
+    """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the verdict is the same."""
+
+    @model_validator(mode="after")
+    def _names_no_baseline(self) -> "GateJob":
+        if self.evaluate.baseline is not None:
+            raise ValueError("evaluate.baseline: leave it out; the candidate is compared with production")
+        return self
+
+    @property
+    def evaluation(self) -> EvaluateConfig:
+        """The evaluation that the verdict rests on."""
+        slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": PRODUCTION, "slice_by": slice_by}
+        models = {PRODUCTION: (self.production,), CANDIDATE: (self.candidate,)}
+        return EvaluateConfig(**settings, models=models, splits=self.splits)
+
+
+@one_view()
+def run_gate(job: GateJob) -> None:
+    """Evaluate, measure drift and commit the verdict; skips what is up to date.
+
+    Raises:
+        Refused: a bound is broken; names each of them.
+        InputError: as `EvaluateJob` and `DriftJob`.
+    """
+    config = job.evaluation
+    places = {name: join(job.out, name) for name in ("evaluation", "drift")}
+    with recorded(job.out, job, "gate"):
+        EvaluateJob(out=places["evaluation"], evaluate=config, ray=job.ray).run(show=False)
+        DriftJob(out=places["drift"], evaluation=places["evaluation"], **job.drift.model_dump()).run(show=False)
+        verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds)
+        text = page(verdict, config, [join(place, REPORT) for place in places.values()])
+        inputs = {name: content_of(place) for name, place in places.items()}
+        commit_verdict(verdict, job.out, page=text, made_by=made_by("gate", job.bounds, inputs))
+    print_report(job.out, [table(verdict)])
+    if not verdict.passed:
+        raise Refused(verdict.reasons)

@@ -1,0 +1,283 @@
+"""Rules against slow loops, and the policies of other programs against the programs themselves."""
+
+import itertools
+import math
+import typing
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from reference import rules as reference
+
+from ltrscale.batch import to_offsets
+from ltrscale.ranking.choices import named
+from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
+from ltrscale.ranking.rules import Rules
+
+Lists = list[list[tuple[float, float]]]  # score and label of each document
+LEVELS = (-1.0, 0.0, 1.0, 1.0 + 1e-12, 3.0)  # two of them are one in float32
+K = 3
+
+
+def all_rules() -> list[Rules]:
+    fields = {name: typing.get_args(field.annotation) for name, field in Rules.model_fields.items()}
+    every = [dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())]
+    return [Rules(**values) for values in every if (values["ideal"], values["ties"]) != ("ranked", "expected")]
+
+
+EVERY = all_rules()
+documents = st.tuples(st.sampled_from(LEVELS), st.sampled_from([0.0, 0.0, 1.0, 2.0, 4.0]))
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.lists(documents, min_size=1, max_size=5), min_size=1, max_size=3),
+    st.sampled_from(EVERY),
+    st.sampled_from(KINDS),
+    st.integers(1, 6),
+    st.sampled_from([1.0, 2.0]),
+)
+def test_a_metric_under_any_rules_is_that_of_the_slow_loop(
+    lists: Lists, rules: Rules, kind: str, k: int, threshold: float
+) -> None:
+    if rules.ties == "block" and kind != "map":
+        rules = rules.replace(ties="worst")
+    metric = named(f"{kind}@{k}" if kind not in ("map", "mrr") else kind, threshold=threshold)
+    scores, labels, offsets = ragged(lists)
+    names = [f"d{(7 * n) % 11:02}" for n in range(len(scores))]
+    order = torch.tensor(np.argsort(np.argsort(names)))
+    found = under(rules, metric, scores, labels, offsets, order)
+    expected = [
+        reference.value(rules, kind, scores[a:b].tolist(), labels[a:b].tolist(), names[a:b], k=k, threshold=threshold)
+        for a, b in pairwise(offsets.tolist())
+    ]
+    assert found.tolist() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def ragged(lists: Lists) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    pairs = torch.tensor([d for one in lists for d in one], dtype=torch.float64).reshape(-1, 2)
+    scores_N, labels_N = pairs.T.contiguous()
+    return scores_N, labels_N, to_offsets(torch.tensor([len(one) for one in lists], dtype=torch.int64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_rules_give_the_metric_itself(kind: str) -> None:
+    metric = named(f"{kind}@{K}" if kind not in ("map", "mrr") else kind)
+    lists = ragged(LISTS)
+    assert under(Rules(), metric, *lists).tolist() == pytest.approx(metric.of(*lists).tolist(), nan_ok=True)
+
+
+def test_misuse_is_an_error() -> None:
+    one = torch.zeros(1), torch.ones(1), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"err@5: no program's rules are known; take one of ndcg, map"):
+        under(Rules(), named("err@5"), *one)
+    with pytest.raises(ValueError, match="needs the names of the items"):
+        under(Rules(ties="item"), named("mrr"), *one)
+    with pytest.raises(ValueError, match="scores contain NaN"):
+        under(Rules(ties="worst"), named("mrr"), one[0] * math.nan, *one[1:])
+    with pytest.raises(ValueError, match="ideal ranked needs an order"):
+        Rules(ideal="ranked")
+
+
+# The programs as oracles. Groups with ties of all kinds, none relevant, all relevant, one document.
+Oracle = Callable[[str, NDArray[np.float64], NDArray[np.float64], Sequence[int], list[str]], float]
+
+
+def made_lists(n: int, longest: int) -> Lists:
+    rng = np.random.default_rng(0)
+    lists = [
+        [(float(rng.choice(LEVELS)), float(rng.choice(5, p=[0.6, 0.2, 0.1, 0.05, 0.05]))) for _ in range(length)]
+        for length in rng.integers(1, longest + 1, n)
+    ]
+    return [*lists, [(1.0, 0.0)] * 4, [(2.0, 0.0), (1.0, 0.0)], [(1.0, 2.0)], [(1.0, 1.0)] * 6]
+
+
+LISTS = made_lists(40, longest=15)
+LONG_LISTS = made_lists(20, longest=60)
+
+
+def lightgbm(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
+) -> float:
+    import lightgbm as lgb
+
+    settings = {"objective": "lambdarank", "metric": spelled.partition("@")[0], "verbosity": -1, "num_threads": 1}
+    settings |= {"eval_at": [K if "ndcg" in spelled else max(sizes)], "min_data_in_bin": 1}
+    rows = np.arange(len(labels), dtype=float)[:, None]
+    data = lgb.Dataset(rows, label=labels, group=sizes, init_score=scores, params=settings)
+    ((_, _, value, *_),) = lgb.Booster(settings, data).eval_train()
+    return float(value)
+
+
+def xgboost(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
+) -> float:
+    import xgboost as xgb
+
+    labels = labels if "ndcg" in spelled else (labels >= 1).astype(float)  # it refuses other labels
+    data = xgb.DMatrix(np.zeros((len(labels), 1)), label=labels, base_margin=scores)
+    data.set_group(sizes)
+    spelled = spelled.replace("(longest list)", str(max(sizes)))
+    booster = xgb.Booster({"objective": "rank:pairwise", "eval_metric": spelled, "nthread": 1}, [data])
+    return float(booster.eval(data).rpartition(":")[2])
+
+
+def catboost(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
+) -> float:
+    utils = pytest.importorskip("catboost.utils")
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    (value,) = utils.eval_metric(labels, scores, spelled, group_id=groups, thread_count=1)
+    return float(value)
+
+
+def by_name(values: NDArray[np.float64], sizes: Sequence[int], names: list[str]) -> dict[str, dict[str, float]]:
+    bounds = pairwise([0, *np.cumsum(sizes)])
+    return {f"q{q:03}": dict(zip(names[a:b], values[a:b].tolist(), strict=True)) for q, (a, b) in enumerate(bounds)}
+
+
+def trec_eval(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], names: list[str]
+) -> float:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    judged = {q: {d: int(y) for d, y in of.items()} for q, of in by_name(labels, sizes, names).items()}
+    found = pytrec_eval.RelevanceEvaluator(judged, {spelled}).evaluate(by_name(scores, sizes, names))
+    return float(np.mean([value for of in found.values() for value in of.values()]))
+
+
+def scikit_learn(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
+) -> float:
+    from sklearn.metrics import average_precision_score, ndcg_score
+
+    values = []
+    for a, b in pairwise([0, *np.cumsum(sizes)]):
+        if spelled.startswith("ndcg"):
+            # it refuses a single document, whose order is perfect
+            alone = float(labels[a] > 0)
+            values.append(ndcg_score([labels[a:b]], [scores[a:b]], k=K) if b - a > 1 else alone)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of a list without a relevant document
+                values.append(average_precision_score(labels[a:b] >= 1, scores[a:b]))
+    return float(np.mean(values))
+
+
+def ranx(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], names: list[str]
+) -> float:
+    library = pytest.importorskip("ranx")
+    judged = {q: {d: int(y) for d, y in of.items()} for q, of in by_name(labels, sizes, names).items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its compiler
+        qrels, run = library.Qrels(judged), library.Run(by_name(scores, sizes, names))
+        return float(library.evaluate(qrels, run, spelled, threads=1, save_results_in_run=False))
+
+
+def allrank(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
+) -> float:
+    library = pytest.importorskip("allrank.models.metrics", reason="allRank needs versions of torch that are long gone")
+    padded = torch.full((2, len(sizes), max(sizes)), -1.0)
+    for q, (a, b) in enumerate(pairwise([0, *np.cumsum(sizes)])):
+        padded[:, q, : b - a] = torch.tensor(np.stack([scores[a:b], labels[a:b]])).float()
+    at = [K] if spelled.startswith("ndcg") else None
+    return float((library.ndcg if at else library.mrr)(*padded, ats=at).mean())
+
+
+def letor(
+    spelled: str, scores: NDArray[np.float64], labels: NDArray[np.float64], sizes: Sequence[int], _: object
+) -> float:
+    from reference import letor as script
+
+    lists = [(scores[a:b].tolist(), labels[a:b].tolist()) for a, b in pairwise([0, *np.cumsum(sizes)])]
+    match spelled.partition("@")[0]:
+        case "NDCG":
+            return float(np.mean([script.ndcg(*one, K) for one in lists]))
+        case "P":
+            return float(np.mean([script.precision(*one, K) for one in lists]))
+    return float(np.mean([script.average_precision(*one) for one in lists]))
+
+
+ORACLES: dict[str, Oracle] = {
+    "LightGBM": lightgbm,
+    "XGBoost": xgboost,
+    "CatBoost": catboost,
+    "trec_eval": trec_eval,
+    "scikit-learn": scikit_learn,
+    "ranx": ranx,
+    "LETOR 4.0": letor,
+    "allRank": allrank,
+}
+
+
+def test_every_program_has_an_oracle() -> None:
+    assert set(ORACLES) == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.program}-{policy.spelled}")
+def test_a_policy_gives_the_figure_of_its_program(policy: Policy) -> None:
+    rng = np.random.default_rng(1)
+    # ranx sorts longer lists in an order of ties that nobody can name
+    scores, labels, offsets = ragged(LISTS + (LONG_LISTS if policy.program != "ranx" else []))
+    names = [f"d{n:04}" for n in rng.permutation(len(scores))]
+    order = torch.tensor(np.argsort(np.argsort(names)))
+    metric = named(f"{policy.kind}@{K}" if policy.kind not in ("map", "mrr") else policy.kind)
+    ours = under(policy.rules, metric, scores, labels, offsets, order)
+    spelled = policy.spelled.format(k=K)
+    theirs = ORACLES[policy.program](spelled, scores.numpy(), labels.numpy(), offsets.diff().tolist(), names)
+    assert ours.mean().item() == pytest.approx(theirs, abs=1e-6)
+    assert abs(metric.of(scores, labels, offsets).nanmean().item() - theirs) > 1e-4  # so the rules matter
+
+
+def test_xgboost_stops_at_rank_32_without_a_cutoff() -> None:
+    scores, labels, offsets = ragged(LONG_LISTS)
+    plain, cut, whole = (
+        xgboost(spelled, scores.numpy(), labels.numpy(), offsets.diff().tolist(), None)
+        for spelled in ("map", "map@32", "map@60")
+    )
+    assert plain == cut != whole
+
+
+# One list for each value of each rule, which shows that the value differs from ours.
+CASES: dict[tuple[str, str], tuple[str, Lists, dict[str, str]]] = {
+    ("scores", "float32"): ("mrr", [[(1.0, 2.0), (1.0 + 1e-12, 0.0)]], {"ties": "input"}),
+    ("ties", "input"): ("mrr", [[(1.0, 2.0), (1.0, 0.0)]], {}),
+    ("ties", "item"): ("mrr", [[(1.0, 2.0), (1.0, 0.0)]], {}),
+    ("ties", "worst"): ("mrr", [[(1.0, 2.0), (1.0, 0.0)]], {}),
+    ("ties", "block"): ("map", [[(1.0, 2.0), (1.0, 0.0)]], {}),
+    ("relevant", "from_1"): ("mrr", [[(2.0, 1.0), (1.0, 2.0)]], {}),
+    ("relevant", "best"): ("mrr", [[(2.0, 2.0), (1.0, 4.0)]], {}),
+    ("gain", "linear"): ("ndcg@3", [[(2.0, 1.0), (1.0, 2.0)]], {}),
+    ("discount", "letor"): ("ndcg@3", [[(2.0, 0.0), (1.0, 2.0)]], {}),
+    ("ideal", "ranked"): ("ndcg@1", [[(2.0, 1.0), (1.0, 2.0)]], {"ties": "input"}),
+    ("ideal", "uncut"): ("ndcg@1", [[(2.0, 1.0), (1.0, 1.0)]], {}),
+    ("short", "padded"): ("precision@3", [[(1.0, 2.0)]], {}),
+    ("short", "zero"): ("ndcg@3", [[(1.0, 2.0)]], {}),
+    ("undefined", "zero"): ("ndcg@3", [[(1.0, 2.0)], [(1.0, 0.0)]], {}),
+    ("undefined", "one"): ("ndcg@3", [[(1.0, 0.0), (0.5, 2.0)], [(1.0, 0.0)]], {}),
+}
+
+
+def test_every_rule_has_a_case() -> None:
+    values = {(name, v) for name, field in Rules.model_fields.items() for v in typing.get_args(field.annotation)[1:]}
+    assert set(CASES) == values
+
+
+@pytest.mark.parametrize("rule", CASES, ids="-".join)
+def test_a_case_fails_when_its_rule_is_switched_off(rule: tuple[str, str]) -> None:
+    name, lists, also = CASES[rule]
+    scores, labels, offsets = ragged(lists)
+    metric = named(name, threshold=2)
+    order = torch.arange(len(scores))
+    on, off = (
+        under(rules, metric, scores, labels, offsets, order).nanmean().item()
+        for rules in (Rules(**{**also, rule[0]: rule[1]}), Rules(**also))  # type: ignore[arg-type]
+    )
+    assert abs(on - off) > 0.05
