@@ -21,7 +21,7 @@ from ltrscale.data.dataset.split import with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.drift import MUCH, SOME, Drift, PeriodDrift
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import Findings, against, against_header, bullets, markdown, number, save_picture
+from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number, save_picture
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.summarise import Scope
@@ -169,10 +169,11 @@ def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -
 
 def tables(found: Decay) -> list[str]:
     """The table of metrics by period, and that of drift."""
-    return [_metrics(found), _drifts(found)]
+    return [markdown(*metric_rows(found)), markdown(*drift_rows(found))]
 
 
-def _metrics(found: Decay) -> str:
+def metric_rows(found: Decay) -> Cells:
+    """The primary metric of each method and period."""
     rows = []
     for method, curve in found.curves.items():
         for point in curve.points:
@@ -183,10 +184,11 @@ def _metrics(found: Decay) -> str:
     header = ["method", "period", "since training", "groups", metric_label(found.primary), "95% interval"]
     if found.baseline is not None:
         header += against_header(found.primary, found.baseline)
-    return markdown(header, rows)
+    return header, rows
 
 
-def _drifts(found: Decay) -> str:
+def drift_rows(found: Decay) -> Cells:
+    """The drift of each period, after what training has."""
     methods = list(found.drift.train.spreads)
     header = [
         "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g}",
@@ -194,7 +196,7 @@ def _drifts(found: Decay) -> str:
         *(f"PSI of scores: {method}" for method in methods),
     ]  # fmt: skip
     every = {"training": found.drift.train, **found.drift.periods}
-    return markdown(header, [_drift_row(name, period, methods) for name, period in every.items()])
+    return header, [_drift_row(name, period, methods) for name, period in every.items()]
 
 
 def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[str]:
@@ -221,11 +223,11 @@ def page(found: Decay, *, picture: str, evaluation: str) -> str:
     parts = [
         f"# {label} and drift by period",
         f"{label} and its intervals are those of {code(evaluation)}. The last periods of training: {ends}.",
-        _metrics(found),
+        markdown(*metric_rows(found)),
         f"![{label} by periods since training]({picture})",
         "## Drift",
         bullets(_how_to_read()),
-        _drifts(found),
+        markdown(*drift_rows(found)),
         "## Features",
         _features(found),
         "## Did drift foretell the loss?",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # importing matplotlib takes half a second, which only jobs t
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Cells = tuple[list[str], list[list[str]]]
+"""Header and rows of a table."""
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 

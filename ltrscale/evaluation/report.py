@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
+    Cells,
     Findings,
     Scopes,
     against,
@@ -124,7 +125,12 @@ def print_table(url: str) -> None:
 
 
 def table(evaluation: Evaluation) -> str:
-    """One row per method, as a Markdown table with aligned columns, so that it reads well in a terminal too.
+    """The leaderboard as a Markdown table with aligned columns, so that it reads well in a terminal too."""
+    return markdown(*leaderboard(evaluation))
+
+
+def leaderboard(evaluation: Evaluation) -> Cells:
+    """One row per method.
 
     The columns are NDCG at each cut-off, with the standard error if there are several trials; the primary NDCG on
     outlier groups; the paired difference from the baseline with its interval and adjusted p value; and the numbers of
@@ -147,7 +153,7 @@ def table(evaluation: Evaluation) -> str:
         if evaluation.baseline is not None:
             row += against(method.slices[ALL].comparisons.get(primary))
         rows.append([*row, f"{summaries[primary].groups:,}", f"{summaries[primary].undefined:,}"])
-    return markdown([*header, "groups", "undefined"], rows)
+    return [*header, "groups", "undefined"], rows
 
 
 def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
@@ -166,8 +172,8 @@ def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
     if rows := _calibrations(evaluation):
         header = ["method", "clicked", "predicted", "log loss", "calibration error"]
         parts += ["## Calibration", _CALIBRATION, markdown(header, rows)]
-    if others := [name for name in evaluation.test.slices if name not in (ALL, OUTLIERS)]:
-        parts += ["## Slices", _slices(evaluation, others)]
+    if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
+        parts += ["## Slices", _slices(evaluation)]
     parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods, out)]
     return "\n\n".join(parts) + "\n"
 
@@ -286,10 +292,10 @@ def _scopes(evaluation: Evaluation) -> Scopes:
     return scopes
 
 
-def _slices(evaluation: Evaluation, names: Sequence[str]) -> str:
+def slice_rows(evaluation: Evaluation) -> Cells:
     """The primary metric of each slice and method; `metrics.json` has all metrics."""
     primary, rows = evaluation.primary, []
-    for name in (ALL, OUTLIERS, *names):
+    for name in evaluation.test.slices:
         for method in evaluation.methods:
             scope = method.slices[name]
             s = scope.summaries[primary]
@@ -299,12 +305,17 @@ def _slices(evaluation: Evaluation, names: Sequence[str]) -> str:
     header = ["slice", "groups", "defined", "method", metric_label(primary), "95% interval"]
     if evaluation.baseline is not None:
         header += against_header(primary, evaluation.baseline)
+    return header, rows
+
+
+def _slices(evaluation: Evaluation) -> str:
+    """The table of slices, with their conditions."""
     stated = [f"{escape(name)}: {code(condition)}" for name, condition in evaluation.conditions.items()]
     text = (
         "A group may be in several slices. p is adjusted by Holm for the number of methods over all groups, and "
         "elsewhere for the methods and slices together."
     )
-    return "\n\n".join([text, *([bullets(stated)] if stated else []), markdown(header, rows)])
+    return "\n\n".join([text, *([bullets(stated)] if stated else []), markdown(*slice_rows(evaluation))])
 
 
 def _outliers(detector: OutlierDetector) -> str:

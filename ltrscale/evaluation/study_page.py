@@ -16,6 +16,7 @@ from ltrscale import storage
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.curves import Crossover, Estimate
 from ltrscale.evaluation.pages import (
+    Cells,
     bullets,
     definitions,
     markdown,
@@ -30,6 +31,9 @@ from ltrscale.evaluation.study import Family, Point, ScopeName, Study, Versus
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
 
+CurveRow = dict[str, float | str | None]
+"""A row of `charts.lines`."""
+_BESIDE = 1.035
 CURVES, DIFFERENCES = "curves.png", "differences.png"
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
 _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
@@ -305,22 +309,25 @@ def _percent(study: Study, baseline: str) -> list[str]:
     return parts
 
 
-def _time(study: Study) -> str:
+def cost_rows(study: Study) -> Cells:
     """Minutes and documents per second of each method."""
     header = ["method", "pretraining, min", "documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
     for name, cost in study.costs.items():
         trained = [_minutes(cost.minutes.get(n)) for n in study.labelled]
         pretrained = [_minutes(cost.pretraining_minutes), _rate(cost.pretraining_documents_per_s)]
-        rows.append(
-            [escape(name), *pretrained, *trained, _rate(cost.documents_per_s), _rate(cost.scored_documents_per_s)]
-        )
+        rows.append([name, *pretrained, *trained, _rate(cost.documents_per_s), _rate(cost.scored_documents_per_s)])
+    return [*header, "documents/s", "scored/s"], rows
+
+
+def _time(study: Study) -> str:
+    """The table of costs."""
     text = (
         "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
         "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
         "training, and of scoring the test groups, on the CPUs of one model."
     )
-    return f"{markdown([*header, 'documents/s', 'scored/s'], rows)}\n\n{text}"
+    return f"{markdown(*cost_rows(study))}\n\n{text}"
 
 
 def _minutes(value: float | None) -> str:
@@ -345,6 +352,30 @@ def _how_to_read(study: Study) -> str:
         *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant),
     ]
     return bullets(lines)
+
+
+def curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[list[CurveRow], list[CurveRow]]:
+    """The rows of a chart of all methods, or of their differences from one, and the rows of its crossovers."""
+    if against is None:
+        found = {
+            name: {
+                n: e for n in study.labelled if (e := _estimate(study.find(name, n), groups, study.primary)) is not None
+            }
+            for name in study.methods
+        }
+        versus: dict[str, Versus] = {}
+    else:
+        versus = study.against(against, groups)
+        found = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
+    middle = (len(study.methods) - 1) / 2
+    # dots are moved a little sideways so that methods do not hide each other
+    rows: list[CurveRow] = [
+        {"x": study.labelled[n] * _BESIDE ** (i - middle), "y": e.mean, "low": e.low, "high": e.high, "series": name}
+        for i, (name, estimates) in enumerate(found.items())
+        for n, e in estimates.items()
+    ]
+    marks: list[CurveRow] = [{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers]
+    return rows, marks
 
 
 def plot_curves(study: Study, path: Path) -> None:
