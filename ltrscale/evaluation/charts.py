@@ -8,9 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-from ltrscale.evaluation.summarise import Summary
+from typing import Any, Final, Protocol
 
 Spec = dict[str, Any]
 """A Vega-Lite specification."""
@@ -23,12 +21,33 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _WIDTH = 640
 """Pixels of a chart in a picture; in a page it takes the width of its container."""
+_NARROW = 420
+"""Pixels of one of several charts in a picture."""
 _LIMIT = 150
 """Pixels of a label; a longer one is cut, and its tooltip is whole."""
 _COLOURS = 10
 """Series of one chart; for more the scheme of twice as many colours is taken."""
 _LABELS = ["#b9b9b9", "#4c9be8", "#2fae66", "#f2a33a", "#e0455a"]
 """Colours of labels from 0 up, readable on white and on black."""
+
+
+class Estimated(Protocol):
+    """A mean and its interval."""
+
+    @property
+    def mean(self) -> float | None:
+        """The estimate."""
+        ...
+
+    @property
+    def low(self) -> float | None:
+        """Lower end."""
+        ...
+
+    @property
+    def high(self) -> float | None:
+        """Upper end."""
+        ...
 
 
 def theme(*, dark: bool) -> Spec:
@@ -97,12 +116,14 @@ def _series(rows: Rows, order: Sequence[str] = ()) -> Spec:
     return _of("series", "nominal", scale={"domain": domain, "scheme": colours}, legend=legend)
 
 
-def interval_row(name: str, summary: Summary, **more: Any) -> dict[str, Any]:
+def interval_row(name: str, summary: Estimated, **more: Any) -> dict[str, Any]:
     """A row of `intervals`: a mean and its interval, null where they are undefined."""
     return {"name": name, "mean": summary.mean, "low": summary.low, "high": summary.high, **more}
 
 
-def intervals(rows: Rows, *, title: str, at: float | None = None, order: Sequence[str] = ()) -> Spec:
+def intervals(
+    rows: Rows, *, title: str, at: float | None = None, order: Sequence[str] = (), log: bool = False, unit: str = ""
+) -> Spec:
     """Dots with bars, one row for each name.
 
     Args:
@@ -111,21 +132,25 @@ def intervals(rows: Rows, *, title: str, at: float | None = None, order: Sequenc
         title: of the values.
         at: a value to mark with a line.
         order: all series of the page, for their colours.
+        log: whether values are on a logarithmic scale.
+        unit: format of the values; by default plain numbers.
     """
     y: Spec = {"y": _of("name", "nominal", sort=_in_order(rows, "name"))}
-    several = len(_in_order(rows, "series"))
+    several = len(_in_order(rows, "series")) if len(rows) > len(_in_order(rows, "name")) else 1
     if len(rows) > len(_in_order(rows, "name")):
         y["yOffset"] = _of("series", "nominal", sort=_in_order(rows, "series"))
     opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
     tips = [_of("name", "nominal", "name"), _of("series", "nominal", "of")]
     tips += [_of(field, "quantitative", field, format=".4f") for field in ("mean", "low", "high")]
     shared = {**y, "color": _series(rows, order), "opacity": opacity, "tooltip": tips}
+    scale = {"type": "log", "padding": 10} if log else {"zero": False}
+    along = _of("mean", "quantitative", title, scale=scale, axis={"format": unit} if unit else {})
     layers = [
         {
             "mark": {"type": "rule", "strokeWidth": 2},
-            "encoding": {**shared, "x": _number("low", title), "x2": {"field": "high"}},
+            "encoding": {**shared, "x": {**along, "field": "low"}, "x2": {"field": "high"}},
         },
-        {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {**shared, "x": _number("mean", title)}},
+        {"mark": {"type": "point", "filled": True, "size": 60}, "encoding": {**shared, "x": along}},
     ]
     if at is not None:
         layers.insert(0, {"mark": {"type": "rule", "strokeDash": [4, 3]}, "encoding": {"x": {"datum": at}}})
@@ -183,18 +208,26 @@ def lines(
     return _chart(rows, height=260, layer=layers)
 
 
-def bars(rows: Rows, *, title: str, order: Sequence[str] = ()) -> Spec:
-    """A bar of a share for each name, side by side for several series; rows have `name`, `value` and `series`."""
+def bars(rows: Rows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
+    """A bar for each name, side by side for several series of a name; rows have `name`, `value` and `series`.
+
+    Args:
+        rows: the data.
+        title: of the values.
+        order: all series of the page, for their colours.
+        unit: format of the values; by default shares in percent.
+    """
     names, series = _in_order(rows, "name"), _in_order(rows, "series")
     encoding: Spec = {
         "y": _of("name", "nominal", sort=names),
-        "x": _of("value", "quantitative", title, axis={"format": "%"}),
+        "x": _of("value", "quantitative", title, axis={"format": unit} if unit else {}),
         "color": _series(rows, order),
         "tooltip": [_of("name", "nominal", "name"), _of("value", "quantitative", "value", format=".4f")],
     }
-    if len(series) > 1:
+    beside = len(series) if len(rows) > len(names) else 1
+    if beside > 1:
         encoding["yOffset"] = _of("series", "nominal", sort=series)
-    return _chart(rows, height=max(18, 9 * len(series)) * len(names), mark="bar", encoding=encoding)
+    return _chart(rows, height=max(18, 9 * beside) * len(names), mark="bar", encoding=encoding)
 
 
 def histogram(
@@ -254,7 +287,8 @@ def heatmap(rows: Rows, *, title: str) -> Spec:
         "x": _of("one", "nominal", sort=names, axis={"labelAngle": -30}),
         "y": _of("other", "nominal", sort=names),
     }
-    shades = _of("value", "quantitative", title, legend=None, scale={"scheme": "blues", "domain": [-0.3, 1.3]})
+    pale = {"range": ["#f4f7fb", "#79b4ec"], "domain": [0, 1], "clamp": True}
+    shades = _of("value", "quantitative", title, legend=None, scale=pale)
     layers = [
         {"mark": {"type": "rect"}, "encoding": {**cell, "color": shades}},
         {
@@ -265,11 +299,52 @@ def heatmap(rows: Rows, *, title: str) -> Spec:
     return _chart(rows, height=30 * len(names), title=title, layer=layers)
 
 
-def png(spec: Spec, *, width: int = _WIDTH) -> bytes:
+def parallel(rows: Rows, ends: Rows, *, title: str) -> Spec:
+    """A line over parallel axes for each of some settings, coloured by its value.
+
+    Args:
+        rows: `line`, the number of a line, `axis`, `place` on it from 0 to 1, `shown`, its text, and `value`.
+        ends: `axis`, `place` and `shown` of what is written beside the axes.
+        title: of the values.
+    """
+    across = {"x": _of("axis", "nominal", sort=_in_order(rows, "axis"), axis={"labelAngle": -20})}
+    up: Spec = {"y": _of("place", "quantitative", axis=None, scale={"domain": [0, 1]})}
+    colour = _of("value", "quantitative", title, scale={"scheme": "viridis"})
+    tips = [_of(name, "nominal", name) for name in ("line", "axis", "shown")]
+    drawn = {**across, **up, "color": colour, "detail": {"field": "line"}, "tooltip": tips}
+    text = {"type": "text", "align": "left", "dx": 4, "fontSize": 10}
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "opacity": 0.6}, "encoding": drawn},
+        {"data": {"values": list(ends)}, "mark": text, "encoding": {**across, **up, "text": _of("shown", "nominal")}},
+    ]
+    return _chart(rows, height=260, layer=layers)
+
+
+def titled(spec: Spec, title: str) -> Spec:
+    """The chart under a title."""
+    return {**spec, "title": title}
+
+
+def beside(*specs: Spec) -> Spec:
+    """Charts side by side in one picture."""
+    return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
+
+
+def above(*specs: Spec) -> Spec:
+    """Charts one above the other in one picture."""
+    return {"$schema": _SCHEMA, "vconcat": [_part(spec) for spec in specs]}
+
+
+def _part(spec: Spec) -> Spec:
+    """A chart for a picture of several, which have no container."""
+    return {key: value for key, value in spec.items() if key not in ("$schema", "autosize")} | {"width": _NARROW}
+
+
+def png(spec: Spec) -> bytes:
     """The picture of a chart on white."""
     import vl_convert  # it takes half a second, which only jobs that draw should spend
 
-    fixed = {**spec, "width": width} if spec.get("width") == "container" else spec
+    fixed = {**spec, "width": _WIDTH} if spec.get("width") == "container" else spec
     config = {**theme(dark=False), "background": "white", "font": "DejaVu Sans, sans-serif"}
     picture: bytes = vl_convert.vegalite_to_png(fixed, vl_version=VERSION, scale=1.5, config=config)
     return picture

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
     Cells,
@@ -19,15 +20,12 @@ from ltrscale.evaluation.pages import (
     all_summaries,
     bullets,
     definitions,
-    draw_interval,
     has_letor,
     intervals,
     markdown,
     number,
     policies,
     print_report,
-    rows_of_methods,
-    save_picture,
     verdicts,
     with_error,
 )
@@ -195,25 +193,27 @@ def _calibrations(evaluation: Evaluation) -> list[list[str]]:
     return rows
 
 
-def plot(evaluation: Evaluation, path: Path) -> None:
-    """Draw the primary metric of each method with its 95% interval as PNG; on outlier groups too, if there are any."""
-    methods = evaluation.methods
-    label = metric_label(evaluation.primary)
-    shown = [(label, [method.slices[ALL] for method in methods])]
+def chart(evaluation: Evaluation) -> charts.Spec:
+    """The primary metric of each method with its 95% interval; on outlier groups too, if there are any."""
+    methods, label = evaluation.methods, metric_label(evaluation.primary)
+    shown = {label: ALL}
     if methods[0].slices[OUTLIERS].summaries[evaluation.primary].groups:
-        shown.append((f"Outlier-{label}", [method.slices[OUTLIERS] for method in methods]))
-    names = [method.name for method in methods]
-    figure, panels = rows_of_methods(names, panels=len(shown), width=4.5 * len(shown))
-    for axes, (title, scopes) in zip(panels, shown, strict=True):
-        summaries = [scope.summaries[evaluation.primary] for scope in scopes]
-        axes.set_title(f"{title}, {summaries[0].groups:,} groups", fontsize=10)
-        for row, (name, summary) in enumerate(zip(names, summaries, strict=True)):
-            is_baseline = name == evaluation.baseline
-            draw_interval(axes, row, summary, "tab:gray" if is_baseline else "tab:blue")
-            if is_baseline and summary.mean is not None:
-                axes.axvline(summary.mean, color="tab:gray", linestyle=":", linewidth=1, zorder=0)
-    figure.supxlabel("mean and its 95% interval", fontsize=9)
-    save_picture(figure, path)
+        shown[f"Outlier-{label}"] = OUTLIERS
+    parts = []
+    for title, name in shown.items():
+        groups = methods[0].slices[name].summaries[evaluation.primary].groups
+        parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
+    return charts.beside(*parts)
+
+
+def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
+    """The primary metric of each method with its 95% interval on a slice, and a line at the baseline."""
+    rows = []
+    for method in evaluation.methods:
+        kind = "baseline" if method.name == evaluation.baseline else "method"
+        rows.append(charts.interval_row(method.name, method.slices[slice_].summaries[evaluation.primary], series=kind))
+    base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
+    return charts.intervals(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
 def _data(evaluation: Evaluation) -> str:

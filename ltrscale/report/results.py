@@ -4,38 +4,32 @@ from collections.abc import Iterator
 
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.decay import Decay, drift_rows, metric_rows
+from ltrscale.evaluation.decay import Decay, decay_chart, drift_chart, drift_rows, metric_rows
 from ltrscale.evaluation.drift import MUCH, SOME
 from ltrscale.evaluation.gate import Verdict
 from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
-from ltrscale.evaluation.report import leaderboard, slice_rows
+from ltrscale.evaluation.report import leaderboard, leaders_chart, slice_rows
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.study import Study
-from ltrscale.evaluation.study_page import advice, cost_rows, curve_rows
+from ltrscale.evaluation.study_page import advice, cost_rows, curves_chart, differences_chart
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
 from ltrscale.report.sources import SUMMARY, Sources
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, ended
+from ltrscale.tuning.results import history_chart
 from ltrscale.tuning.space import label
 
 _FEW = 100
 """Groups, fewer of which make a slice fade."""
 _TRIALS_SHOWN = 10
-_BESIDE = 0.03
-"""Of a period: methods move a little sideways, so that their intervals do not hide each other."""
 
 
 def leaders(sources: Sources) -> Iterator[Block]:
     """The methods by the primary metric."""
     evaluation, primary = sources.evaluation, sources.primary
-    rows = []
-    for method in evaluation.methods:
-        kind = "baseline" if method.name == evaluation.baseline else "method"
-        rows.append(charts.interval_row(method.name, method.slices[ALL].summaries[primary], series=kind))
-    base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
     said = f"{metric_label(primary)}: means over {evaluation.test.groups:,} test groups and their 95% intervals"
-    yield Chart(charts.intervals(rows, title=metric_label(primary), at=base), said)
+    yield Chart(leaders_chart(evaluation, ALL), said)
     yield Table(*leaderboard(evaluation))
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
     lines = verdicts(compared, primary)
@@ -99,20 +93,10 @@ def weeks(sources: Sources) -> Iterator[Block]:
 
 
 def _decay(found: Decay) -> Iterator[Block]:
-    what, metrics, drifts = metric_label(found.primary), [], []
-    for i, (method, curve) in enumerate(found.curves.items()):
-        for point in curve.points:
-            s, beside = point.scope.summaries[found.primary], _BESIDE * (i - (len(found.curves) - 1) / 2)
-            row = {"x": point.since + beside, "series": method}
-            metrics.append({**row, "y": s.mean, "low": s.low, "high": s.high})
-            drifts.append({**row, "y": found.drift.periods[point.period].median_psi})
-    across = "periods since the end of training"
-    ticks = sorted({point.since for curve in found.curves.values() for point in curve.points})
-    names = list(found.curves)
-    spec = charts.lines(metrics, x=across, y=what, ticks=ticks, order=names)
-    yield Chart(spec, f"{what} by {across}, with 95% intervals; dots side by side belong to one period")
+    said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
+    yield Chart(decay_chart(found), f"{said}; dots side by side belong to one period")
     yield Chart(
-        charts.lines(drifts, x=across, y="median PSI", ticks=ticks, zero=True, order=names),
+        drift_chart(found),
         f"Drift: the median population stability index of the features; below {SOME:g} is usually read as none, above "
         f"{MUCH:g} as much",
     )
@@ -141,23 +125,17 @@ def study(sources: Sources) -> Iterator[Block]:
         family = found.methods[found.baseline].family
         others = [name for name, about in found.methods.items() if about.family != family]
         yield Text(advice(found, found.baseline, others))
-    rows, _ = curve_rows(found, "all", None)
-    across, ticks, names = "labelled groups", list(found.labelled.values()), list(found.methods)
-    spec = charts.lines(rows, x=across, y=what, log=True, ticks=ticks, order=names)
-    yield Chart(spec, f"{what} by the number of {across}; dots side by side belong to one number")
+    yield Chart(curves_chart(found), f"{what} by the number of labelled groups; dots side by side belong to one number")
     against = found.baseline or found.control
     if against is not None:
-        rows, marks = curve_rows(found, "all", against)
-        spec = charts.lines(
-            rows, x=across, y=f"{what} - {against}", log=True, ticks=ticks, marks=marks, level=0.0, order=names
-        )
-        yield Chart(spec, f"Differences from {against}; a cross marks where a method falls behind or overtakes it")
+        said = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
+        yield Chart(differences_chart(found, against), said)
     means = [
         [name, *(number(p.estimates["all"][found.primary].mean) if p else "-" for p in points)]
         for name in found.methods
         if any(points := [found.find(name, n) for n in found.labelled])
     ]
-    yield Table(["method", *found.labelled], means, caption=f"{what} by the number of {across}")
+    yield Table(["method", *found.labelled], means, caption=f"{what} by the number of labelled groups")
 
 
 def _study(sources: Sources) -> Study:
@@ -188,12 +166,8 @@ def search(sources: Sources) -> Iterator[Block]:
     valued = [(trial, result.value) for trial, result in trials if result.value is not None]
     if not valued:
         raise InputError(f"{url}: no trial has a value yet; let jobs.tune run on")
-    rows, highest = [], -float("inf")
-    for trial, value in valued:
-        highest = max(highest, value)
-        rows.append({"x": trial.number, "y": value, "series": "trial"})
-        rows.append({"x": trial.number, "y": highest, "series": "best so far"})
-    yield Chart(charts.lines(rows, x="trial", y="validation metric"), "The search, trial by trial")
+    spec = history_chart([trial for trial, _ in valued], "validation metric")
+    yield Chart(spec, "The search, trial by trial")
     ranked = sorted(valued, key=lambda pair: -pair[1])[:_TRIALS_SHOWN]
     keys = list(dict.fromkeys(key for trial, _ in ranked for key in trial.begun.params))
     cells = [
