@@ -307,7 +307,7 @@ def parallel(rows: Rows, ends: Rows, *, title: str) -> Spec:
         ends: `axis`, `place` and `shown` of what is written beside the axes.
         title: of the values.
     """
-    across = {"x": _of("axis", "nominal", sort=_in_order(rows, "axis"), axis={"labelAngle": -20})}
+    across = {"x": _of("axis", "nominal", sort=_in_order(rows, "axis"), axis={"labelAngle": -20, "grid": True})}
     up: Spec = {"y": _of("place", "quantitative", axis=None, scale={"domain": [0, 1]})}
     colour = _of("value", "quantitative", title, scale={"scheme": "viridis"})
     tips = [_of(name, "nominal", name) for name in ("line", "axis", "shown")]

@@ -4,7 +4,7 @@ Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,7 +100,7 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
         for batch in file.iter_batches(columns=["method", "trial", sources.primary]):
             first = batch.column("trial").to_numpy() == 0
             for name in methods:
-                mine = first & batch.column("method").to_numpy(zero_copy_only=False).__eq__(name)
+                mine = first & (np.asarray(batch.column("method")) == name)
                 parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[mine])
     return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
 
@@ -122,7 +122,7 @@ def embeddings(sources: Sources) -> Iterator[Block]:
     shown = []
     for title, bundle in found.items():
         try:
-            embedded_ND = torch.cat([embed(bundle, groups, sources.test) for groups in batches])
+            embedded_ND = torch.cat(list(map(embedder(bundle, sources.test), batches)))
             shown.append(_scatter(title, project(embedded_ND.numpy(), sources.config.seed), labels_N))
         except InputError as error:
             yield LeftOut(f"{title}: {error}")
@@ -162,24 +162,28 @@ def sampled(sources: Sources) -> Selection:
     return chosen(sources.test, order[: max(1, round(sources.config.documents / mean))])
 
 
-def embed(bundle: Bundle, groups: QueryGroups, test: Selection) -> Tensor:
-    """Embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer.
+def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]:
+    """The function from a batch to embeddings [N, D]: of a pretrained encoder, or of a ranker before its last layer.
 
     Raises:
         InputError: the bundle holds trees or several rankers, or was made for other features.
     """
     columns = places(bundle.features, test.features, whose=bundle.url)
-    if columns is not None:
-        groups = replace(groups, features_NF=groups.features_NF[:, columns])
     bundle.network()
-    with torch.no_grad():
-        if bundle.kind == "pretrained":
-            x_NF = bundle.transform()(groups.features_NF, groups.offsets_Q1)
-            encoded_ND: Tensor = bundle.encoder().eval()(x_NF)
-            return encoded_ND
-        ranker = bundle.ranker()
-        assert isinstance(ranker, Ranker)  # a single network, which was checked
-        return ranker.penultimate(groups)
+    ranker = None if bundle.kind == "pretrained" else bundle.ranker()
+    transform, encoder = (bundle.transform(), bundle.encoder().eval()) if ranker is None else (None, None)
+
+    def embed(groups: QueryGroups) -> Tensor:
+        if columns is not None:
+            groups = replace(groups, features_NF=groups.features_NF[:, columns])
+        with torch.no_grad():
+            if transform is not None and encoder is not None:
+                encoded_ND: Tensor = encoder(transform(groups.features_NF, groups.offsets_Q1))
+                return encoded_ND
+            assert isinstance(ranker, Ranker)  # a single network, as was checked
+            return ranker.penultimate(groups)
+
+    return embed
 
 
 def project(embedded_ND: NDArray[np.float32], seed: int) -> NDArray[np.float32]:

@@ -22,6 +22,7 @@ TABLE, REPORT = "trials.csv", "report.md"
 PICTURES = ("history.png", "parallel.png", "importances.png")
 _LONGEST_LABEL = 24
 _FEWEST_FOR_IMPORTANCES = 4
+_TICKS = 20
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ def history_chart(trials: Sequence[TrialRecord], metric: str) -> charts.Spec:
     rows: list[dict[str, float | str]] = [{"x": t.number, "y": _value(t), "series": "trial"} for t in trials]
     highest = itertools.accumulate(map(_value, trials), max)
     rows += [{"x": t.number, "y": y, "series": "best so far"} for t, y in zip(trials, highest, strict=True)]
-    return charts.lines(rows, x="trial", y=metric)
+    ticks = [trial.number for trial in trials] if len(trials) <= _TICKS else []
+    return charts.lines(rows, x="trial", y=metric, ticks=ticks)
 
 
 def _parallel(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:

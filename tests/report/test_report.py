@@ -22,6 +22,7 @@ from headless import opened
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.gate import Check, Verdict, commit_verdict
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
@@ -30,6 +31,7 @@ from ltrscale.report.document import Charts, Document, LeftOut, Table
 from ltrscale.report.make import make_document
 from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
 from ltrscale.workflows.stage import Stage
@@ -300,6 +302,26 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
         highest = max(float(row[0]) for row in table.rows)
         assert [shade > 0 for shade in table.shades] == [float(row[0]) > 0 for row in table.rows]
         assert highest > 0
+
+
+def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> None:
+    """The verdict with every bound, and the trials, the best first, of a search with a failed one."""
+    reason = f"all groups: {MARKUP}"
+    check = Check(bound="margin", where="all", holds=False, reason=reason)
+    verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
+    commit_verdict(verdict, str(tmp_path / "gate"), page="", made_by={})
+    history = History(str(tmp_path / "search"))
+    history.open({})
+    for number_, value in enumerate((0.3, None, 0.5)):
+        history.begin(Begun(number=number_, params={} if number_ == 0 else {MARKUP: 0.125}))
+        state = "complete" if value else "failed"
+        history.end(number_, Result(state=state, value=value))
+    found = document(places, gate=str(tmp_path / "gate"), search=history.url)
+    assert set(left_out(found)) == {"Periods", "Study"}
+    tables = {s.name: [block for block in s.blocks if isinstance(block, Table)] for s in found.sections}
+    assert tables["Gate"][0].rows == [["margin", "all", "broken", reason]]
+    assert tables["Search"][0].header == ["trial", "metric", MARKUP]
+    assert tables["Search"][0].rows == [["2", "0.5000", "0.125"], ["0", "0.3000", "as given"]]
 
 
 def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> None:
