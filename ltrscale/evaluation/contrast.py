@@ -7,7 +7,6 @@ Shapes: N documents, F features, P projection, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -23,13 +22,12 @@ from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.pages import (
     Findings,
     bullets,
     markdown,
     print_report,
-    rows_of_methods,
-    save_picture,
     write_report,
 )
 from ltrscale.markdown import code
@@ -150,7 +148,7 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
         features=tuple(sorted(features, key=lambda feature: -feature.loss)),
     )
     with storage.Commit(out) as commit:
-        write_report(commit, contrast, page=page(contrast), picture=_PICTURE, plot=plot)
+        write_report(commit, contrast, page=page(contrast), picture=_PICTURE, chart=chart(contrast))
         commit.finish({"made_by": made_by})
     report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
     return contrast
@@ -270,15 +268,13 @@ def print_table(url: str) -> None:
     print_report(url, [table(found, most=_SHOWN), summary(found)])
 
 
-def plot(found: Contrast, path: Path) -> None:
-    """Draw the rise of the loss for the first features as bars, as PNG; masked features are grey."""
-    first = found.features[:_SHOWN]
-    figure, (axes,) = rows_of_methods([feature.name for feature in first], panels=1, width=7)
-    colours = ["tab:gray" if feature.masked else "tab:blue" for feature in first]
-    axes.barh(range(len(first)), [feature.loss - found.loss for feature in first], color=colours)
-    axes.axvline(0, color="black", linewidth=0.8)
-    figure.supxlabel(f"rise of the loss ({found.loss:.2f} as trained); masked features are grey", fontsize=9)
-    save_picture(figure, path)
+def chart(found: Contrast) -> charts.Spec:
+    """The rise of the loss for the first features as bars."""
+    rows = [
+        {"name": f.name, "value": f.loss - found.loss, "series": "masked" if f.masked else "not masked"}
+        for f in found.features[:_SHOWN]
+    ]
+    return charts.bars(rows, title=f"rise of the loss ({found.loss:.2f} as trained)", unit="")
 
 
 def _percent(share: float | None) -> str:

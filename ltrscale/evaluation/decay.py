@@ -7,7 +7,6 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -19,9 +18,10 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import with_periods_named
 from ltrscale.errors import InputError
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.drift import MUCH, SOME, Drift, PeriodDrift
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import Findings, against, against_header, bullets, markdown, number, save_picture
+from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.summarise import Scope
@@ -32,6 +32,8 @@ FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
 _FEATURES_SHOWN = 10
+_SINCE = "periods since the end of training"
+_BESIDE = 0.03
 
 
 class Point(Config):
@@ -169,10 +171,11 @@ def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -
 
 def tables(found: Decay) -> list[str]:
     """The table of metrics by period, and that of drift."""
-    return [_metrics(found), _drifts(found)]
+    return [markdown(*metric_rows(found)), markdown(*drift_rows(found))]
 
 
-def _metrics(found: Decay) -> str:
+def metric_rows(found: Decay) -> Cells:
+    """The primary metric of each method and period."""
     rows = []
     for method, curve in found.curves.items():
         for point in curve.points:
@@ -183,10 +186,11 @@ def _metrics(found: Decay) -> str:
     header = ["method", "period", "since training", "groups", metric_label(found.primary), "95% interval"]
     if found.baseline is not None:
         header += against_header(found.primary, found.baseline)
-    return markdown(header, rows)
+    return header, rows
 
 
-def _drifts(found: Decay) -> str:
+def drift_rows(found: Decay) -> Cells:
+    """The drift of each period, after what training has."""
     methods = list(found.drift.train.spreads)
     header = [
         "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g}",
@@ -194,7 +198,7 @@ def _drifts(found: Decay) -> str:
         *(f"PSI of scores: {method}" for method in methods),
     ]  # fmt: skip
     every = {"training": found.drift.train, **found.drift.periods}
-    return markdown(header, [_drift_row(name, period, methods) for name, period in every.items()])
+    return header, [_drift_row(name, period, methods) for name, period in every.items()]
 
 
 def _drift_row(name: str, period: PeriodDrift, methods: Sequence[str]) -> list[str]:
@@ -221,11 +225,11 @@ def page(found: Decay, *, picture: str, evaluation: str) -> str:
     parts = [
         f"# {label} and drift by period",
         f"{label} and its intervals are those of {code(evaluation)}. The last periods of training: {ends}.",
-        _metrics(found),
+        markdown(*metric_rows(found)),
         f"![{label} by periods since training]({picture})",
         "## Drift",
         bullets(_how_to_read()),
-        _drifts(found),
+        markdown(*drift_rows(found)),
         "## Features",
         _features(found),
         "## Did drift foretell the loss?",
@@ -280,28 +284,36 @@ def _foretelling(found: Decay) -> str:
     return f"{text}\n\n{markdown(['drift of', 'method', 'periods', 'correlation', 'p'], rows)}"
 
 
-def plot(found: Decay, path: Path) -> None:
-    """Draw the metric of each method by periods since training, with intervals, and the median PSI below, as PNG."""
-    from matplotlib.figure import Figure
+def chart(found: Decay) -> charts.Spec:
+    """The metric of each method by periods since training, with intervals, and the median PSI below."""
+    return charts.above(decay_chart(found), drift_chart(found))
 
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    for i, (name, curve) in enumerate(found.curves.items()):
-        beside = 0.04 * (i - (len(found.curves) - 1) / 2)  # so that intervals do not hide each other
-        drawn = [(point.since + beside, point.scope.summaries[found.primary]) for point in curve.points]
-        known = [(x, s) for x, s in drawn if s.mean is not None and s.low is not None and s.high is not None]
-        colour, places = f"C{i % 10}", [x for x, _ in known]
-        upper.plot(places, [s.mean for _, s in known], "o-", color=colour, label=name, markersize=4)
-        upper.vlines(places, [s.low for _, s in known], [s.high for _, s in known], color=colour)
-        drifts = [(point.since + beside, found.drift.periods[point.period].median_psi) for point in curve.points]
-        lower.plot(*zip(*drifts, strict=True), "o-", color=colour, markersize=4)
-    lower.set_ylim(bottom=0)
-    upper.set_ylabel(metric_label(found.primary))
-    upper.legend(fontsize=9)
-    lower.set_ylabel("median PSI")
-    lower.set_xlabel("periods since the end of training")
-    lower.xaxis.get_major_locator().set_params(integer=True)
-    for axes in (upper, lower):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    save_picture(figure, path)
+
+def decay_chart(found: Decay) -> charts.Spec:
+    """The metric of each method by periods since training, with intervals."""
+    rows = [
+        {"x": x, "y": s.mean, "low": s.low, "high": s.high, "series": method}
+        for method, point, x in _places(found)
+        if (s := point.scope.summaries[found.primary]).mean is not None
+    ]
+    return charts.lines(rows, x=_SINCE, y=metric_label(found.primary), ticks=_ticks(found), order=list(found.curves))
+
+
+def drift_chart(found: Decay) -> charts.Spec:
+    """The median index of the features by periods since the training of each method."""
+    rows = [
+        {"x": x, "y": found.drift.periods[point.period].median_psi, "series": method}
+        for method, point, x in _places(found)
+    ]
+    return charts.lines(rows, x=_SINCE, y="median PSI", ticks=_ticks(found), zero=True, order=list(found.curves))
+
+
+def _places(found: Decay) -> Iterator[tuple[str, Point, float]]:
+    """Each point with its method and place: methods move a little sideways, so as not to hide each other."""
+    for i, (method, curve) in enumerate(found.curves.items()):
+        for point in curve.points:
+            yield method, point, point.since + _BESIDE * (i - (len(found.curves) - 1) / 2)
+
+
+def _ticks(found: Decay) -> list[int]:
+    return sorted({point.since for curve in found.curves.values() for point in curve.points})

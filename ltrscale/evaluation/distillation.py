@@ -4,10 +4,10 @@ Shapes: Q groups, t trials of a method, M metrics.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from ltrscale.config import Config
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.agreement import TAU, Agreement
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.folds import read_groups
@@ -17,12 +17,9 @@ from ltrscale.evaluation.pages import (
     against_header,
     bullets,
     definitions,
-    draw_interval,
     intervals,
     markdown,
     number,
-    rows_of_methods,
-    save_picture,
 )
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, Sliced
 from ltrscale.evaluation.slices import ALL, OUTLIERS
@@ -242,25 +239,22 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def plot(found: Distillation, path: Path) -> None:
-    """Draw a row per method as PNG: the primary metric and tau with their 95% intervals, and the scoring speed."""
-    figure, panels = rows_of_methods([method.name for method in found.methods], panels=3, width=9)
-    quality, agreement, speed = panels
-    quality.set_title(metric_label(found.primary), fontsize=10)
-    agreement.set_title("tau with the teacher", fontsize=10)
-    speed.set_title("documents a second on one thread", fontsize=10)
-    for row, method in enumerate(found.methods):
-        colour = {TEACHER: "tab:orange", found.baseline: "tab:gray"}.get(method.name, "tab:blue")
-        draw_interval(quality, row, method.slices[ALL].summaries[found.primary], colour)
+def chart(found: Distillation) -> charts.Spec:
+    """A row per method: the primary metric and tau with their 95% intervals, and the scoring speed."""
+    kinds = {TEACHER: "teacher", found.baseline: "baseline"}
+    quality, agreement, speed = [], [], []
+    for method in found.methods:
+        kind = {"series": kinds.get(method.name, "method")}
+        quality.append(charts.interval_row(method.name, method.slices[ALL].summaries[found.primary], **kind))
         if TAU in method.agreement:
-            draw_interval(agreement, row, method.agreement[TAU], colour)
+            agreement.append(charts.interval_row(method.name, method.agreement[TAU], **kind))
         if method.cost is not None:
-            speed.plot(method.cost.documents_per_second, row, "o", color=colour)
-    speed.set_xscale("log")
-    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
-
-    speed.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    speed.xaxis.set_major_formatter(EngFormatter(sep=""))
-    speed.xaxis.set_minor_formatter(NullFormatter())
-    figure.supxlabel("dots are means, lines their 95% intervals", fontsize=9)
-    save_picture(figure, path)
+            speed.append({"name": method.name, "mean": method.cost.documents_per_second, **kind})
+    order = ["teacher", "baseline", "method"]
+    parts = [charts.intervals(quality, title=metric_label(found.primary), order=order)]
+    if agreement:
+        parts.append(charts.intervals(agreement, title="tau with the teacher", order=order))
+    if speed:
+        title = "documents a second on one thread"
+        parts.append(charts.intervals(speed, title=title, order=order, log=True, unit="~s"))
+    return charts.beside(*parts)

@@ -28,7 +28,7 @@ from ltrscale.evaluation.measuring import Measuring, committed_row_groups
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
-from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, page, plot
+from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
 from ltrscale.evaluation.summarise import Scope, judged_together, scopes
@@ -196,7 +196,7 @@ def evaluate(
         evaluation = _summarise(tallies, trials, test, detector, config)
         text = page(evaluation, picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
-        write_report(commit, evaluation, page=text, picture=_PICTURE, plot=plot, also=also)
+        write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
         commit.finish({"made_by": made_by})
     for method in evaluation.methods:
         means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}

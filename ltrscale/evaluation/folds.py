@@ -10,7 +10,6 @@ Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.group_file import GROUPS
@@ -39,8 +39,6 @@ from ltrscale.evaluation.pages import (
     number,
     policies,
     print_report,
-    rows_of_methods,
-    save_picture,
     verdicts,
     with_error,
     write_report,
@@ -113,7 +111,7 @@ def summarise_folds(
     _check_alike(evaluations)
     found = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
     with storage.Commit(out) as commit:
-        write_report(commit, found, page=page(found), picture=_PICTURE, plot=plot)
+        write_report(commit, found, page=page(found), picture=_PICTURE, chart=chart(found))
         commit.finish({"made_by": made_by})
     for method in found.methods:
         report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
@@ -246,21 +244,14 @@ def page(found: Crossval) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def plot(found: Crossval, path: Path) -> None:
-    """Draw the primary metric of each method as PNG: a point a fold, and a bar at the mean over folds."""
-    figure, (axes,) = rows_of_methods([method.name for method in found.methods], panels=1, width=5.5, rest=1.8)
-    for i, fold in enumerate(found.folds):
-        points = [(method.folds[found.primary].folds[i], row) for row, method in enumerate(found.methods)]
-        known = [(value, row) for value, row in points if value is not None]
-        axes.plot([value for value, _ in known], [row for _, row in known], "o", markersize=4, alpha=0.7, label=fold)
-    for row, method in enumerate(found.methods):
-        mean = method.folds[found.primary].mean
-        if mean is not None:
-            colour = "tab:gray" if method.name == found.baseline else "black"
-            axes.plot([mean, mean], [row - 0.3, row + 0.3], color=colour, linewidth=2)
-    axes.set_xlabel(f"{metric_label(found.primary)} of each fold, and mean over folds", fontsize=9)
-    figure.legend(loc="outside right upper", fontsize=8)
-    save_picture(figure, path)
+def chart(found: Crossval) -> charts.Spec:
+    """The primary metric of each method: a dot a fold, and one for the mean over folds."""
+    rows = []
+    for method in found.methods:
+        of_folds = method.folds[found.primary]
+        values = {**dict(zip(found.folds, of_folds.folds, strict=True)), "mean over folds": of_folds.mean}
+        rows += [{"name": method.name, "series": fold, "mean": value} for fold, value in values.items()]
+    return charts.intervals(rows, title=f"{metric_label(found.primary)} of each fold")
 
 
 def _tables(found: Crossval) -> list[str]:

@@ -26,7 +26,7 @@ from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.evaluate import CutOff
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.impressions import METHODS, Lists, Pair, Traffic, simulate
-from ltrscale.evaluation.interleave_page import PICTURE, Compared, Interleaved, RankerPair, page, plot
+from ltrscale.evaluation.interleave_page import PICTURE, Compared, Interleaved, RankerPair, chart, page
 from ltrscale.evaluation.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.evaluation.measuring import look_up
 from ltrscale.evaluation.pages import write_report
@@ -130,7 +130,7 @@ def interleave(config: InterleaveConfig, out: str, *, made_by: Mapping[str, Any]
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(_table(measured, found), path)
-        write_report(commit, found, page=page(found), picture=PICTURE, plot=plot)
+        write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
         commit.finish({"made_by": made_by})
     for pair in found.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}

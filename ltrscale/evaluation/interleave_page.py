@@ -1,10 +1,10 @@
 """The results of an offline interleaving, and their report."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 from ltrscale.config import Config
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.lift import Agreement, Difference
 from ltrscale.evaluation.pages import (
     Findings,
@@ -12,15 +12,12 @@ from ltrscale.evaluation.pages import (
     markdown,
     number,
     print_report,
-    rows_of_methods,
-    save_picture,
 )
 from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
 from ltrscale.simulate.clicks import Cascade, PositionBased, User
 
 PICTURE = "lift.png"
-_COLOURS = {"team_draft": "tab:blue", "balanced": "tab:orange", "debiased": "tab:green", "separate": "tab:gray"}
 
 
 class Compared(Config):
@@ -169,24 +166,17 @@ def print_table(url: str) -> None:
     print_report(url, [table(Interleaved.read(url))])
 
 
-def plot(found: Interleaved, path: Path) -> None:
-    """Draw a row for each pair and method as PNG: the lift with its interval, and the impressions needed."""
-    rows = [(pair, method, compared) for pair in found.pairs for method, compared in pair.methods.items()]
-    labels = [f"{pair.one} - {pair.other}: {method}" for pair, method, _ in rows]
-    figure, (lifts, needed) = rows_of_methods(labels, panels=2, width=10)
-    lifts.set_title("lift", fontsize=10)
-    needed.set_title(f"impressions needed for a power of {found.power:.0%}", fontsize=10)
-    for row, (_, method, compared) in enumerate(rows):
-        lift, colour = compared.lift, _COLOURS[method]
-        if lift.mean is not None:
-            lifts.plot(100 * lift.mean, row, "o", color=colour)
-        if lift.low is not None and lift.high is not None:
-            lifts.plot([100 * lift.low, 100 * lift.high], [row, row], color=colour, linewidth=2)
-        if compared.needed:
-            needed.plot(compared.needed, row, "o", color=colour)
-    lifts.axvline(0, color="black", linewidth=0.8)
-    lifts.xaxis.set_major_formatter("{x:g}%")
-    if any(compared.needed for _, _, compared in rows):
-        needed.set_xscale("log")
-    figure.supxlabel("dots are estimates, lines their 95% intervals over query groups", fontsize=9)
-    save_picture(figure, path)
+def chart(found: Interleaved) -> charts.Spec:
+    """A row for each pair and method: the lift with its interval, and the impressions needed."""
+    lifts, needed = [], []
+    for pair in found.pairs:
+        for method, compared in pair.methods.items():
+            row = {"name": f"{pair.one} - {pair.other}: {method}", "series": method}
+            lifts.append(charts.interval_row(row["name"], compared.lift, series=method))
+            if compared.needed:
+                needed.append({**row, "mean": compared.needed})
+    parts = [charts.intervals(lifts, title="lift and its 95% interval", at=0.0, unit="%")]
+    if needed:
+        title = f"impressions needed for a power of {found.power:.0%}"
+        parts.append(charts.intervals(needed, title=title, log=True, unit="~s"))
+    return charts.beside(*parts)

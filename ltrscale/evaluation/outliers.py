@@ -131,14 +131,14 @@ def fit_outliers(
     columns = [i for i, f in enumerate(features) if f.kind == "numeric" and f.name not in config.known]
     candidates: Sequence[int | None]
     if config.gap is None:
-        candidates, histograms = (None,), {}
+        candidates, of_features = (None,), {}
     else:
         candidates = GAPS if config.gap == "auto" else (config.gap,)
-        histograms = {names[i]: histogram for i, histogram in _histograms(validation, columns).items()}
+        of_features = {names[i]: histogram for i, histogram in histograms(validation, columns).items()}
     detectors = []
     for gap in candidates:
         rules = dict(config.known)
-        for name, histogram in histograms.items():
+        for name, histogram in of_features.items():
             assert gap is not None
             if rule := histogram.rule(gap):
                 rules[name] = rule
@@ -149,7 +149,7 @@ def fit_outliers(
 
 
 @dataclass
-class _Histogram:
+class Histogram:
     """Documents in each bin, edges of the bins, and the number of documents including those with a missing value."""
 
     counts_B: NDArray[np.int64]
@@ -179,7 +179,7 @@ def _beyond(counts_B: NDArray[np.int64], gap: int, limit: float) -> int | None:
     return None
 
 
-def _histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, _Histogram]:
+def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogram]:
     """Histograms by column, without columns that have fewer than two different values."""
     low_C, high_C = np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     for groups in validation():
@@ -189,7 +189,7 @@ def _histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, _Histo
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
     found = {
-        column: _Histogram(np.zeros(BINS, np.int64), np.histogram_bin_edges([], BINS, span), 0)
+        column: Histogram(np.zeros(BINS, np.int64), np.histogram_bin_edges([], BINS, span), 0)
         for column, span in ranges.items()
     }
     for groups in validation():

@@ -1,22 +1,20 @@
 """Storing and showing results: `metrics.json`, a page with tables in Markdown and a picture, alike for all results."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.summarise import Comparison, Scope, Summary
+from ltrscale.evaluation.summarise import Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
 
-if TYPE_CHECKING:  # importing matplotlib takes half a second, which only jobs that draw should spend
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+Cells = tuple[list[str], list[list[str]]]
+"""Header and rows of a table."""
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
@@ -276,7 +274,7 @@ def write_report(
     *,
     page: str,
     picture: str,
-    plot: Callable[[Any, Path], None],
+    chart: charts.Spec,
     also: Mapping[str, str] | None = None,
 ) -> None:
     """Write the files of a report to a commit.
@@ -286,11 +284,11 @@ def write_report(
         found: the results.
         page: text of `report.md`.
         picture: file name of the picture.
-        plot: draws the picture.
+        chart: what it shows.
         also: texts of other files, by name.
     """
     with commit.file(picture) as path:
-        plot(found, path)
+        charts.save(chart, path)
     for name, text in {**(also or {}), found.file: found.to_json(), REPORT: page}.items():
         with commit.file(name) as path:
             path.write_text(text, encoding="utf-8")
@@ -304,38 +302,3 @@ def print_report(url: str, tables: Sequence[str]) -> None:
 def bullets(lines: Iterable[str]) -> str:
     """A list in Markdown."""
     return "\n".join(f"- {line}" for line in lines)
-
-
-def rows_of_methods(
-    methods: Sequence[str], *, panels: int, width: float, rest: float = 1.6
-) -> "tuple[Figure, list[Axes]]":
-    """An empty figure with a row for each method, from the top, in panels side by side.
-
-    Args:
-        methods: names of the methods.
-        panels: number of panels.
-        width: width of the figure, in inches.
-        rest: height of the figure without the rows, in inches.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, rest + 0.36 * len(methods)), layout="constrained")
-    axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
-    axes[0].set_yticks(range(len(methods)), methods)
-    axes[0].set_ylim(len(methods) - 0.5, -0.5)
-    for each in axes:
-        each.grid(axis="x", alpha=0.3)
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def draw_interval(axes: "Axes", row: int, summary: Summary, colour: str) -> None:
-    """Draw a mean as a dot on the line of its interval; nothing if either is undefined."""
-    if summary.mean is not None and summary.low is not None and summary.high is not None:
-        axes.plot([summary.low, summary.high], [row, row], color=colour, linewidth=2)
-        axes.plot(summary.mean, row, "o", color=colour)
-
-
-def save_picture(figure: "Figure", path: Path) -> None:
-    """Save a figure as PNG, whose bytes do not depend on the version of the software."""
-    figure.savefig(path, format="png", dpi=120, metadata={"Software": None})

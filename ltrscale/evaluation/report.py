@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
+    Cells,
     Findings,
     Scopes,
     against,
@@ -18,15 +20,12 @@ from ltrscale.evaluation.pages import (
     all_summaries,
     bullets,
     definitions,
-    draw_interval,
     has_letor,
     intervals,
     markdown,
     number,
     policies,
     print_report,
-    rows_of_methods,
-    save_picture,
     verdicts,
     with_error,
 )
@@ -124,7 +123,12 @@ def print_table(url: str) -> None:
 
 
 def table(evaluation: Evaluation) -> str:
-    """One row per method, as a Markdown table with aligned columns, so that it reads well in a terminal too.
+    """The leaderboard as a Markdown table with aligned columns, so that it reads well in a terminal too."""
+    return markdown(*leaderboard(evaluation))
+
+
+def leaderboard(evaluation: Evaluation) -> Cells:
+    """One row per method.
 
     The columns are NDCG at each cut-off, with the standard error if there are several trials; the primary NDCG on
     outlier groups; the paired difference from the baseline with its interval and adjusted p value; and the numbers of
@@ -147,7 +151,7 @@ def table(evaluation: Evaluation) -> str:
         if evaluation.baseline is not None:
             row += against(method.slices[ALL].comparisons.get(primary))
         rows.append([*row, f"{summaries[primary].groups:,}", f"{summaries[primary].undefined:,}"])
-    return markdown([*header, "groups", "undefined"], rows)
+    return [*header, "groups", "undefined"], rows
 
 
 def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
@@ -166,8 +170,8 @@ def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
     if rows := _calibrations(evaluation):
         header = ["method", "clicked", "predicted", "log loss", "calibration error"]
         parts += ["## Calibration", _CALIBRATION, markdown(header, rows)]
-    if others := [name for name in evaluation.test.slices if name not in (ALL, OUTLIERS)]:
-        parts += ["## Slices", _slices(evaluation, others)]
+    if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
+        parts += ["## Slices", _slices(evaluation)]
     parts += ["## Outliers", _outliers(evaluation.detector), "## Methods", _methods(evaluation.methods, out)]
     return "\n\n".join(parts) + "\n"
 
@@ -189,25 +193,27 @@ def _calibrations(evaluation: Evaluation) -> list[list[str]]:
     return rows
 
 
-def plot(evaluation: Evaluation, path: Path) -> None:
-    """Draw the primary metric of each method with its 95% interval as PNG; on outlier groups too, if there are any."""
-    methods = evaluation.methods
-    label = metric_label(evaluation.primary)
-    shown = [(label, [method.slices[ALL] for method in methods])]
+def chart(evaluation: Evaluation) -> charts.Spec:
+    """The primary metric of each method with its 95% interval; on outlier groups too, if there are any."""
+    methods, label = evaluation.methods, metric_label(evaluation.primary)
+    shown = {label: ALL}
     if methods[0].slices[OUTLIERS].summaries[evaluation.primary].groups:
-        shown.append((f"Outlier-{label}", [method.slices[OUTLIERS] for method in methods]))
-    names = [method.name for method in methods]
-    figure, panels = rows_of_methods(names, panels=len(shown), width=4.5 * len(shown))
-    for axes, (title, scopes) in zip(panels, shown, strict=True):
-        summaries = [scope.summaries[evaluation.primary] for scope in scopes]
-        axes.set_title(f"{title}, {summaries[0].groups:,} groups", fontsize=10)
-        for row, (name, summary) in enumerate(zip(names, summaries, strict=True)):
-            is_baseline = name == evaluation.baseline
-            draw_interval(axes, row, summary, "tab:gray" if is_baseline else "tab:blue")
-            if is_baseline and summary.mean is not None:
-                axes.axvline(summary.mean, color="tab:gray", linestyle=":", linewidth=1, zorder=0)
-    figure.supxlabel("mean and its 95% interval", fontsize=9)
-    save_picture(figure, path)
+        shown[f"Outlier-{label}"] = OUTLIERS
+    parts = []
+    for title, name in shown.items():
+        groups = methods[0].slices[name].summaries[evaluation.primary].groups
+        parts.append(charts.titled(leaders_chart(evaluation, name), f"{title}, {groups:,} groups"))
+    return charts.beside(*parts)
+
+
+def leaders_chart(evaluation: Evaluation, slice_: str) -> charts.Spec:
+    """The primary metric of each method with its 95% interval on a slice, and a line at the baseline."""
+    rows = []
+    for method in evaluation.methods:
+        kind = "baseline" if method.name == evaluation.baseline else "method"
+        rows.append(charts.interval_row(method.name, method.slices[slice_].summaries[evaluation.primary], series=kind))
+    base = next((row["mean"] for row in rows if row["series"] == "baseline"), None)
+    return charts.intervals(rows, title=f"{metric_label(evaluation.primary)} and its 95% interval", at=base)
 
 
 def _data(evaluation: Evaluation) -> str:
@@ -286,10 +292,10 @@ def _scopes(evaluation: Evaluation) -> Scopes:
     return scopes
 
 
-def _slices(evaluation: Evaluation, names: Sequence[str]) -> str:
+def slice_rows(evaluation: Evaluation) -> Cells:
     """The primary metric of each slice and method; `metrics.json` has all metrics."""
     primary, rows = evaluation.primary, []
-    for name in (ALL, OUTLIERS, *names):
+    for name in evaluation.test.slices:
         for method in evaluation.methods:
             scope = method.slices[name]
             s = scope.summaries[primary]
@@ -299,12 +305,17 @@ def _slices(evaluation: Evaluation, names: Sequence[str]) -> str:
     header = ["slice", "groups", "defined", "method", metric_label(primary), "95% interval"]
     if evaluation.baseline is not None:
         header += against_header(primary, evaluation.baseline)
+    return header, rows
+
+
+def _slices(evaluation: Evaluation) -> str:
+    """The table of slices, with their conditions."""
     stated = [f"{escape(name)}: {code(condition)}" for name, condition in evaluation.conditions.items()]
     text = (
         "A group may be in several slices. p is adjusted by Holm for the number of methods over all groups, and "
         "elsewhere for the methods and slices together."
     )
-    return "\n\n".join([text, *([bullets(stated)] if stated else []), markdown(header, rows)])
+    return "\n\n".join([text, *([bullets(stated)] if stated else []), markdown(*slice_rows(evaluation))])
 
 
 def _outliers(detector: OutlierDetector) -> str:

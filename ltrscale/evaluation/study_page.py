@@ -6,22 +6,19 @@ The columns of a table are numbers of labelled groups, where the paper's are dat
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from ltrscale import storage
+from ltrscale.evaluation import charts
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.curves import Crossover, Estimate
 from ltrscale.evaluation.pages import (
+    Cells,
     bullets,
     definitions,
     markdown,
     number,
     print_report,
-    save_picture,
     with_error,
     write_report,
 )
@@ -30,6 +27,10 @@ from ltrscale.evaluation.study import Family, Point, ScopeName, Study, Versus
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
 
+CurveRow = dict[str, float | str | None]
+"""A row of `charts.lines`."""
+_BESIDE = 1.035
+_ACROSS = "labelled groups"
 CURVES, DIFFERENCES = "curves.png", "differences.png"
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
 _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full finetuning"}
@@ -38,9 +39,12 @@ _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full f
 def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit `report.md` with its pictures and `metrics.json` to a directory."""
     with storage.Commit(out) as commit:
-        with commit.file(DIFFERENCES) as path:
-            plot_differences(study, path)
-        write_report(commit, study, page=page(study), picture=CURVES, plot=plot_curves)
+        against = study.baseline or study.control
+        if against is not None:
+            with commit.file(DIFFERENCES) as path:
+                charts.save(_on_each_scope(study, functools.partial(differences_chart, study, against)), path)
+        curves = _on_each_scope(study, functools.partial(curves_chart, study))
+        write_report(commit, study, page=page(study), picture=CURVES, chart=curves)
         commit.finish({"made_by": made_by})
 
 
@@ -305,22 +309,25 @@ def _percent(study: Study, baseline: str) -> list[str]:
     return parts
 
 
-def _time(study: Study) -> str:
+def cost_rows(study: Study) -> Cells:
     """Minutes and documents per second of each method."""
     header = ["method", "pretraining, min", "documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
     for name, cost in study.costs.items():
         trained = [_minutes(cost.minutes.get(n)) for n in study.labelled]
         pretrained = [_minutes(cost.pretraining_minutes), _rate(cost.pretraining_documents_per_s)]
-        rows.append(
-            [escape(name), *pretrained, *trained, _rate(cost.documents_per_s), _rate(cost.scored_documents_per_s)]
-        )
+        rows.append([name, *pretrained, *trained, _rate(cost.documents_per_s), _rate(cost.scored_documents_per_s)])
+    return [*header, "documents/s", "scored/s"], rows
+
+
+def _time(study: Study) -> str:
+    """The table of costs."""
     text = (
         "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
         "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
         "training, and of scoring the test groups, on the CPUs of one model."
     )
-    return f"{markdown([*header, 'documents/s', 'scored/s'], rows)}\n\n{text}"
+    return f"{markdown(*cost_rows(study))}\n\n{text}"
 
 
 def _minutes(value: float | None) -> str:
@@ -347,60 +354,46 @@ def _how_to_read(study: Study) -> str:
     return bullets(lines)
 
 
-def plot_curves(study: Study, path: Path) -> None:
-    """Draw the metric of each method against the number of labelled groups, overall and on outlier groups."""
-
-    def draw(axes: Axes, groups: ScopeName) -> None:
-        for i, name in enumerate(study.methods):
-            points = {n: _estimate(study.find(name, n), groups, study.primary) for n in study.labelled}
-            _line(axes, study, name, i, {n: e for n, e in points.items() if e is not None})
-
-    _draw(study, path, metric_label(study.primary), draw)
-
-
-def plot_differences(study: Study, path: Path) -> None:
-    """Draw the difference of each method from the baseline, overall and on outlier groups, and mark the crossovers."""
-    against = study.baseline if study.baseline is not None else study.control
-
-    def draw(axes: Axes, groups: ScopeName) -> None:
-        axes.axhline(0, color="tab:gray", linewidth=1)
-        versus = study.against(against or "", groups)
-        for i, name in enumerate(study.methods):
-            if name in versus:
-                _line(axes, study, name, i, versus[name].estimates)
-                for crossover in versus[name].crossovers:
-                    axes.plot(crossover.at, 0, "x", color=f"C{i % 10}", markersize=8)
-
-    _draw(study, path, f"{metric_label(study.primary)} - {against}", draw)
+def _curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[list[CurveRow], list[CurveRow]]:
+    """The rows of a chart of all methods, or of their differences from one, and the rows of its crossovers."""
+    if against is None:
+        found = {
+            name: {
+                n: e for n in study.labelled if (e := _estimate(study.find(name, n), groups, study.primary)) is not None
+            }
+            for name in study.methods
+        }
+        versus: dict[str, Versus] = {}
+    else:
+        versus = study.against(against, groups)
+        found = {name: dict(versus[name].estimates) for name in study.methods if name in versus}
+    middle = (len(study.methods) - 1) / 2
+    # dots are moved a little sideways so that methods do not hide each other
+    rows: list[CurveRow] = [
+        {"x": study.labelled[n] * _BESIDE ** (i - middle), "y": e.mean, "low": e.low, "high": e.high, "series": name}
+        for i, (name, estimates) in enumerate(found.items())
+        for n, e in estimates.items()
+    ]
+    marks: list[CurveRow] = [{"x": x.at, "series": name} for name, v in versus.items() for x in v.crossovers]
+    return rows, marks
 
 
-def _draw(study: Study, path: Path, label: str, draw: Callable[[Axes, ScopeName], None]) -> None:
-    scopes = _scopes(study)
-    figure = Figure(figsize=(5.5 * len(scopes) + 1.8, 4.2), layout="constrained")
-    for axes, groups in zip(figure.subplots(1, len(scopes), squeeze=False)[0], scopes, strict=True):
-        draw(axes, groups)
-        axes.set_xscale("log")
-        axes.set_xticks(list(study.labelled.values()), list(study.labelled), minor=False)
-        axes.minorticks_off()
-        axes.set_title("all groups" if groups == "all" else "outlier groups", fontsize=10)
-        axes.set_xlabel("labelled groups (dots side by side belong to one number)", fontsize=9)
-        axes.set_ylabel(label, fontsize=9)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    save_picture(figure, path)
+def curves_chart(study: Study, groups: ScopeName = "all") -> charts.Spec:
+    """The metric of each method against the number of labelled groups."""
+    rows, _ = _curve_rows(study, groups, None)
+    ticks, order = list(study.labelled.values()), list(study.methods)
+    return charts.lines(rows, x=_ACROSS, y=metric_label(study.primary), log=True, ticks=ticks, order=order)
 
 
-def _line(axes: Axes, study: Study, name: str, number: int, found: Mapping[str, Estimate]) -> None:
-    """One method: dots with 95% intervals, moved a little sideways so that methods do not hide each other."""
-    if not found:
-        return
-    is_baseline = name == study.baseline
-    colour, width = ("black", 2.2) if is_baseline else (f"C{number % 10}", 1.4)
-    shift = 1.035 ** (number - (len(study.methods) - 1) / 2)
-    x = [study.labelled[n] * shift for n in found]
-    axes.plot(x, [e.mean for e in found.values()], "o-", color=colour, linewidth=width, markersize=4, label=name)
-    for place, e in zip(x, found.values(), strict=True):
-        if e.low is not None and e.high is not None:
-            axes.plot([place, place], [e.low, e.high], color=colour, linewidth=1, alpha=0.6)
+def differences_chart(study: Study, against: str, groups: ScopeName = "all") -> charts.Spec:
+    """The difference of each method from another, with marks at the crossovers."""
+    rows, marks = _curve_rows(study, groups, against)
+    ticks, order = list(study.labelled.values()), list(study.methods)
+    label = f"{metric_label(study.primary)} - {against}"
+    return charts.lines(rows, x=_ACROSS, y=label, log=True, ticks=ticks, marks=marks, level=0.0, order=order)
+
+
+def _on_each_scope(study: Study, of: Callable[[ScopeName], charts.Spec]) -> charts.Spec:
+    """A chart of all groups and, if there are any, one of outlier groups."""
+    titles = {"all": "all groups", "outliers": "outlier groups"}
+    return charts.beside(*(charts.titled(of(groups), titles[groups]) for groups in _scopes(study)))

@@ -1,21 +1,18 @@
-"""The results of a search for people: a table of its trials, a report, and Optuna's pictures."""
+"""The results of a search for people: a table of its trials, a report, and pictures."""
 
 import csv
 import io
-import warnings
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState, create_trial
-from optuna.visualization import matplotlib as pictures
 
 from ltrscale import storage
+from ltrscale.evaluation import charts
 from ltrscale.markdown import code, escape
 from ltrscale.storage import join
 from ltrscale.tuning.history import TrialRecord, best, ended
@@ -25,6 +22,7 @@ TABLE, REPORT = "trials.csv", "report.md"
 PICTURES = ("history.png", "parallel.png", "importances.png")
 _LONGEST_LABEL = 24
 _FEWEST_FOR_IMPORTANCES = 4
+_TICKS = 20
 
 
 @dataclass(frozen=True)
@@ -142,74 +140,73 @@ def _rows(outcome: Outcome, trials: Sequence[TrialRecord]) -> list[str]:
 
 
 def _draw(out: str, outcome: Outcome) -> list[str]:
-    """Draw Optuna's pictures of the trials that have a value; returns the names of the pictures."""
-    study = _study(outcome)
-    values = {trial.value for trial in study.trials}
-    if len(values) < 2:  # nothing to compare
+    """Draw the trials that have a value; returns the names of the pictures."""
+    valued = [trial for trial in ended(outcome.trials) if trial.result is not None and trial.result.value is not None]
+    drawn = [trial for trial in valued if is_in(outcome.space, trial.begun.params)]
+    if len({_value(trial) for trial in valued}) < 2:  # nothing to compare
         return []
     history, parallel, importances = PICTURES
-    plots: dict[str, tuple[Callable[[], Axes], int]] = {
-        history: (lambda: pictures.plot_optimization_history(study, target_name=outcome.metric), 1),
-        parallel: (
-            lambda: pictures.plot_parallel_coordinate(study, target_name=outcome.metric),
-            1 + len(outcome.space),
-        ),
-    }
-    if len(outcome.space) > 1 and len(study.trials) >= _FEWEST_FOR_IMPORTANCES:
-        plots[importances] = (lambda: pictures.plot_param_importances(study, target_name=outcome.metric), 1)
-    for name, (draw, columns) in plots.items():
-        _save(join(out, name), draw, columns=columns)
-    return list(plots)
+    found = {history: history_chart(valued, outcome.metric)}
+    if drawn:
+        found[parallel] = _parallel(outcome, drawn)
+    if len(outcome.space) > 1 and len(drawn) >= _FEWEST_FOR_IMPORTANCES and len(set(map(_value, drawn))) > 1:
+        found[importances] = _importances(outcome, drawn)
+    for name, chart in found.items():
+        storage.write_bytes(join(out, name), charts.png(chart))
+    return list(found)
 
 
-def _study(outcome: Outcome) -> optuna.Study:
-    """A study of the trials that have a value, with key names short enough for the axes of a picture."""
+def _value(trial: TrialRecord) -> float:
+    assert trial.result is not None
+    assert trial.result.value is not None
+    return trial.result.value
+
+
+def history_chart(trials: Sequence[TrialRecord], metric: str) -> charts.Spec:
+    """The metric of each trial that has one, and the best so far."""
+    rows: list[dict[str, float | str]] = [{"x": t.number, "y": _value(t), "series": "trial"} for t in trials]
+    highest = itertools.accumulate(map(_value, trials), max)
+    rows += [{"x": t.number, "y": y, "series": "best so far"} for t, y in zip(trials, highest, strict=True)]
+    ticks = [trial.number for trial in trials] if len(trials) <= _TICKS else []
+    return charts.lines(rows, x="trial", y=metric, ticks=ticks)
+
+
+def _parallel(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+    """Every trial as a line over the axes of its settings, coloured by the metric."""
+    rows: list[dict[str, object]] = []
+    ends: list[dict[str, object]] = []
+    for key, dimension in outcome.space.items():
+        place = _scale(dimension)
+        for trial in trials:
+            value = trial.begun.params[key]
+            row = {"line": trial.number, "axis": outcome.keys[key], "place": place(value), "value": _value(trial)}
+            rows.append({**row, "shown": outcome.shown(trial, key) or label(value)})
+        for value in dimension.choices or dimension.bounds:
+            text = label(value)[:_LONGEST_LABEL] if dimension.choices else f"{value:g}"
+            ends.append({"axis": outcome.keys[key], "place": place(value), "shown": text})
+    return charts.parallel(rows, ends, title=outcome.metric)
+
+
+def _scale(dimension: Dimension) -> Callable[[Any], float]:
+    """The place of a value on its axis, from 0 to 1."""
+    if dimension.choices is not None:
+        names = [label(choice) for choice in dimension.choices]
+        return lambda value: names.index(label(value)) / max(1, len(names) - 1)
+    change: Callable[[float], float] = math.log if dimension.log else float
+    low, high = map(change, dimension.bounds)
+    return lambda value: (change(value) - low) / (high - low)
+
+
+def _importances(outcome: Outcome, trials: Sequence[TrialRecord]) -> charts.Spec:
+    """The importance of each setting to the metric, by Optuna: shares that add up to 1."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    space = {key: _legible(dimension) for key, dimension in outcome.space.items()}
-    for trial in ended(outcome.trials):
-        assert trial.result is not None
-        if trial.result.value is not None and is_in(outcome.space, trial.begun.params):
-            drawn = to_optuna(outcome.space, trial.begun.params)
-            study.add_trial(
-                create_trial(
-                    state=TrialState.COMPLETE,
-                    value=trial.result.value,
-                    params={outcome.keys[key]: space[key][1].get(value, value) for key, value in drawn.items()},
-                    distributions={outcome.keys[key]: distribution for key, (distribution, _) in space.items()},
-                )
-            )
-    return study
-
-
-def _legible(dimension: Dimension) -> tuple[BaseDistribution, dict[str, Any]]:
-    """A dimension for pictures, and the name of each choice in them; numbers remain numbers, in their order."""
-    if dimension.choices is None:
-        return dimension.distribution(), {}
-    names: dict[str, Any] = {}
-    if all(isinstance(choice, int | float) and not isinstance(choice, bool) for choice in dimension.choices):
-        names = {label(choice): choice for choice in dimension.choices}
-        return CategoricalDistribution(dimension.choices), names
-    for place, name in enumerate(map(label, dimension.choices), start=1):
-        short = name if len(name) <= _LONGEST_LABEL else f"{name[: _LONGEST_LABEL - 3]}..."
-        names[name] = f"{place}: {short}" if short in names.values() else short
-    return CategoricalDistribution(list(names.values())), names
-
-
-def _save(url: str, draw: Callable[[], Axes], *, columns: int) -> None:
-    """Save Optuna's picture, wide enough that the names of its axes do not overlap."""
-    with warnings.catch_warnings(), pyplot.rc_context():
-        warnings.simplefilter("ignore")  # Optuna calls its pictures experimental
-        axes = draw()
-        figure = axes.figure
-        assert isinstance(figure, Figure)
-        figure.set_size_inches(max(7.0, 2.4 * columns), 5.0)
-        for side in figure.axes:
-            side.tick_params(which="both", labelsize=8)
-            for text in [*side.get_yticklabels(), *side.get_yticklabels(minor=True)]:
-                text.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
-        image = io.BytesIO()
-        # without matplotlib's version in the file, so that a new version does not change its bytes
-        figure.savefig(image, format="png", dpi=120, bbox_inches="tight", metadata={"Software": None})
-        pyplot.close(figure)
-    storage.write_bytes(url, image.getvalue())
+    distributions = {key: dimension.distribution() for key, dimension in outcome.space.items()}
+    for trial in trials:
+        params = to_optuna(outcome.space, trial.begun.params)
+        study.add_trial(
+            create_trial(state=TrialState.COMPLETE, value=_value(trial), params=params, distributions=distributions)
+        )
+    shares = optuna.importance.get_param_importances(study)
+    rows = [{"name": outcome.keys[key], "value": share, "series": "importance"} for key, share in shares.items()]
+    return charts.bars(rows, title=f"importance to {outcome.metric}")

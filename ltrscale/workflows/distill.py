@@ -25,7 +25,7 @@ from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
-from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, gather, page, plot, table
+from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
 from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
@@ -293,7 +293,7 @@ class _Steps:
         }
         with storage.Commit(out) as commit:
             text = page(found, picture=_PICTURE, links=links)
-            write_report(commit, found, page=text, picture=_PICTURE, plot=plot)
+            write_report(commit, found, page=text, picture=_PICTURE, chart=chart(found))
             commit.finish({"made_by": origin})
         return found
 

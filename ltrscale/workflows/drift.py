@@ -6,7 +6,7 @@ from typing import ClassVar
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.decay import Decay, decay, page, plot, tables
+from ltrscale.evaluation.decay import Decay, chart, decay, page, tables
 from ltrscale.evaluation.drift import DriftSettings, measure_drift
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import print_report, write_report
@@ -55,7 +55,7 @@ class DriftJob(DriftSettings, Stage):
         found = decay(evaluation, self._config, measure_drift(self._config, settings))
         with storage.Commit(self.out) as commit:
             text = page(found, picture=_PICTURE, evaluation=self.evaluation)
-            write_report(commit, found, page=text, picture=_PICTURE, plot=plot)
+            write_report(commit, found, page=text, picture=_PICTURE, chart=chart(found))
             commit.finish({"made_by": origin})
 
     @cached_property

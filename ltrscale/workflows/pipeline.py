@@ -176,6 +176,10 @@ def _log_next(config: PipelineConfig, bundles: Mapping[str, str]) -> None:
         settings = f"--set {shlex.quote(f'out={_final(config, best)}')} --set {shlex.quote(f'bundle={chosen}')}"
         log.info("next, to learn from the validation groups too: python -m jobs.refit %s", settings)
         chosen = _final(config, best)
+    if config.splits.test is not None:
+        place = join(config.out, evaluation_on(config.evaluate_on[0]))
+        words = (shlex.quote(f"{key}={url}") for key, url in (("evaluation", place), ("out", join(config.out, "page"))))
+        log.info("next, a page of HTML to look at: python -m jobs.report --set %s --set %s", *words)
     log.info(
         "next, to rank new rows: python -m jobs.predict --bundle %s --inputs NEW_ROWS --out %s",
         *(shlex.quote(url) for url in (chosen, join(config.out, "predictions"))),

@@ -1,0 +1,23 @@
+r"""Make the report that people look at: one page of HTML that opens without a network, and the same as Markdown.
+
+It shows an evaluation with its bundles and data: leaderboard, slices, periods,
+learning curves, features, outliers, embeddings, agreement, the lists where two
+methods differ most, quarantine and cost. A drift report, a gate, a study and a
+search join it if they are named. A section whose source is not there says why,
+and what would bring it.
+
+After the example of `python -m jobs.evaluate --help`:
+
+  python -m jobs.report --set evaluation=runs/report --set out=runs/page
+
+`--set drift=runs/drift` adds the decay after training, from a directory that
+jobs.drift made of an evaluation with `evaluate.slice_by=[period]`.
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.report import ReportJob
+
+COMMAND = Command("report", ReportJob, ReportJob.run, __doc__)
+
+if __name__ == "__main__":
+    main(COMMAND)

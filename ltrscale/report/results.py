@@ -1,0 +1,183 @@
+"""Sections that show what an evaluation and its companions have found: leaderboard, slices, weeks, study, search."""
+
+from collections.abc import Iterator
+
+from ltrscale.errors import InputError
+from ltrscale.evaluation import charts
+from ltrscale.evaluation.decay import Decay, decay_chart, drift_chart, drift_rows, metric_rows
+from ltrscale.evaluation.drift import MUCH, SOME
+from ltrscale.evaluation.gate import Verdict
+from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
+from ltrscale.evaluation.report import leaderboard, leaders_chart, slice_rows
+from ltrscale.evaluation.slices import ALL
+from ltrscale.evaluation.study import Study
+from ltrscale.evaluation.study_page import advice, cost_rows, curves_chart, differences_chart
+from ltrscale.ranking.choices import metric_label
+from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
+from ltrscale.report.sources import SUMMARY, Sources
+from ltrscale.storage import join
+from ltrscale.tuning.history import History, ended
+from ltrscale.tuning.results import history_chart
+from ltrscale.tuning.space import label
+
+_FEW = 100
+"""Groups, fewer of which make a slice fade."""
+_TRIALS_SHOWN = 10
+
+
+def leaders(sources: Sources) -> Iterator[Block]:
+    """The methods by the primary metric."""
+    evaluation, primary = sources.evaluation, sources.primary
+    said = f"{metric_label(primary)}: means over {evaluation.test.groups:,} test groups and their 95% intervals"
+    yield Chart(leaders_chart(evaluation, ALL), said)
+    yield Table(*leaderboard(evaluation))
+    compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
+    lines = verdicts(compared, primary)
+    names = evaluation.methods[0].slices[ALL].summaries
+    left_out, policies = evaluation.leave_out_constant, evaluation.policies
+    lines += definitions(names, evaluation.relevant_from, leave_out_constant=left_out, stated=policies)
+    lines += intervals([method.slices[ALL] for method in evaluation.methods], evaluation.resamples)
+    yield Points(lines, caption="How to read the figures")
+
+
+def slices(sources: Sources) -> Iterator[Block]:
+    """Differences from the baseline by slice, or means where there is no baseline."""
+    evaluation, primary = sources.evaluation, sources.primary
+    shown = [name for name in evaluation.test.slices if not name.startswith("period=")]
+    rows = []
+    for name in shown:
+        for method in sources.others:
+            scope = method.slices[name]
+            summary, found = scope.summaries[primary], scope.comparisons.get(primary)
+            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < _FEW)
+            if evaluation.baseline is not None:
+                ends = (None, None, None) if found is None else (found.difference, found.low, found.high)
+                row |= dict(zip(("mean", "low", "high"), ends, strict=True))
+            if row["mean"] is not None:
+                rows.append(row)
+    what = metric_label(primary)
+    if evaluation.baseline is not None:
+        what = f"{what} - {evaluation.baseline}"
+    if rows:
+        said = f"{what} by slice, with 95% intervals; slices of fewer than {_FEW} groups with the metric are faded"
+        at = None if evaluation.baseline is None else 0.0
+        yield Chart(charts.intervals(rows, title=what, at=at, order=sources.methods), said)
+    yield Table(*slice_rows(evaluation), caption="All slices and methods", folded=True)
+    if evaluation.conditions:
+        yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
+    yield Text(
+        "A group may be in several slices. p is adjusted by Holm over methods and slices together, and over methods "
+        "for all groups."
+    )
+
+
+def weeks(sources: Sources) -> Iterator[Block]:
+    """The metric by period, and drift."""
+    evaluation, primary = sources.evaluation, sources.primary
+    what = metric_label(primary)
+    if sources.config.drift is not None:
+        yield from _decay(Decay.read(sources.config.drift))
+        return
+    periods = [name for name in evaluation.test.slices if name.startswith("period=")]
+    if not periods:
+        raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
+    rows = []
+    for method in evaluation.methods:
+        for name in periods:
+            summary = method.slices[name].summaries[primary]
+            ends = {"y": summary.mean, "low": summary.low, "high": summary.high}
+            rows.append({"x": name.removeprefix("period="), "series": method.name, **ends})
+    spec = charts.lines(rows, x="period", y=what, ordinal=True, order=sources.methods)
+    yield Chart(spec, f"{what} by period, with 95% intervals")
+    yield LeftOut("drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR")
+
+
+def _decay(found: Decay) -> Iterator[Block]:
+    said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
+    yield Chart(decay_chart(found), f"{said}; dots side by side belong to one period")
+    yield Chart(
+        drift_chart(found),
+        f"Drift: the median population stability index of the features; below {SOME:g} is usually read as none, above "
+        f"{MUCH:g} as much",
+    )
+    yield Table(*metric_rows(found), caption="By method and period", folded=True)
+    yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores", folded=True)
+
+
+def gate(sources: Sources) -> Iterator[Block]:
+    """The verdict of a gate and its checks."""
+    if sources.config.gate is None:
+        raise InputError("no gate is named; run jobs.gate and set gate=DIR")
+    verdict = Verdict.read(sources.config.gate)
+    broken = len(verdict.reasons)
+    yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} bounds are broken.")
+    rows = [[c.bound, c.where, "holds" if c.holds else "broken", c.reason] for c in verdict.checks]
+    yield Table(["bound", "where", "verdict", "found"], rows)
+    if verdict.not_judged:
+        yield Text(f"Too small to be judged: {', '.join(verdict.not_judged)}.")
+
+
+def study(sources: Sources) -> Iterator[Block]:
+    """The curves of a study by the number of labelled groups, with crossovers."""
+    found = _study(sources)
+    what = metric_label(found.primary)
+    if found.baseline is not None:
+        family = found.methods[found.baseline].family
+        others = [name for name, about in found.methods.items() if about.family != family]
+        yield Text(advice(found, found.baseline, others))
+    yield Chart(curves_chart(found), f"{what} by the number of labelled groups; dots side by side belong to one number")
+    against = found.baseline or found.control
+    if against is not None:
+        said = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
+        yield Chart(differences_chart(found, against), said)
+    means = [
+        [name, *(number(p.estimates["all"][found.primary].mean) if p else "-" for p in points)]
+        for name in found.methods
+        if any(points := [found.find(name, n) for n in found.labelled])
+    ]
+    yield Table(["method", *found.labelled], means, caption=f"{what} by the number of labelled groups")
+
+
+def _study(sources: Sources) -> Study:
+    """The study.
+
+    Raises:
+        InputError: none is named, or none is there.
+    """
+    url = sources.config.study
+    if url is None:
+        raise InputError("no study is named; run jobs.study and set study=DIR")
+    return Study.read(join(url, SUMMARY))
+
+
+def study_costs(sources: Sources) -> Iterator[Block]:
+    """What the methods of a study have cost."""
+    if sources.config.study is not None:
+        caption = "Minutes of training one model by the number of labelled groups, and documents a second, in the study"
+        yield Table(*cost_rows(_study(sources)), caption=caption)
+
+
+def search(sources: Sources) -> Iterator[Block]:
+    """The course of a search and its best trials."""
+    url = sources.config.search
+    if url is None:
+        raise InputError("no search is named; run jobs.tune and set search=DIR")
+    trials = [(trial, trial.result) for trial in ended(History(url).trials()) if trial.result is not None]
+    valued = [(trial, result.value) for trial, result in trials if result.value is not None]
+    if not valued:
+        raise InputError(f"{url}: no trial has a value yet; let jobs.tune run on")
+    spec = history_chart([trial for trial, _ in valued], "validation metric")
+    yield Chart(spec, "The search, trial by trial")
+    ranked = sorted(valued, key=lambda pair: -pair[1])[:_TRIALS_SHOWN]
+    keys = list(dict.fromkeys(key for trial, _ in ranked for key in trial.begun.params))
+    cells = [
+        [f"{trial.number}", number(value), *(_setting(trial.begun.params, key) for key in keys)]
+        for trial, value in ranked
+    ]
+    caption = f"The best of {len(trials)} trials, by their last value on validation"
+    yield Table(["trial", "metric", *keys], cells, caption=caption)
+
+
+def _setting(params: dict[str, object], key: str) -> str:
+    value = params.get(key)
+    return "as given" if key not in params else f"{value:.4g}" if isinstance(value, float) else label(value)

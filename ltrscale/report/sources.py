@@ -1,0 +1,184 @@
+"""The sources of a report: the committed results, and the bundles, data and run records that they name.
+
+A section whose source is missing is left out with the line that its `InputError` has.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.bundle import Bundle, load
+from ltrscale.config import Config, validate
+from ltrscale.data.dataset.split import Selection, select
+from ltrscale.errors import InputError
+from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.provenance import Provenance
+from ltrscale.evaluation.report import Evaluation, MethodResult
+from ltrscale.evaluation.slices import ALL
+
+SUMMARY = "summary"
+"""The directory of a study's results, below its own."""
+_RUN = ("run", "_run")
+
+
+class ReportConfig(Config):
+    """The results to show, and how much of them."""
+
+    evaluation: str
+    """Directory that jobs.evaluate made; what it records says where bundles and data are."""
+    drift: str | None = None
+    """Directory that jobs.drift made, for the decay curve and the drift of features."""
+    gate: str | None = None
+    """Directory that jobs.gate made, for its verdict."""
+    study: str | None = None
+    """Directory that jobs.study made, for the curves by the number of labelled groups."""
+    search: str | None = None
+    """Directory that jobs.tune made, for the course of the search."""
+    compare: tuple[str, str] | None = None
+    """The two methods whose most different groups are listed; by default the baseline and the best other method."""
+    lists: int = Field(3, ge=0, le=100)
+    """Groups to list where the first method is ahead, and as many where the second is."""
+    embeddings: dict[str, str] = Field(default_factory=dict)
+    """Bundles whose embeddings are pictured, by title; by default the networks of the evaluation: the encoder as
+    pretraining left it, or else the layer before the last one of a network that learnt from labels alone."""
+    documents: int = Field(1000, ge=10, le=20_000)
+    """Documents of the embedding pictures: about 1,000 in HOU24, figures 4, 6 and 7."""
+    agreement_groups: int = Field(500, ge=1, le=100_000)
+    """Test groups on which methods are compared in order."""
+    histogram_documents: int = Field(200_000, ge=1)
+    """Documents of the validation split, in whole row groups at equal distances, that the histograms count."""
+    seed: int = 0
+    """Of the samples of groups, and of t-SNE."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a report is made from."""
+
+    config: ReportConfig
+    evaluation: Evaluation
+    evaluated: EvaluateConfig
+    """The config of the evaluation."""
+
+    @staticmethod
+    def open(config: ReportConfig) -> "Sources":
+        """Read the evaluation.
+
+        Raises:
+            InputError: there is none, or the methods to compare are not among its own.
+        """
+        evaluation = Evaluation.read(config.evaluation)
+        made_by = (storage.read_manifest(config.evaluation) or {}).get("made_by", {})
+        if made_by.get("stage") != "evaluate":
+            raise InputError(f"evaluation: {config.evaluation}: not made by jobs.evaluate; name a directory it made")
+        names = [method.name for method in evaluation.methods]
+        for name in config.compare or ():
+            if name not in names:
+                raise InputError(f"compare: the evaluation has no method {name!r}; it has {', '.join(names)}")
+        return Sources(config, evaluation, validate(EvaluateConfig, made_by["config"], config.evaluation))
+
+    @property
+    def primary(self) -> str:
+        """The metric of comparisons."""
+        return self.evaluation.primary
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods, in the order of the evaluation."""
+        return [method.name for method in self.evaluation.methods]
+
+    @property
+    def others(self) -> list[MethodResult]:
+        """The methods other than the baseline."""
+        return [method for method in self.evaluation.methods if method.name != self.evaluation.baseline]
+
+    def best_first(self) -> list[MethodResult]:
+        """The methods by their mean over all groups."""
+        means = {method.name: method.slices[ALL].summaries[self.primary].mean for method in self.evaluation.methods}
+        return sorted(self.evaluation.methods, key=lambda method: -(means[method.name] or 0.0))
+
+    def compared(self) -> tuple[str, str]:
+        """The two methods whose groups are listed.
+
+        Raises:
+            InputError: the evaluation has one method only.
+        """
+        if self.config.compare is not None:
+            return self.config.compare
+        ranked = [method.name for method in self.best_first()]
+        if len(ranked) < 2:
+            raise InputError("the evaluation has one method; evaluate two to see where they differ")
+        first = self.evaluation.baseline or ranked[1]
+        return first, next(name for name in ranked if name != first)
+
+    def bundles(self) -> Iterator[tuple[str, str]]:
+        """The first bundle of each method that has bundles: name and URL."""
+        for method in self.evaluation.methods:
+            if method.name not in self.evaluated.scores:
+                yield method.name, method.bundles[0]
+
+    @cached_property
+    def test(self) -> Selection:
+        """The test groups.
+
+        Raises:
+            InputError: the data set is not there, or has changed since the evaluation.
+        """
+        test = select(self.evaluated.splits.test, labelled=True)
+        if test.hash != self.evaluation.test.hash:
+            urls = ", ".join(self.evaluation.test.data)
+            raise InputError(f"{urls}: the data has changed since the evaluation; run jobs.evaluate again")
+        return test
+
+
+@cache
+def opened(url: str) -> Bundle:
+    """A bundle, opened once.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    return load(url)
+
+
+def pretrained_for(bundle: Bundle) -> str | None:
+    """The pretrained bundle that a network was finetuned from; None if it learnt from labels alone."""
+    for url in validate(Provenance, bundle.made_by, bundle.url).inputs:
+        made_by = (storage.read_manifest(url) or {}).get("made_by", {})
+        if made_by.get("stage") == "pretrain":
+            return url
+    return None
+
+
+def records(url: str) -> list[Mapping[str, Any]]:
+    """What a run has recorded of its metrics, in order.
+
+    Raises:
+        InputError: no record is there.
+    """
+    lines = _record(url, "metrics.jsonl").splitlines()
+    found: list[Mapping[str, Any]] = [json.loads(line) for line in lines if line.endswith("}")]
+    return found
+
+
+def minutes(url: str) -> float | None:
+    """Minutes of the stage, as its log says: those of all its parts, if it was interrupted and resumed after a finish.
+
+    Raises:
+        InputError: no record is there.
+    """
+    seconds = re.findall(r": done in ([0-9.]+) s$", _record(url, "log.txt"), re.MULTILINE)
+    return sum(map(float, seconds)) / 60 if seconds else None
+
+
+def _record(url: str, name: str) -> str:
+    for folder in _RUN:
+        if storage.exists(place := storage.join(url, folder, name)):
+            return storage.read_bytes(place).decode(errors="replace")
+    raise InputError(f"{url}: no run record ({name}); jobs leave it in run/ beside their output, copy it with the rest")
