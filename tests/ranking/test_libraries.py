@@ -221,7 +221,14 @@ def test_every_program_has_an_oracle() -> None:
     assert set(ORACLES) == set(PROGRAMS)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.program}-{policy.spelled}")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        # ranx compiles for seconds
+        pytest.param(p, id=f"{p.program}-{p.spelled}", marks=[pytest.mark.slow] if p.program == "ranx" else [])
+        for p in POLICIES
+    ],
+)
 def test_a_policy_gives_the_figure_of_its_program(policy: Policy) -> None:
     rng = np.random.default_rng(1)
     # ranx sorts longer lists in an order of ties that nobody can name
