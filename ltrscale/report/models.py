@@ -59,9 +59,10 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     computes, not a library's own of the same name.
 
     Example:
-        >>> steps = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"epoch": 1, "validation_map": 0.5}]
+        >>> steps = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": None}]
+        >>> steps += [{"epoch": 1, "validation_map": 0.5}]
         >>> curves_of(steps)
-        {'loss': [(1, 3.0), (2, 2.0)], 'validation_map': [(2, 0.5)]}
+        {'loss': [(1, 3.0), (2, 2.0)], 'validation_map': [(3, 0.5)]}
     """
     found: dict[str, dict[float, float]] = defaultdict(dict)
     phase, before, at = None, 0, 0
@@ -71,7 +72,8 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
         if "step" in line and "loss" in line:
             # a phase that counts its steps from 1 continues where the one before has ended
             at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
-            found["loss"][at] = line["loss"]
+            if line["loss"] is not None:  # no group of the step had a loss, as where none has a relevant document
+                found["loss"][at] = line["loss"]
         place = line.get("tree", at if "epoch" in line else None)
         for name, value in line.items():
             ours = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
