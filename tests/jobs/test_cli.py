@@ -15,7 +15,7 @@ from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob
@@ -107,6 +107,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "self": CrossvalConfig,
         "study": StudyConfig,
         "gate": GateJob,
+        "evaluate": EvaluateJob,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 
