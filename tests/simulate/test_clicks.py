@@ -29,7 +29,7 @@ GRADES, POSITIONS = [0, 4, 1, 3, 2], [2, 5, 1, 3, 4]
 def clicked(step: Clicks, block: GroupBlock, *, seed: int = 0, feature: int | None = None) -> GroupBlock:
     missing_N = np.full(block.n_documents, np.nan, np.float32)
     complete = block.with_columns(**{"positions": missing_N, "clicks": missing_N, **block.columns_N})
-    ((after, _),) = clicks(step, seed, top=4, feature=feature)(complete)
+    ((after, _),) = clicks(step, seed, top=4, feature=feature, span=1_000_000)(complete)
     return after
 
 
