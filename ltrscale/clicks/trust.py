@@ -18,25 +18,35 @@ Curve = Callable[[Cells, int], Doubles]
 """Propensities relative to the first position, from cells and the number of positions."""
 
 
-def slope(good_P: Doubles, poor_P: Doubles) -> float:
+def slope(good_P: Doubles, poor_P: Doubles, weights_P: Doubles) -> float:
     """How much faster clicks on poor documents fall, as a power of the position; NaN from fewer than two positions.
 
-    The slope of `log(poor_p / good_p)` over `log p` by least squares: 0 for position bias alone, below 0 with trust.
+    The slope of `log(poor_p / good_p)` over `log p` by weighted least squares: 0 for position bias alone, below 0 with
+    trust.
+
+    Args:
+        good_P: the curve of good documents.
+        poor_P: that of poor ones; positions where either is 0 or NaN do not count.
+        weights_P: how well the curves are known at each position.
 
     Example:
-        >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625])), 3)
+        >>> round(slope(np.array([1.0, 0.5, 0.25]), np.array([1.0, 0.25, 0.0625]), np.ones(3)), 3)
         -1.234
     """
-    usable_P = (good_P > 0) & (poor_P > 0)
+    usable_P = (good_P > 0) & (poor_P > 0) & (weights_P > 0)
     if usable_P.sum() < 2:
         return float("nan")
     x_P = np.log(np.arange(1, len(good_P) + 1)[usable_P])
     y_P = np.log(poor_P[usable_P] / good_P[usable_P])
-    return float(((x_P - x_P.mean()) * y_P).sum() / np.square(x_P - x_P.mean()).sum())
+    w_P = weights_P[usable_P] / weights_P[usable_P].sum()
+    from_mean_P = x_P - w_P @ x_P
+    return float((w_P * from_mean_P) @ y_P / ((w_P * from_mean_P) @ from_mean_P))
 
 
 def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D: Ints, curve: Curve) -> Estimate:
     """`slope` with its interval over queries, from the curves of good and of poor documents.
+
+    A position weighs `1 / (1 / clicks on good + 1 / clicks on poor)`, about the inverse of the variance there.
 
     Args:
         cells: with positions from 0 as places.
@@ -49,8 +59,10 @@ def slope_of(cells: Cells, good_D: Bools, poor_D: Bools, positions: int, folds_D
 
     def estimate(fold: int | None) -> Doubles:
         kept = without(cells, folds_D, fold)
-        curves = (curve(kept.keep(chosen_D[kept.pair_M]), positions) for chosen_D in (good_D, poor_D))
-        return np.array([slope(*curves)])
+        good, poor = (kept.keep(chosen_D[kept.pair_M]) for chosen_D in (good_D, poor_D))
+        good_P, poor_P = (part.by_place(positions)[1] for part in (good, poor))
+        weights_P = good_P * poor_P / np.maximum(good_P + poor_P, 1)
+        return np.array([slope(curve(good, positions), curve(poor, positions), weights_P)])
 
     return jackknife(estimate, int(folds_D.max(initial=1)) + 1, log=False)
 
