@@ -1,10 +1,16 @@
-"""Sessions of users whose behaviour is known: rankers that move documents, position bias, noise and trust."""
+"""Sessions of users whose behaviour is known: rankers that move documents, position bias, noise and trust; as logs."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from ltrscale.clicks.sessions import Bools, Doubles, Sessions
+from ltrscale import storage
+from ltrscale.clicks.sessions import Bools, Doubles, Ints, Sessions
+from ltrscale.data.dataset.manifest import Feature, Manifest
+from ltrscale.data.dataset.summaries import LabelCounts
+from ltrscale.data.dataset.writer import DatasetWriter
 
 
 class Truth(NamedTuple):
@@ -51,3 +57,47 @@ def position_based(
 def random_halves(sessions: Sessions, seed: int = 0) -> Bools:
     """Which sessions are in the first half."""
     return np.asarray(np.random.default_rng(seed).random(len(sessions)) < 0.5)
+
+
+Row = Mapping[str, Any]
+
+
+def rows_of(truth: Truth, *, periods: Sequence[str] = ("a", "b", "c"), relevant_from: float = 0.4) -> list[Row]:
+    """The sessions as rows of a log with expert labels, spread over periods; the query is `meta_query`."""
+    rows = []
+    lists = zip(*(part.tolist() for part in vars_of(truth.sessions)), strict=True)
+    for i, (pairs, clicks, query) in enumerate(lists):
+        labels = (truth.relevance_D[pairs] > relevant_from).astype(float).tolist()
+        at = {"query_id": f"s{i}", "period": periods[i % len(periods)], "meta_query": f"q{query}"}
+        shown = {"doc_ids": [f"d{pair}" for pair in pairs], "positions": [p + 1.0 for p in range(len(pairs))]}
+        rows.append({**at, **shown, "clicks": [float(c) for c in clicks], "labels": labels})
+    return rows
+
+
+def vars_of(sessions: Sessions) -> tuple[Ints, Bools, Ints]:
+    """The arrays of sessions."""
+    return sessions.pairs_SP, sessions.clicks_SP, sessions.queries_S
+
+
+_LISTS = ("labels", "relevance", "positions", "clicks")
+
+
+def write_log(url: str, rows: Sequence[Row], *, row_group_bytes: int = 8 << 20) -> str:
+    """Commit rows with a feature of 0 as a data set; a column that a row lacks is null there."""
+    types = {name: pa.list_(pa.float32()) for name in _LISTS} | {"doc_ids": pa.list_(pa.string())}
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "period"]
+    labels = LabelCounts()
+    labels.add(np.array([y for row in rows for y in row.get("labels") or ()], np.float32))
+    with storage.Commit(url) as commit:
+        writer = DatasetWriter(commit, n_features=1, row_group_bytes=row_group_bytes)
+        for period in dict.fromkeys(row["period"] for row in rows):
+            own = [row for row in rows if row["period"] == period]
+            columns = {name: pa.array([row.get(name) for row in own], types.get(name)) for name in names}
+            columns["gid"] = pa.array([i for i, row in enumerate(rows) if row["period"] == period], pa.int64())
+            zeros = [[0.0] * len(row["positions"] or row["labels"]) for row in own]
+            columns["features"] = pa.array(zeros, pa.list_(pa.float32()))
+            columns.setdefault("labels", pa.nulls(len(own), types["labels"]))
+            writer.add(period, pa.table(columns))
+        manifest = Manifest(features=(Feature(name="x"),), files=writer.close(), label_counts=labels.counts())
+        commit.finish(manifest.model_dump(mode="json"))
+    return url

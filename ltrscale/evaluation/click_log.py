@@ -131,7 +131,7 @@ def read_log(settings: LogSettings) -> ClickLog:
     reader = _Reader(settings, min(1.0, settings.sessions / max(groups, 1)), {id(r) for r in row_groups})
     parts = list(reader.parts(plan))
     if reader.tally is None or reader.tally.groups == reader.tally.unusable:
-        raise InputError(f"log: no group has positions, clicks and document ids; {NEEDED['clicks']}")
+        raise InputError(f"log: {reader.lacking()}")
     return reader.joined(parts)
 
 
@@ -159,10 +159,16 @@ class _Reader:
         self.tally: Tally | None = None
         self.label_columns: set[str] = set()
         self.labels_are_clicks = True
+        self.present: set[str] = set()
+
+    def lacking(self) -> str:
+        """Why no group can be used."""
+        absent = [f"no group has {name}; {remedy}" for name, remedy in NEEDED.items() if name not in self.present]
+        return absent[0] if absent else "no group has all of positions, clicks and document ids; prepare it with them"
 
     def parts(self, plan: list[tuple[RowGroup, bool]]) -> Iterator[_Part]:
         """The sampled sessions of each row group; counts those of the log."""
-        names = [self.settings.query, *NEEDED, "labels", "relevance"]
+        names = [*dict.fromkeys(("query_id", self.settings.query)), *NEEDED, "labels", "relevance"]
         tables = read_direct([row_group for row_group, _ in plan], names)
         with progress("clicks", sum(row_group.documents for row_group, _ in plan)) as advance:
             for (row_group, held_out), table in zip(plan, tables, strict=True):
@@ -173,14 +179,15 @@ class _Reader:
         for name, remedy in {self.settings.query: "name a column that is there", **NEEDED}.items():
             if name not in table.column_names:
                 raise InputError(f"{row_group.url}: no column {name!r}; {remedy}")
-        usable_Q = np.logical_and.reduce([_valid(table, name) for name in NEEDED])
+        valid = {name: _valid(table, name) for name in NEEDED}
+        self.present |= {name for name, valid_Q in valid.items() if valid_Q.any()}
+        usable_Q = np.logical_and.reduce(list(valid.values()))
         groups, in_log = len(table), id(row_group) in self.of_log
         table = table.filter(pa.array(usable_Q))
         lists = _Lists.of(table, row_group)
         low_N = lists.positions_N < 1
         if low_N.any():
-            query = table.column("query_id" if "query_id" in table.column_names else self.settings.query)
-            name = query[int(lists.group_N[low_N.argmax()])].as_py()
+            name = table.column("query_id")[int(lists.group_N[low_N.argmax()])].as_py()
             raise InputError(f"query {name} of period {row_group.period} has a position below 1; count from 1")
         session = lists.sessions(self.settings.depth)
         if in_log:

@@ -58,8 +58,8 @@ class ClicksConfig(LogSettings):
     chain of links from the first position to every other, no propensities are harvested."""
     impressions_per_pair: int = Field(default=20, ge=2)
     """The fewest impressions of a document that the propensities by EM use: with few, EM is biased."""
-    smoothing: float = Field(default=1.0, gt=0)
-    """Impressions of average clicks that click models add to each document of a query."""
+    smoothing: float = Field(default=4.0, gt=0)
+    """Examinations of average clicks that click models add to each document of a query."""
     relevant_from: float = Field(default=1.0, gt=0)
     """Lowest expert label of a relevant document, to look for trust in clicks on the others."""
     ndcg_at: CutOff = 10
