@@ -83,9 +83,9 @@ _LISTS = ("labels", "relevance", "positions", "clicks")
 
 
 def write_log(url: str, rows: Sequence[Row], *, row_group_bytes: int = 8 << 20) -> str:
-    """Commit rows with a feature of 0 as a data set; a column that a row lacks is null there."""
+    """Commit rows with the feature `x`, 0 by default, as a data set; a column that a row lacks is null there."""
     types = {name: pa.list_(pa.float32()) for name in _LISTS} | {"doc_ids": pa.list_(pa.string())}
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "period"]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("period", "x")]
     labels = LabelCounts()
     labels.add(np.array([y for row in rows for y in row.get("labels") or ()], np.float32))
     with storage.Commit(url) as commit:
@@ -94,8 +94,8 @@ def write_log(url: str, rows: Sequence[Row], *, row_group_bytes: int = 8 << 20) 
             own = [row for row in rows if row["period"] == period]
             columns = {name: pa.array([row.get(name) for row in own], types.get(name)) for name in names}
             columns["gid"] = pa.array([i for i, row in enumerate(rows) if row["period"] == period], pa.int64())
-            zeros = [[0.0] * len(row["positions"] or row["labels"]) for row in own]
-            columns["features"] = pa.array(zeros, pa.list_(pa.float32()))
+            values = [row.get("x", [0.0] * len(row["positions"] or row["labels"])) for row in own]
+            columns["features"] = pa.array(values, pa.list_(pa.float32()))
             columns.setdefault("labels", pa.nulls(len(own), types["labels"]))
             writer.add(period, pa.table(columns))
         manifest = Manifest(features=(Feature(name="x"),), files=writer.close(), label_counts=labels.counts())

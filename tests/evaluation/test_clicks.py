@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click_sessions import Row, position_based, rows_of, write_log
+from linear_teacher import linear_teacher
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -16,6 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import read_log
 from ltrscale.evaluation.clicks import ClicksConfig, understand
 from ltrscale.evaluation.clicks_page import UnderstoodLog, page, tables
+from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.workflows.clicks import ClicksJob
 
@@ -280,3 +283,53 @@ def test_what_relabelling_simulates_is_found(rows: list[Row], tmp_path: Path, ji
     else:
         assert np.abs(errors).max() < 0.2
         assert found.trust.slope.high > 0
+
+
+@pytest.fixture(scope="module")
+def judged(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A log with a feature, one period of which has no clicks in half of its groups, and a ranker by that feature."""
+    rng, folder, some = np.random.default_rng(0), tmp_path_factory.mktemp("judged"), []
+    for i, row in enumerate(rows[:240]):
+        x = rng.normal(size=len(row["labels"])).tolist()
+        some.append({**row, "x": x, "clicks": None if row["period"] == "d" and i % 8 == 3 else row["clicks"]})
+    url = write_log(str(folder / "data"), some, row_group_bytes=1_500)
+    return url, linear_teacher(str(folder / "model"), url, [1.0])
+
+
+def evaluation(judged: tuple[str, str], **keys: Any) -> EvaluateConfig:
+    url, model = judged
+    splits = {name: {"data": url, "periods": p} for name, p in (("train", "a"), ("validation", "b"), ("test", "d"))}
+    outliers = {"outliers": {"gap": None}, "resamples": 100}
+    return EvaluateConfig(models={"linear": (model,)}, baseline=None, splits=splits, **outliers, **keys)
+
+
+def test_rankers_are_judged_on_labels_and_on_clicks_side_by_side(judged: tuple[str, str], tmp_path: Path) -> None:
+    plain = evaluate(evaluation(judged), str(tmp_path / "plain"), made_by={}, report=lambda _: None)
+    both = evaluate(evaluation(judged, clicks=True), str(tmp_path / "both"), made_by={}, report=lambda _: None)
+    before, after = (found.methods[0].slices["all"].summaries for found in (plain, both))
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"click_ndcg@1", "click_ndcg@5", "click_ndcg@10"}
+    values = []
+    (path,) = Path(judged[0]).glob("period=d/*.parquet")
+    for row in pq.ParquetFile(path).read().to_pylist():
+        if row["clicks"] is not None and any(row["clicks"]):
+            order = np.argsort(-np.array(row["features"]))
+            discounts = 1 / np.log2(np.arange(2, 2 + len(order)))
+            ideal = np.sort(row["clicks"])[::-1][:5] @ discounts[:5]
+            values.append(np.array(row["clicks"])[order][:5] @ discounts[:5] / ideal)
+    assert after["click_ndcg@5"].mean == pytest.approx(np.mean(values))
+    assert after["click_ndcg@5"].groups == len(values)
+    text = (tmp_path / "both" / "report.md").read_text()
+    assert "| Click-NDCG@5 |" in text.partition("## All metrics")[0]
+    assert "Click-NDCG is NDCG of the clicks" in text
+    assert both.policies["click_ndcg@5"].startswith("ties by expectation; gain 1 of a click")
+    groups = pq.read_table(tmp_path / "both" / "groups.parquet")
+    assert {"ndcg@5", "click_ndcg@5"} <= set(groups.column_names)
+
+
+def test_clicks_that_are_not_there_are_named(judged: tuple[str, str], rows: list[Row], tmp_path: Path) -> None:
+    less = [{name: value for name, value in row.items() if name != "clicks"} for row in rows[:80]]
+    url = write_log(str(tmp_path / "less"), less)
+    config = evaluation((url, judged[1]), clicks=True)
+    with pytest.raises(InputError, match="no column 'clicks', which `clicks: true` names; leave it out"):
+        evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None)
