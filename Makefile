@@ -16,7 +16,7 @@ PARALLEL := -n $(JOBS) $(SPREAD)
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo lint check test bench clean
+.PHONY: install demo lint check test bench docs clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -52,6 +52,10 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/python -m jobs.bench
+
+# The documentation as a site that opens from disk: build/docs/index.html.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Removes what was installed and cached; results below runs/ stay.
 clean:

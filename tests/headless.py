@@ -57,8 +57,11 @@ class Opened:
     text: str
 
 
-def opened(page: Path, folder: Path, *, width: int, dark: bool) -> Opened:
-    """Open a page, without a network, in a frame of this width: a window cannot be narrower than 500 pixels."""
+def opened(page: Path, folder: Path, *, width: int, dark: bool, served_at: str | None = None) -> Opened:
+    """Open a page, without a network, in a frame of this width: a window cannot be narrower than 500 pixels.
+
+    A copy of the page lies in the folder, which is read from disk or from a server of this machine.
+    """
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("Chromium is not installed; `apt-get install chromium` brings it")
@@ -66,9 +69,13 @@ def opened(page: Path, folder: Path, *, width: int, dark: bool) -> Opened:
     probed.write_text(page.read_text().replace("<head>", f"<head>{_PROBE}", 1))
     frame.write_text(_FRAME % (probed.name, width))
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom"]
-    command += ["--allow-file-access-from-files", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    command += ["--allow-file-access-from-files", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
     command += ["--virtual-time-budget=8000", f"--blink-settings=preferredColorScheme={int(not dark)}"]
-    command += [f"--user-data-dir={folder / 'profile'}", f"--window-size={max(500, width)},900", frame.as_uri()]
+    command += [
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={max(500, width)},900",
+        f"{served_at or folder.as_uri()}/{frame.name}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r'<pre id="found">(.+)</pre>', done.stdout, re.DOTALL)
     assert found is not None, done.stdout[-2000:] + done.stderr[-2000:]

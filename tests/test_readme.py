@@ -78,7 +78,8 @@ def workplaces(tmp_path: Path, shop: Path) -> Path:
         for block in blocks(page, "yaml"):
             if named := re.match(r"# (\w+\.yaml)\b", block.text):
                 (folder / named[1]).write_text(block.text)
-    (tmp_path / "guide" / "shop").symlink_to(shop)
+    for page in ("README", "own-data", "guide"):
+        (tmp_path / page / "shop").symlink_to(shop)
     return tmp_path
 
 

@@ -128,6 +128,18 @@ class EvaluateConfig(EvaluateSettings):
             raise ValueError(f"models.{empty[0]} has no bundle; name one")
         return self
 
+    @classmethod
+    def recorded(cls, url: str) -> Self:
+        """The config of the evaluation that is committed to a directory.
+
+        Raises:
+            InputError: none is.
+        """
+        made_by = (storage.read_manifest(url) or {}).get("made_by", {})
+        if made_by.get("stage") != "evaluate":
+            raise InputError(f"evaluation: {url}: not made by jobs.evaluate; name a directory that it made")
+        return validate(cls, made_by["config"], url)
+
     @property
     def trials(self) -> dict[str, Texts]:
         """Scores or bundles of each method, in the order of the report."""

@@ -1,16 +1,15 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?"""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import MUCH
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import REPORT, Findings, against, bullets, markdown
+from ltrscale.evaluation.pages import Findings, against, bullets, markdown
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Comparison
@@ -177,12 +176,3 @@ def page(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> str:
         table(verdict),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def commit_verdict(verdict: Verdict, out: str, *, page: str, made_by: Any) -> None:
-    """Commit `verdict.json` and its page to a directory."""
-    with storage.Commit(out) as commit:
-        for name, text in {verdict.file: verdict.to_json(), REPORT: page}.items():
-            with commit.file(name) as path:
-                path.write_text(text, encoding="utf-8")
-        commit.finish({"made_by": made_by})

@@ -273,8 +273,8 @@ def write_report(
     found: Findings,
     *,
     page: str,
-    picture: str,
-    chart: charts.Spec,
+    picture: str = "",
+    chart: charts.Spec | None = None,
     also: Mapping[str, str] | None = None,
 ) -> None:
     """Write the files of a report to a commit.
@@ -283,12 +283,13 @@ def write_report(
         commit: commit of the directory.
         found: the results.
         page: text of `report.md`.
-        picture: file name of the picture.
-        chart: what it shows.
+        picture: file name of the picture, if there is one.
+        chart: what it shows; None for no picture.
         also: texts of other files, by name.
     """
-    with commit.file(picture) as path:
-        charts.save(chart, path)
+    if chart is not None:
+        with commit.file(picture) as path:
+            charts.save(chart, path)
     for name, text in {**(also or {}), found.file: found.to_json(), REPORT: page}.items():
         with commit.file(name) as path:
             path.write_text(text, encoding="utf-8")

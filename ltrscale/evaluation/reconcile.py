@@ -26,7 +26,7 @@ from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.measuring import look_up
-from ltrscale.evaluation.pages import REPORT, Findings, bullets, markdown, number, print_report
+from ltrscale.evaluation.pages import Findings, bullets, markdown, number, print_report, write_report
 from ltrscale.evaluation.scored_table import Lists, TableSource, read_lists
 from ltrscale.markdown import code
 from ltrscale.progress import Report, progress
@@ -174,9 +174,7 @@ def reconcile(config: ReconcileConfig, out: str, *, made_by: Mapping[str, Any], 
             pq.write_table(
                 pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values}), path
             )
-        for file, text in {result.file: result.to_json(), REPORT: page(result)}.items():
-            with commit.file(file) as path:
-                path.write_text(text, encoding="utf-8")
+        write_report(commit, result, page=page(result))
         commit.finish({"made_by": made_by})
     for of_metric in result.metrics:
         report({"metric": of_metric.metric, "figure": of_metric.figure})

@@ -91,7 +91,9 @@ class Study(Findings):
     trained_on: dict[str, float | None]
     """All labelled groups that a model learns from, with and without a relevant document: the mean over the draws."""
     validation_share: float | None
-    """Validation labels as a share of the training labels; None if all of the split are used."""
+    """Validation labels as a share of the training labels; None if they are a fixed sample or all of the split."""
+    validation_size: dict[str, float]
+    """The size of the sample of validation labels that is the same at every number; empty for all of the split."""
     methods: dict[str, About]
     baseline: str | None
     control: str | None
@@ -155,6 +157,7 @@ class Design(Config):
     methods: dict[str, About]
     counts: Literal["relevant", "labelled"]
     validation_share: float | None
+    validation_size: dict[str, float]
     baseline: str | None
     control: str | None
     primary: str
@@ -188,6 +191,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
         counts=design.counts,
         trained_on=trained_on,
         validation_share=design.validation_share,
+        validation_size=design.validation_size,
         methods=dict(design.methods),
         baseline=design.baseline,
         control=design.control,

@@ -126,11 +126,14 @@ def _data(study: Study) -> str:
     draws = sorted({e.draws for p in study.points for e in p.estimates["all"].values()})
     counts = ", ".join(f"{name}{_in_all(study, name)}" for name in study.labelled)
     what = "Training groups with a relevant document" if study.counts == "relevant" else "Labelled training groups"
-    validation = (
-        "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
-        if study.validation_share is None
-        else f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
-    )
+    if study.validation_share is not None:
+        validation = f"validation labels are {study.validation_share:g} of the training labels, drawn with them"
+    elif study.validation_size:
+        ((size, count),) = study.validation_size.items()
+        sample = code(f"{size}: {count:g}")
+        validation = f"validation labels are a sample ({sample}), drawn anew with those of training"
+    else:
+        validation = "all labelled groups of the validation split choose epochs, trees and settings, as in the papers"
     drawn = " to ".join(map(str, dict.fromkeys([draws[0], draws[-1]])))
     periods = " to ".join(map(code, dict.fromkeys([test.periods[0], test.periods[-1]])))
     defined = max(e.groups for p in study.points for e in p.estimates["all"].values())

@@ -32,7 +32,7 @@ from ltrscale.models.ranker import Ranker
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
 from ltrscale.report.models import importances
-from ltrscale.report.sources import Sources, opened, pretrained_for
+from ltrscale.report.sources import Sources, pretrained_for
 
 _IDS = ("query_id", "doc_ids")
 _OVERLAP_AT = 5
@@ -72,7 +72,9 @@ def read(sources: Sources, selection: Selection, methods: Sequence[str] = ()) ->
         if name in evaluated.scores
     }
     scorers = {
-        name: opened(url).scorer(features=selection.features) for name, url in sources.bundles() if name in methods
+        name: sources.opened(url).scorer(features=selection.features)
+        for name, url in sources.bundles()
+        if name in methods
     }
     decoder = Decoder(selection)
     for row_group in selection.row_groups:
@@ -111,7 +113,7 @@ def embeddings(sources: Sources) -> Iterator[Block]:
     problems: list[str] = []
     for title, url in (sources.config.embeddings or dict(_networks(sources, problems))).items():
         try:
-            found[title] = opened(url)
+            found[title] = sources.opened(url)
         except InputError as error:
             problems.append(f"{title}: {error}")
     yield from map(LeftOut, problems)
@@ -141,7 +143,7 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
     known = set()
     for name, url in sources.bundles():
         try:
-            bundle = opened(url)
+            bundle = sources.opened(url)
             before = pretrained_for(bundle) if bundle.trees is None else None
         except InputError as error:
             problems.append(f"{name}: {error}")
@@ -276,7 +278,7 @@ def _most_important(sources: Sources) -> list[str]:
     """The features to show: the most important ones of the first trees, or else the first ones of the data."""
     names = [feature.name for feature in sources.test.features]
     for _, url in sources.bundles():
-        if found := importances(opened(url)):
+        if found := importances(sources.opened(url)):
             return [name for name in found if name in names][:_FEATURES_SHOWN]
     return names[:_FEATURES_SHOWN]
 

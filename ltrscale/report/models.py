@@ -12,7 +12,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
 from ltrscale.report.results import study_costs
-from ltrscale.report.sources import Sources, minutes, opened, pretrained_for, records
+from ltrscale.report.sources import Sources, minutes, pretrained_for, records
 from ltrscale.storage import join
 
 _POINTS = 150
@@ -27,7 +27,7 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
     curves: dict[str, dict[str, Curve]] = defaultdict(dict)
     for name, url in sources.bundles():
         try:
-            bundle = opened(url)
+            bundle = sources.opened(url)
             kind = "trees" if bundle.trees is not None else "networks"
             for what, curve in curves_of(records(url)).items():
                 curves[f"{kind}: {what}"][name] = curve
@@ -110,7 +110,7 @@ def features(sources: Sources) -> Iterator[Block]:
     of_methods: dict[str, dict[str, float]] = {}
     for name, url in sources.bundles():
         try:
-            found = importances(opened(url))
+            found = importances(sources.opened(url))
             of_methods |= {} if found is None else {name: found}
         except InputError as error:
             yield LeftOut(f"{name}: {error}")
@@ -156,7 +156,7 @@ def cost(sources: Sources) -> Iterator[Block]:
     rows = []
     for name, url in sources.bundles():
         try:
-            before = pretrained_for(opened(url))
+            before = pretrained_for(sources.opened(url))
             rows.append([name, *_cost(url), *(("-", "-") if before is None else _cost(before))])
         except InputError as error:
             yield LeftOut(f"{name}: {error}")

@@ -6,8 +6,8 @@ A section whose source is missing is left out with the line that its `InputError
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field
@@ -24,7 +24,6 @@ from ltrscale.evaluation.slices import ALL
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
-_RUN = ("run", "_run")
 
 
 class ReportConfig(Config):
@@ -65,6 +64,7 @@ class Sources:
     evaluation: Evaluation
     evaluated: EvaluateConfig
     """The config of the evaluation."""
+    _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def open(config: ReportConfig) -> "Sources":
@@ -74,14 +74,11 @@ class Sources:
             InputError: there is none, or the methods to compare are not among its own.
         """
         evaluation = Evaluation.read(config.evaluation)
-        made_by = (storage.read_manifest(config.evaluation) or {}).get("made_by", {})
-        if made_by.get("stage") != "evaluate":
-            raise InputError(f"evaluation: {config.evaluation}: not made by jobs.evaluate; name a directory it made")
         names = [method.name for method in evaluation.methods]
         for name in config.compare or ():
             if name not in names:
                 raise InputError(f"compare: the evaluation has no method {name!r}; it has {', '.join(names)}")
-        return Sources(config, evaluation, validate(EvaluateConfig, made_by["config"], config.evaluation))
+        return Sources(config, evaluation, EvaluateConfig.recorded(config.evaluation))
 
     @property
     def primary(self) -> str:
@@ -123,6 +120,16 @@ class Sources:
             if method.name not in self.evaluated.scores:
                 yield method.name, method.bundles[0]
 
+    def opened(self, url: str) -> Bundle:
+        """A bundle, opened once for all sections.
+
+        Raises:
+            InputError: it is missing or damaged.
+        """
+        if url not in self._opened:
+            self._opened[url] = load(url)
+        return self._opened[url]
+
     @cached_property
     def test(self) -> Selection:
         """The test groups.
@@ -135,16 +142,6 @@ class Sources:
             urls = ", ".join(self.evaluation.test.data)
             raise InputError(f"{urls}: the data has changed since the evaluation; run jobs.evaluate again")
         return test
-
-
-@cache
-def opened(url: str) -> Bundle:
-    """A bundle, opened once.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
-    return load(url)
 
 
 def pretrained_for(bundle: Bundle) -> str | None:
@@ -178,7 +175,7 @@ def minutes(url: str) -> float | None:
 
 
 def _record(url: str, name: str) -> str:
-    for folder in _RUN:
+    for folder in (storage.RUN, storage.HIDDEN_RUN):
         if storage.exists(place := storage.join(url, folder, name)):
             return storage.read_bytes(place).decode(errors="replace")
     raise InputError(f"{url}: no run record ({name}); jobs leave it in run/ beside their output, copy it with the rest")

@@ -45,6 +45,8 @@ from ltrscale.storage.files import (
 from ltrscale.storage.filesystems import arrow_filesystem, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, Lease, LeaseLost, held, hold, join_leases
 from ltrscale.storage.names import (
+    HIDDEN_RUN,
+    RUN,
     absolute,
     check_scheme,
     is_local,
@@ -58,7 +60,9 @@ from ltrscale.storage.patience import patiently
 
 __all__ = [
     "HIDDEN_MANIFEST",
+    "HIDDEN_RUN",
     "MANIFEST",
+    "RUN",
     "WHEN_BUSY",
     "Commit",
     "Lease",

@@ -54,8 +54,8 @@ _PART_BYTES, _PATH_BYTES = 255, 1024
 _PATTERNS = set("\\*?[]")
 """Characters that file systems read as a separator or a pattern: deleting a pattern would delete all its matches."""
 _RESERVED = {"manifest.json", "_manifest.json"}
-_NOT_FIRST = {"run", "_run"}
-"""The directories of a job's own log, which no manifest owns."""
+RUN, HIDDEN_RUN = "run", "_run"
+"""The directory of a job's own log, which no manifest owns; the second where other programs read all files."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 100
 
@@ -77,7 +77,7 @@ def listed_path(text: str) -> str:
     fault = next(filter(None, map(_part_fault, parts)), None)
     if fault is None and len(text.encode()) > _PATH_BYTES:
         fault = f"longer than {_PATH_BYTES} bytes"
-    if fault is None and (parts[0] in _NOT_FIRST or _RESERVED.intersection(parts)):
+    if fault is None and (parts[0] in (RUN, HIDDEN_RUN) or _RESERVED.intersection(parts)):
         fault = "it is reserved"
     if fault:
         raise ValueError(f"{text[:_SHOWN]!r} cannot be the path of a listed file: {fault}")

@@ -4,8 +4,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from ltrscale import storage
-from ltrscale.config import validate
-from ltrscale.errors import InputError
 from ltrscale.evaluation.decay import Decay, chart, decay, page, tables
 from ltrscale.evaluation.drift import DriftSettings, measure_drift
 from ltrscale.evaluation.evaluate import EvaluateConfig
@@ -61,7 +59,4 @@ class DriftJob(DriftSettings, Stage):
     @cached_property
     def _config(self) -> EvaluateConfig:
         """The config that the evaluation records."""
-        made_by = (storage.read_manifest(self.evaluation) or {}).get("made_by", {})
-        if made_by.get("stage") != "evaluate":
-            raise InputError(f"evaluation: {self.evaluation}: not made by jobs.evaluate; name a directory that it made")
-        return validate(EvaluateConfig, made_by["config"], self.evaluation)
+        return EvaluateConfig.recorded(self.evaluation)

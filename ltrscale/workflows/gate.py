@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import model_validator
 
+from ltrscale import storage
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -18,8 +19,8 @@ from ltrscale.errors import Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, commit_verdict, judge, page, table
-from ltrscale.evaluation.pages import REPORT, print_report
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, judge, page, table
+from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
@@ -81,7 +82,9 @@ def run_gate(job: GateJob) -> None:
         verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds)
         text = page(verdict, config, [join(place, REPORT) for place in places.values()])
         inputs = {name: content_of(place) for name, place in places.items()}
-        commit_verdict(verdict, job.out, page=text, made_by=made_by("gate", job.bounds, inputs))
+        with storage.Commit(job.out) as commit:
+            write_report(commit, verdict, page=text)
+            commit.finish({"made_by": made_by("gate", job.bounds, inputs)})
     print_report(job.out, [table(verdict)])
     if not verdict.passed:
         raise Refused(verdict.reasons)

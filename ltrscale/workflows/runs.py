@@ -33,8 +33,7 @@ from ltrscale.progress import Report, log
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
 _FILES = (_LOG, _METRICS, _CONFIG, _ENVIRONMENT)
-RUN, HIDDEN_RUN = "run", "_run"
-RUN_FILES = tuple(f"{RUN}/{name}" for name in _FILES)
+RUN_FILES = tuple(f"{storage.RUN}/{name}" for name in _FILES)
 """The files that `recorded` writes below a directory."""
 _COPY_S = 60.0
 _listener: ContextVar[Report | None] = ContextVar("listener", default=None)
@@ -97,7 +96,7 @@ def _committed_by(out: str) -> str | None:
 
 
 @contextmanager
-def recorded(out: str, config: Config, stage: str, *, name: str = RUN) -> Iterator[Report]:
+def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -> Iterator[Report]:
     """Keep config, environment, log and metrics of the block in a folder of `out`; yields what records metrics.
 
     Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run.
@@ -139,8 +138,8 @@ def recorded(out: str, config: Config, stage: str, *, name: str = RUN) -> Iterat
 def _moved(out: str, name: str) -> str:
     """The directory of the record below `out`, with the record that an earlier version has left below `out/run`."""
     target = storage.join(out, name)
-    for file in _FILES if name != RUN else ():
-        if storage.exists(old := storage.join(out, RUN, file)):
+    for file in _FILES if name != storage.RUN else ():
+        if storage.exists(old := storage.join(out, storage.RUN, file)):
             storage.write_bytes(storage.join(target, file), storage.read_bytes(old))
             storage.remove_with_folders(old, out)
     return target

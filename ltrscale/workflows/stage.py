@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
+from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Splits, check_disjoint
 from ltrscale.progress import Report, log
 from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
-from ltrscale.workflows.runs import RUN, held, recorded
+from ltrscale.workflows.runs import held, recorded
 
 Origin = Mapping[str, Any]
 """Stage, settings and inputs of an output, as its manifest records them."""
@@ -35,7 +36,7 @@ class Stage(Config):
     """The name that manifests record."""
     makes_data: ClassVar[bool] = False
     """Whether the output is a data set, which must be opened anew once it is made."""
-    record: ClassVar[str] = RUN
+    record: ClassVar[str] = storage.RUN
     """The folder of the run's record below `out`."""
     out: str
     """Directory of the output."""

@@ -27,7 +27,6 @@ from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
-from ltrscale.workflows.runs import HIDDEN_RUN
 from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
@@ -259,7 +258,7 @@ class ScoreJob(ScoreConfig, Stage):
     """Score periods of a data set with a bundle."""
 
     stage: ClassVar = "score"
-    record: ClassVar = HIDDEN_RUN
+    record: ClassVar = storage.HIDDEN_RUN
     out: str
     """Directory of the scores."""
 

@@ -122,6 +122,7 @@ def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
         control=config.control,
         counts=config.counts,
         validation_share=config.validation_share,
+        validation_size=config.splits.validation.size,
         primary=f"ndcg@{config.evaluate.primary_cutoff}",
         relevant_from=config.evaluate.relevant_from,
         leave_out_constant=config.evaluate.leave_out_constant,

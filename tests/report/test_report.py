@@ -22,8 +22,8 @@ from headless import opened
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.gate import Check, Verdict, commit_verdict
-from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.gate import Check, Verdict
+from ltrscale.evaluation.pages import number, write_report
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
 from ltrscale.report import groups
@@ -309,7 +309,9 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     reason = f"all groups: {MARKUP}"
     check = Check(bound="margin", where="all", holds=False, reason=reason)
     verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
-    commit_verdict(verdict, str(tmp_path / "gate"), page="", made_by={})
+    with storage.Commit(str(tmp_path / "gate")) as commit:
+        write_report(commit, verdict, page="")
+        commit.finish({"made_by": {}})
     history = History(str(tmp_path / "search"))
     history.open({})
     for number_, value in enumerate((0.3, None, 0.5)):

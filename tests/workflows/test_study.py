@@ -113,6 +113,7 @@ def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path,
         "Percent of gbdt",
         "Outlier-NDCG@5",
         "Training groups with a relevant document: 8 (",
+        "all labelled groups of the validation split choose",
     ):
         assert words in text, words
     assert "HOU24, tables 14 and 15" not in text, "there is one augmentation only"
@@ -149,6 +150,8 @@ def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset
         "mean": {"kind": "combined", "parts": ["plain", "wild"], "combine": {"how": "mean"}},
     }
     config = study(synthetic_dataset, tmp_path / "out", methods=methods, grid=[{"labelled": [30], "draws": 1}])
+    few = config.splits.validation.replace(labelled_groups=20)
+    config = config.replace(splits=config.splits.replace(validation=few.model_dump()).model_dump())
     with pytest.raises(InputError, match=r"2 tasks failed, the first is models/30/draw-0/seed-0/wild .*NaN"):
         run_study(config)
     found = Study.read(str(tmp_path / "out" / "summary"))
@@ -158,6 +161,7 @@ def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset
     text = (tmp_path / "out" / "summary" / "report.md").read_text()
     assert "2 of 4 models are measured" in text
     assert "a score is NaN, training has diverged" in text
+    assert "validation labels are a sample (`labelled_groups: 20`), drawn anew with those of training" in text
 
 
 def test_validation_labels_shrink_with_the_training_labels_if_asked(synthetic_dataset: str, tmp_path: Path) -> None:
