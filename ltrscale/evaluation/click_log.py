@@ -26,7 +26,7 @@ from ltrscale.progress import progress
 NEEDED = {
     "positions": "prepare the log with columns.positions",
     "clicks": "prepare the log with columns.clicks",
-    "doc_ids": "prepare the log with columns.doc_id: without ids no document is known at two positions",
+    "doc_ids": "prepare the log with columns.item (or columns.docs): without ids no document is known at two positions",
 }
 _MOST_CLICKS = 4
 """Groups with at least so many clicks are counted together."""
@@ -48,8 +48,8 @@ class LogSettings(Config):
     depth: CutOff = 10
     """Positions that are looked at."""
     sessions: int = Field(default=500_000, ge=100)
-    """Groups to keep in memory, some 700 bytes each at a depth of 10: all groups of a sample of the queries, of so many
-    that about this number comes out. Click and exposure by position are counted over all groups."""
+    """Groups to keep in memory, some 1,500 bytes each at a depth of 10: all groups of a sample of the queries, of so
+    many that about this number comes out. Click and exposure by position are counted over all groups."""
 
 
 @dataclass(frozen=True, eq=False)

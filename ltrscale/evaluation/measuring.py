@@ -114,7 +114,7 @@ class Measuring:
         found = []
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
-                who = "`clicks: true`" if lacking == CLICKS else "a slice"
+                who = "evaluate.clicks" if lacking == CLICKS else "a slice"
                 raise InputError(f"{row_group.url}: no column {lacking!r}, which {who} names; leave it out")
             rows_Q = decoder.served_rows([row_group], [table])
             window = decoder.decode([row_group], [table], rows_Q)

@@ -218,7 +218,7 @@ def test_a_sample_is_of_whole_queries(data: str) -> None:
 
 @pytest.mark.parametrize(
     ("column", "remedy"),
-    [("positions", "columns.positions"), ("clicks", "columns.clicks"), ("doc_ids", "columns.doc_id")],
+    [("positions", "columns.positions"), ("clicks", "columns.clicks"), ("doc_ids", "columns.item")],
 )
 def test_a_column_that_is_missing_is_named_with_its_remedy(
     rows: list[Row], tmp_path: Path, column: str, remedy: str
@@ -331,5 +331,5 @@ def test_clicks_that_are_not_there_are_named(judged: tuple[str, str], rows: list
     less = [{name: value for name, value in row.items() if name != "clicks"} for row in rows[:80]]
     url = write_log(str(tmp_path / "less"), less)
     config = evaluation((url, judged[1]), clicks=True)
-    with pytest.raises(InputError, match="no column 'clicks', which `clicks: true` names; leave it out"):
+    with pytest.raises(InputError, match="no column 'clicks', which evaluate.clicks names; leave it out"):
         evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None)
