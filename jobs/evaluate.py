@@ -30,7 +30,7 @@ COMMAND = Command(
     evaluate.splits evaluate.splits.validation evaluate.splits.test evaluate.splits.test.data
     evaluate.splits.test.periods evaluate.splits.test.labels
     evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff evaluate.relevant_from
-    evaluate.policy evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
+    evaluate.policy evaluate.clicks evaluate.slices evaluate.slice_by evaluate.outliers.gap evaluate.outliers.known
     evaluate.resamples ray
     """,
 )

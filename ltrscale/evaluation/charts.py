@@ -330,9 +330,10 @@ def beside(*specs: Spec) -> Spec:
     return {"$schema": _SCHEMA, "hconcat": [_part(spec) for spec in specs]}
 
 
-def above(*specs: Spec) -> Spec:
-    """Charts one above the other in one picture."""
-    return {"$schema": _SCHEMA, "vconcat": [_part(spec) for spec in specs]}
+def above(*specs: Spec, alike: bool = True) -> Spec:
+    """Charts one above the other in one picture; without `alike` each has series of its own, and a legend."""
+    resolve = {} if alike else {"resolve": {"scale": {"color": "independent"}}}
+    return {"$schema": _SCHEMA, "vconcat": [_part(spec) for spec in specs], **resolve}
 
 
 def _part(spec: Spec) -> Spec:

@@ -35,7 +35,7 @@ from ltrscale.evaluation.summarise import Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
-from ltrscale.ranking.graded import GainNDCGConfig, Gains
+from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig, Gains
 from ltrscale.ranking.letor import LetorPrecisionConfig
 from ltrscale.ranking.metrics import Metric, PrecisionConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
@@ -110,6 +110,9 @@ class EvaluateConfig(EvaluateSettings):
     """Methods without a bundle, by name: the directory of scores that jobs.score made on the test split's data set."""
     splits: SplitsWithTest
     """Metrics are measured on the labelled groups of `test`; outlier rules are fitted on all groups of `validation`."""
+    clicks: bool = False
+    """Report NDCG of the column `clicks` too, as `click_ndcg`, beside that of the labels: the two part ways on real
+    logs."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -200,10 +203,11 @@ def evaluate(
         docs_per_batch=config.docs_per_batch,
         threads=threads,
         logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
+        on_clicks=partial(values_of, metrics=_on_clicks(config), settings=config) if config.clicks else None,
     )
     measuring.open()
     with storage.Commit(out) as commit:
-        with commit.file(GROUPS) as path, GroupFile(path, list(metrics_of(config)), trials) as file:
+        with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run)
         evaluation = _summarise(tallies, trials, test, detector, config)
         text = page(evaluation, picture=_PICTURE, out=out)
@@ -263,7 +267,7 @@ class _Tallies:
 
 def _measure(measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run) -> _Tallies:
     """Score the test groups with every bundle, in one pass over the data."""
-    shape = len(measuring.models), len(metrics_of(config))
+    shape = len(measuring.models), len(_all_metrics(config))
     tallies = _Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
     groups = test.n_groups
     for values in measuring.on(test, run):
@@ -313,6 +317,17 @@ def metrics_of(config: EvaluateSettings) -> dict[str, Metric]:
     if config.gains is not None:
         metrics += [GainNDCGConfig(k=k, gains=config.gains) for k in config.ndcg_at]
     return {metric.name: metric for metric in metrics}
+
+
+def _on_clicks(config: EvaluateConfig) -> dict[str, Metric]:
+    """The metrics of clicks, by name."""
+    metrics = [ClickNDCGConfig(k=k) for k in config.ndcg_at] if config.clicks else []
+    return {metric.name: metric for metric in metrics}
+
+
+def _all_metrics(config: EvaluateConfig) -> dict[str, Metric]:
+    """Every metric, those of clicks last, by name."""
+    return metrics_of(config) | _on_clicks(config)
 
 
 def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
@@ -370,7 +385,7 @@ def _summarise(
         primary=f"ndcg@{config.primary_cutoff}",
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
-        policies={name: metric.policy for name, metric in metrics_of(config).items()},
+        policies={name: metric.policy for name, metric in _all_metrics(config).items()},
         resamples=config.resamples,
         test=EvaluatedData(
             data=config.splits.test.data,
@@ -407,7 +422,7 @@ def _scopes(
         blocks = tallies.slices[name].blocks()
         found[name] = scopes(
             [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
-            list(metrics_of(config)),
+            list(_all_metrics(config)),
             baseline=baseline,
             samples=config.resamples,
             seed=config.seed,

@@ -13,17 +13,19 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load
+from ltrscale.data.columns import spread
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
-from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.conditions import Truths
@@ -35,6 +37,8 @@ from ltrscale.ranking.calibration import tally
 _VALUES = 1 << 20
 """Feature values, or documents where no features are read, of a part, over all trials."""
 
+CLICKS = "clicks"
+"""The column of clicks."""
 Place = tuple[str, int]
 """URL of a data file, and the number of a row group in it."""
 
@@ -70,6 +74,8 @@ class Measuring:
     """Of a tree model; 0 takes all cores."""
     logits: tuple[int, ...] = ()
     """Numbers of the trials whose scores are logits of clicks."""
+    on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
+    """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None for none."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Lets a process open the bundles once for all its parts."""
 
@@ -98,7 +104,8 @@ class Measuring:
         Raises:
             InputError: a file is missing or damaged, scores are missing or not finite, or a group cannot be sliced.
         """
-        row_groups, decoder, stored = part.selection.row_groups, Decoder(part.selection), self.slicer.stored
+        row_groups, decoder = part.selection.row_groups, Decoder(part.selection)
+        stored = [*self.slicer.stored, *([CLICKS] if self.on_clicks else [])]
         tables = read_direct(row_groups, [*decoder.columns, *stored])
         committed = {
             url: read_direct([at[row_group.url, row_group.index] for row_group in row_groups], scored.COLUMNS)
@@ -107,7 +114,8 @@ class Measuring:
         found = []
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
-                raise InputError(f"{row_group.url}: no column {lacking!r}, which a slice names; leave the slice out")
+                who = "evaluate.clicks" if lacking == CLICKS else "a slice"
+                raise InputError(f"{row_group.url}: no column {lacking!r}, which {who} names; leave it out")
             rows_Q = decoder.served_rows([row_group], [table])
             window = decoder.decode([row_group], [table], rows_Q)
             rows = table.select(stored).take(pa.array(rows_Q))
@@ -141,6 +149,10 @@ class Measuring:
             slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
             scores_T = [self._scored(t, scorer, groups, period) for t, scorer in enumerate(scorers)]
             values_TMQ = [self.metrics(scores_N, groups).numpy() for scores_N in scores_T]
+            if self.on_clicks:
+                clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
+                clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
+                values_TMQ = [np.concatenate(both) for both in zip(values_TMQ, clicked_TCQ, strict=True)]
             scores.append([scores_T[t] for t in self.logits])
             values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
         lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
@@ -170,6 +182,15 @@ class Measuring:
             what = f"gives scores that are not finite (period {period})"
             raise InputError(f"{self.models[t]}: {what}; train it again")
         return scores_N
+
+
+def _clicks_of(rows: pa.Table, groups: QueryGroups) -> Tensor:
+    """The clicks of each document; NaN in a group without them."""
+    lists = rows.column(CLICKS).combine_chunks()
+    lengths_Q = groups.lengths_Q.numpy()
+    if (pc.list_value_length(lists).fill_null(-1).to_numpy(zero_copy_only=False) > lengths_Q).any():
+        raise InputError(f"column {CLICKS!r} does not have one value a document; {REMEDY}")
+    return torch.tensor(np.asarray(spread(lists, lengths_Q).to_numpy(zero_copy_only=False), np.float32))
 
 
 def committed_row_groups(url: str, split: Split) -> dict[Place, RowGroup]:

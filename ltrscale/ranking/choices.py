@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ltrscale.config import by_kind
-from ltrscale.ranking.graded import DCGConfig, ERRConfig, GainNDCGConfig
+from ltrscale.ranking.graded import ClickNDCGConfig, DCGConfig, ERRConfig, GainNDCGConfig
 from ltrscale.ranking.letor import LetorMAPConfig, LetorMeanNDCGConfig, LetorNDCGConfig, LetorPrecisionConfig
 from ltrscale.ranking.losses import (
     ApproxNDCGConfig,
@@ -85,7 +85,7 @@ def named(name: str, *, threshold: float = 1.0) -> Metric:
     return metric_class(name).made(k=int(name.partition("@")[2] or 1), threshold=threshold)
 
 
-_CLASSES: dict[str, type[Metric]] = by_kind(MetricConfig | LetorMetricConfig | GainNDCGConfig)
+_CLASSES: dict[str, type[Metric]] = by_kind(MetricConfig | LetorMetricConfig | GainNDCGConfig | ClickNDCGConfig)
 
 
 def metric_class(name: str) -> type[Metric]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from scipy.special import ndtri
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
@@ -22,6 +23,7 @@ from ltrscale.simulate.step import (
     Transform,
     changes,
     check_grades,
+    copies,
     labelled,
     place_in_group,
     relabelled,
@@ -35,6 +37,9 @@ class PositionBased(Config):
     kind: Literal["pbm"] = "pbm"
     eta: float = Field(default=1.0, ge=0)
     """Strength of the position bias; 0 for none."""
+    trust: float = Field(default=0.0, ge=0, le=1)
+    """Probability of a click on the first document, if it is examined, just because it is first; trust / position
+    further down (trust bias, Agarwal et al. 2019)."""
 
 
 class Cascade(Config):
@@ -58,6 +63,11 @@ class Clicks(StepConfig):
     """The ranking to show: by the data set's `positions`, random, or by a feature."""
     feature: str | None = None
     """Name of that feature; the highest value comes first, missing ones last, ties at random."""
+    copies: int = Field(default=1, ge=1)
+    """Impressions of each labelled group. Several replace it, with `#1`, `#2` and so on after the `query_id`."""
+    jitter: float = Field(default=0.0, ge=0)
+    """Standard deviation, in positions, of normal noise by which each document moves before it is shown; without it
+    all copies of a group that is ranked by positions or a feature show the same list."""
     depth: int | None = Field(default=None, ge=1)
     """Number of positions to show; documents below get no click and no position. Empty for all."""
     max_relevance: float | None = Field(default=None, gt=0)
@@ -143,8 +153,10 @@ def draw_clicks(
         [True, False, False]
     """
     match user:
-        case PositionBased(eta=eta):
-            return np.asarray(draw_N < attraction_N * examination(positions_N, eta=eta))
+        case PositionBased(eta=eta, trust=trust):
+            trusted_N = trust * examination(positions_N, eta=1.0)
+            perceived_N = trusted_N + (1 - trusted_N) * attraction_N
+            return np.asarray(draw_N < perceived_N * examination(positions_N, eta=eta))
         case Cascade():
             return first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
 
@@ -159,14 +171,17 @@ def shown_positions(step: Clicks, block: GroupBlock, seed: int, feature: int | N
         if feature is not None:
             sort_keys.insert(0, -block.features_NF[:, feature].astype(np.float64))  # numpy sorts NaN last
         positions_N = (place_in_group(block.offsets_Q1, *sort_keys) + 1).astype(np.float64)
+    if step.jitter:
+        noise_N = ndtri(open_uniforms((seed, "jitter"), block.on_documents(block.keys_Q), block.index_N))
+        moved_N = (place_in_group(block.offsets_Q1, positions_N + step.jitter * noise_N) + 1).astype(np.float64)
+        positions_N = np.where(np.isnan(positions_N), np.nan, moved_N)
     return positions_N if step.depth is None else np.where(positions_N <= step.depth, positions_N, np.nan)
 
 
-def clicks(step: Clicks, seed: int, *, top: float, feature: int | None) -> Transform:
-    """Replace the labels of labelled groups by clicks."""
+def clicks(step: Clicks, seed: int, *, top: float, feature: int | None, span: int) -> Transform:
+    """Replace the labels of labelled groups by clicks; several copies replace the group itself (see `step.copies`)."""
 
-    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
-        check_grades(block, top)
+    def shown(block: GroupBlock) -> tuple[GroupBlock, Changes]:
         labelled_N = block.on_documents(labelled(block))
         positions_N = shown_positions(step, block, seed, feature)
         rho_N = relevance_probability(block.columns_N["labels"], top=top)
@@ -175,6 +190,21 @@ def clicks(step: Clicks, seed: int, *, top: float, feature: int | None) -> Trans
         labels_N = np.where(labelled_N, clicked_N, np.nan).astype(np.float32)
         shown_N = np.where(labelled_N, positions_N, block.columns_N["positions"]).astype(np.float32)
         after = relabelled(block, labels_N).with_columns(clicks=labels_N, positions=shown_N)
-        yield after, changes(block, after)
+        return after, changes(block, after)
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        check_grades(block, top)
+        if step.copies == 1:
+            yield shown(block)
+            return
+        originals, others = block.keep(labelled(block)), block.keep(~labelled(block))
+        if len(others):
+            yield shown(others)
+        yield (
+            block.keep(np.zeros(len(block), np.bool_)),
+            Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents),
+        )
+        for copy in copies(originals, step.copies, span):
+            yield shown(copy)[0], Changes(groups_added=len(copy), documents_added=copy.n_documents)
 
     return transform

@@ -4,12 +4,9 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -24,6 +21,7 @@ from ltrscale.simulate.step import (
     Transform,
     changes,
     check_grades,
+    copies,
     labelled,
     maximum,
     place_in_group,
@@ -234,8 +232,7 @@ def interactions(intent_N: Ints, rho_N: Doubles, *, noise: float, buy_N: Doubles
 def implicit_feedback(step: ImplicitFeedback, seed: int, *, top: float, span: int) -> Transform:
     """Sample short lists from every labelled list, and simulate a user of each; unlabelled groups do not change.
 
-    Each sampled list is a new group: its `query_id` is the original's with `#1`, `#2` ... appended. The first list has
-    the key of the original. Each further list adds `span`, which is above all keys, so keys stay unique.
+    Each sampled list is a new group (see `step.copies`).
     """
 
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
@@ -243,19 +240,12 @@ def implicit_feedback(step: ImplicitFeedback, seed: int, *, top: float, span: in
         chosen_Q = labelled(block)
         originals = block.keep(chosen_Q)
         yield block.keep(~chosen_Q), Changes(groups_dropped=len(originals), documents_dropped=originals.n_documents)
-        for copy in range(step.copies if len(originals) else 0):
-            keyed = replace(originals, keys_Q=originals.keys_Q + copy * span, rows_Q=_numbered(originals.rows_Q, copy))
-            sampled = _selected(keyed, step.documents, seed)
+        for copy in copies(originals, step.copies, span):
+            sampled = _selected(copy, step.documents, seed)
             after = relabelled(sampled, _implicit_labels(step, sampled, seed, top))
             yield after, Changes(groups_added=len(after), documents_added=after.n_documents)
 
     return transform
-
-
-def _numbered(rows_Q: pa.Table, copy: int) -> pa.Table:
-    """The rows with the number of a sampled list appended to their query id."""
-    ids_Q = pc.binary_join_element_wise(rows_Q.column("query_id"), f"#{copy + 1}", "")
-    return rows_Q.set_column(rows_Q.schema.get_field_index("query_id"), "query_id", ids_Q)
 
 
 def _selected(block: GroupBlock, documents: int, seed: int) -> GroupBlock:

@@ -128,7 +128,7 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
         writer = GroupWriter(
             commit,
             dataset.manifest,
-            renumber=any(isinstance(step, RelevantOnly | MinDocs | ImplicitFeedback) for step in config.steps),
+            renumber=any(map(_changes_groups, config.steps)),
             compression=config.compression,
             row_group_bytes=round(config.row_group_mb * 2**20),
             file_bytes=round(config.file_mb * 2**20),
@@ -144,6 +144,11 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
         log.info("relabel: %s: %s", stage.name, counted)
         report({"stage": "relabel", "step": stage.name, **{key: tally[key] for key in _COUNTS}})
     return Dataset(out, manifest)
+
+
+def _changes_groups(step: Step) -> bool:
+    """Whether a step drops or adds groups."""
+    return isinstance(step, RelevantOnly | MinDocs | ImplicitFeedback) or (isinstance(step, Clicks) and step.copies > 1)
 
 
 _COUNTS = ("groups_read", "documents_read", *Changes._fields)
@@ -234,7 +239,7 @@ def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> 
         seed = mix("relabel", config.seed, number)
         with _named(name):
             stages.append(_Stage(name, periods, _transform(step, seed, dataset, blocks, span)))
-        if isinstance(step, ImplicitFeedback):
+        if isinstance(step, ImplicitFeedback | Clicks):
             span *= step.copies
     return stages
 
@@ -268,7 +273,7 @@ def _transform(step: Step, seed: int, dataset: Dataset, blocks: Blocks, span: in
             return implicit_feedback(step, seed, top=top, span=span)
         case Clicks():
             number = None if step.feature is None else feature_number(features, step.feature)
-            return clicks(step, seed, top=highest_grade(step.max_relevance, grades), feature=number)
+            return clicks(step, seed, top=highest_grade(step.max_relevance, grades), feature=number, span=span)
         case ClickRatioWeights():
             ratios_P = click_ratios(blocks(), step.depth)
             check_ratios(ratios_P)

@@ -7,9 +7,11 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.config import Config
@@ -101,6 +103,18 @@ def place_in_group(offsets_Q1: Ints, *sort_keys_N: NDArray[Any]) -> Ints:
     place_N = np.empty(len(order_N), np.int64)
     place_N[order_N] = np.arange(len(order_N)) - np.repeat(offsets_Q1[:-1], lengths_Q)
     return place_N
+
+
+def copies(block: GroupBlock, number: int, span: int) -> Iterator[GroupBlock]:
+    """So many copies of all groups, as groups of their own; none of an empty block.
+
+    Their `query_id` is the original's with `#1`, `#2` ... appended. The first copy has the keys of the originals. Each
+    further one adds `span`, which is above all keys, so keys stay unique.
+    """
+    for copy in range(number if len(block) else 0):
+        ids_Q = pc.binary_join_element_wise(block.rows_Q.column("query_id"), f"#{copy + 1}", "")
+        rows_Q = block.rows_Q.set_column(block.rows_Q.schema.get_field_index("query_id"), "query_id", ids_Q)
+        yield replace(block, keys_Q=block.keys_Q + copy * span, rows_Q=rows_Q)
 
 
 def relabelled(block: GroupBlock, labels_N: Floats | Doubles) -> GroupBlock:

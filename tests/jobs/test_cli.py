@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.gate import GateJob
@@ -108,6 +109,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "study": StudyConfig,
         "gate": GateJob,
         "evaluate": EvaluateJob,
+        "clicks": ClicksJob,
     }
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 

@@ -29,7 +29,7 @@ GRADES, POSITIONS = [0, 4, 1, 3, 2], [2, 5, 1, 3, 4]
 def clicked(step: Clicks, block: GroupBlock, *, seed: int = 0, feature: int | None = None) -> GroupBlock:
     missing_N = np.full(block.n_documents, np.nan, np.float32)
     complete = block.with_columns(**{"positions": missing_N, "clicks": missing_N, **block.columns_N})
-    ((after, _),) = clicks(step, seed, top=4, feature=feature)(complete)
+    ((after, _),) = clicks(step, seed, top=4, feature=feature, span=1_000_000)(complete)
     return after
 
 
@@ -127,3 +127,46 @@ def test_what_cannot_be_shown_is_an_error(make_block: Make) -> None:
     for overrides in (["ranking=feature"], ["feature=bm25"]):
         with pytest.raises(InputError, match="give both or neither"):
             load(Clicks, overrides=overrides)
+
+
+def test_trust_adds_clicks_by_position_whatever_is_shown(make_block: Make) -> None:
+    n, trust = 6000, 0.6
+    block = make_block([GRADES] * n, positions=[POSITIONS] * n)
+    after = clicked(Clicks(user=PositionBased(eta=0.5, trust=trust), noise=0.15), block)
+    expected = []
+    for examined, place in zip(reference.pbm([4] * 5, POSITIONS, 4, 0.5, 0.15), POSITIONS, strict=True):
+        grade = GRADES[POSITIONS.index(place)]
+        attractive = reference.pbm([grade], [1], 4, 0.5, 0.15)[0]
+        expected.append(examined * (trust / place + (1 - trust / place) * attractive))
+    assert near(after.columns_N["labels"].reshape(n, 5).mean(0), expected, n)
+
+
+def test_jitter_moves_documents_by_normal_noise(make_block: Make) -> None:
+    n = 3000
+    block = make_block([[1] * 5] * n, positions=[[3, 1, 5, np.nan, 2]] * n)
+    after = clicked(Clicks(jitter=1.0), block).columns_N["positions"].reshape(n, 5)
+    assert np.isnan(after[:, 3]).all()
+    assert (np.sort(after[:, [0, 1, 2, 4]], axis=1) == [1, 2, 3, 4]).all()
+    swapped = 1 - 0.7602  # P(1 + e < 2 + f) with deviation sqrt(2)
+    assert near(np.array([(after[:, 1] > after[:, 4]).mean()]), [swapped], n)
+    still = clicked(Clicks(), block).columns_N["positions"].reshape(n, 5)
+    np.testing.assert_array_equal(still, np.tile([3, 1, 5, np.nan, 2], (n, 1)))
+
+
+def test_copies_replace_labelled_groups_with_clicks_and_places_of_their_own(make_block: Make) -> None:
+    block = make_block([[4, 0, 1], None, [1, 2]], lengths=[3, 2, 2])
+    missing_N = np.full(block.n_documents, np.nan, np.float32)
+    block = block.with_columns(positions=missing_N, clicks=missing_N)
+    parts = list(clicks(Clicks(ranking="random", copies=50), 0, top=4, feature=None, span=100)(block))
+    groups = [after for after, _ in parts if len(after)]
+    assert [len(after) for after in groups] == [1] + [2] * 50
+    assert sum(changed.groups_added for _, changed in parts) == 100
+    assert sum(changed.groups_dropped for _, changed in parts) == 2
+    ids = [after.rows_Q.column("query_id").to_pylist() for after in groups]
+    assert ids[:3] == [["q1"], ["q0#1", "q2#1"], ["q0#2", "q2#2"]]
+    keys = np.concatenate([after.keys_Q for after in groups])
+    assert len(np.unique(keys)) == 101
+    shown = np.array([after.columns_N["positions"][:3] for after in groups[1:]])
+    assert len(np.unique(shown, axis=0)) == 6
+    once = clicked(Clicks(ranking="random"), block)
+    np.testing.assert_array_equal(groups[1].columns_N["positions"][:3], once.columns_N["positions"][:3])

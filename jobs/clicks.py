@@ -1,0 +1,36 @@
+r"""Look at a click log before you train on it.
+
+What position does to clicks, whether relevance can be told from it, and which
+click models predict later clicks. The data set needs positions, clicks and
+document ids: columns.positions, columns.clicks and columns.item of jobs.prepare.
+
+After `jobs.prepare --config jobs/configs/prepare-mq2008.yaml`, simulate a log
+and look at it:
+
+  python -m jobs.relabel --config jobs/configs/relabel-log-mq2008.yaml
+  python -m jobs.relabel --config jobs/configs/relabel-log-mq2008.yaml \
+      --set relabel.seed=1 --set out=runs/data/mq2008-log-later
+  python -m jobs.clicks --config jobs/configs/clicks-mq2008.yaml
+
+Read the report from top to bottom. If positions do not overlap, it says so and
+what to do: until then inverse propensity weights rest on an assumption that the
+log cannot test. If they overlap, the propensities are what
+`click_ratio_weights` and `dla` are to find. docs/clicks.md explains each table.
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.clicks import ClicksJob
+
+COMMAND = Command(
+    "clicks",
+    ClicksJob,
+    ClicksJob.run,
+    __doc__,
+    keys="""
+    out log log.data log.periods held_out query depth sessions
+    pairs_per_link impressions_per_pair smoothing relevant_from ndcg_at
+    """,
+)
+
+if __name__ == "__main__":
+    main(COMMAND)

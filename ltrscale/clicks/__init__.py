@@ -1,0 +1,1 @@
+"""What clicks say of positions and documents: overlap, propensities, signs of trust, click models. Reads no files."""

@@ -1,0 +1,306 @@
+"""Click models: position-based, user browsing, (simplified) dynamic Bayesian, and ratios of clicks as baselines.
+
+Each model has a probability of a click on every document that is shown: before the list is looked at (`conditional`
+False), or given the clicks above (True). It orders the documents of a query by `relevance_D1`. Attractions of pairs
+with few impressions are drawn towards the mean of all pairs, which stands for pairs that were not seen.
+
+Shapes: S sessions, P positions, D1 = D + 1 pairs of which the last stands for all that were not seen, M cells,
+K places.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, Sessions, count, last_click, sums
+
+_TINY = 1e-12
+_ROUNDS, _TOLERANCE = 1000, 1e-5
+
+
+class ClickModel(Protocol):
+    """A fitted click model."""
+
+    @property
+    def relevance_D1(self) -> Doubles | None:
+        """What documents of a query are ordered by; None if the model does not know documents."""
+        ...
+
+    def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:
+        """The probability of a click on each document, shape [S, P]; any number where nothing was shown."""
+        ...
+
+
+class Product(NamedTuple):
+    """A click has the probability `attraction of the pair x examination of the place`."""
+
+    attraction_D1: Doubles
+    examination_K: Doubles
+
+
+def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> Product:
+    """Fit a product model by EM: hidden are the examination of a place, and the attraction of what is examined.
+
+    With `w = (shown - clicked) / (1 - a e)` misses, `x = clicked + w e (1 - a)` is the expected number of examinations;
+    then `e = sum x / sum shown` by place and `a = (sum clicked + s m) / (sum x + s)` by pair, m the mean attraction.
+    The maximum determines only the product; see `overlap` for when it determines the shape of the examinations.
+
+    Args:
+        cells: counts by pair and place.
+        pairs: D.
+        places: K.
+        smoothing: s, in examinations.
+
+    Example:
+        >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
+        >>> fitted = fit_product(cells, 1, 2, smoothing=0.0)
+        >>> (fitted.examination_K * fitted.attraction_D1[0]).round(3).tolist()
+        [0.5, 0.1]
+    """
+    pair_M, place_M, shown_M, clicked_M = cells
+    clicked_D1, shown_K = sums(pair_M, clicked_M, pairs + 1), sums(place_M, shown_M, places)
+    attraction_D1 = np.full(pairs + 1, 0.5)
+    ratio_K = _ratio(sums(place_M, clicked_M, places), shown_K)
+    examination_K = ratio_K / max(ratio_K.max(initial=0), _TINY)
+    for _ in range(_ROUNDS):
+        a_M, e_M = attraction_D1[pair_M], examination_K[place_M]
+        examined_M = clicked_M + (shown_M - clicked_M) * e_M * (1 - a_M) / np.maximum(1 - a_M * e_M, _TINY)
+        attraction_D1 = _smoothed(clicked_D1, sums(pair_M, examined_M, pairs + 1), smoothing)
+        before_K, examination_K = examination_K, _ratio(sums(place_M, examined_M, places), shown_K)
+        if np.abs(examination_K - before_K).max(initial=0) < _TOLERANCE * examination_K.max(initial=0):
+            break
+    return Product(attraction_D1, examination_K)
+
+
+def _smoothed(clicked_D1: Doubles, examined_D1: Doubles, smoothing: float) -> Doubles:
+    """Shares of clicks, drawn towards that of all; the mean for pairs without an examination."""
+    mean = clicked_D1.sum() / max(examined_D1.sum(), _TINY)
+    smoothing = max(smoothing, _TINY)
+    return np.asarray((clicked_D1 + smoothing * mean) / (examined_D1 + smoothing))
+
+
+def _ratio(of_K: Doubles, all_K: Doubles) -> Doubles:
+    return np.asarray(np.divide(of_K, all_K, out=np.zeros_like(of_K), where=all_K > 0))
+
+
+@dataclass(frozen=True, eq=False)
+class PositionRatio:
+    """The share of clicks at each position, whatever is shown there: the baseline of prediction."""
+
+    ratio_P: Doubles
+    relevance_D1: None = None
+
+    @staticmethod
+    def fit(sessions: Sessions) -> "PositionRatio":
+        """Count clicks by position."""
+        shown_P, clicked_P = count(sessions).by_place(sessions.positions)
+        return PositionRatio(_ratio(clicked_P, shown_P))
+
+    def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
+        """See `ClickModel`."""
+        return np.broadcast_to(self.ratio_P, sessions.pairs_SP.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentRatio:
+    """The share of clicks on each document of a query, whatever its position: the baseline of order."""
+
+    relevance_D1: Doubles
+
+    @staticmethod
+    def fit(sessions: Sessions, *, smoothing: float) -> "DocumentRatio":
+        """Count clicks by pair."""
+        cells, size = count(sessions), sessions.pairs + 1
+        clicked_D1, shown_D1 = (sums(cells.pair_M, c, size) for c in (cells.clicked_M, cells.shown_M))
+        return DocumentRatio(_smoothed(clicked_D1, shown_D1, smoothing))
+
+    def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
+        """See `ClickModel`."""
+        return np.asarray(self.relevance_D1[sessions.pairs_SP])
+
+
+@dataclass(frozen=True, eq=False)
+class PositionBased:
+    """A click is an examined position times an attractive document (PBM; Richardson et al. 2007)."""
+
+    relevance_D1: Doubles
+    examination_P: Doubles
+
+    @staticmethod
+    def fit(sessions: Sessions, *, smoothing: float) -> "PositionBased":
+        """Fit by EM."""
+        return PositionBased(*fit_product(count(sessions), sessions.pairs, sessions.positions, smoothing=smoothing))
+
+    def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:  # noqa: ARG002
+        """See `ClickModel`; clicks above make no difference."""
+        return np.asarray(self.relevance_D1[sessions.pairs_SP] * self.examination_P)
+
+
+@dataclass(frozen=True, eq=False)
+class UserBrowsing:
+    """Examination depends on the position and on that of the last click above (UBM; Dupret and Piwowarski 2008)."""
+
+    relevance_D1: Doubles
+    examination_PL: Doubles
+    """By position and position of the last click above, from 1; 0 for none."""
+
+    @staticmethod
+    def fit(sessions: Sessions, *, smoothing: float) -> "UserBrowsing":
+        """Fit by EM."""
+        p = sessions.positions
+        place_SP = np.arange(p) * p + _last_above(sessions)
+        fitted = fit_product(count(sessions, place_SP), sessions.pairs, p * p, smoothing=smoothing)
+        return UserBrowsing(fitted.attraction_D1, fitted.examination_K.reshape(p, p))
+
+    def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:
+        """See `ClickModel`; without the clicks above it is the sum over all places of the last one."""
+        attraction_SP = self.relevance_D1[sessions.pairs_SP] * sessions.shown_SP
+        if conditional:
+            return np.asarray(attraction_SP * self.examination_PL[np.arange(sessions.positions), _last_above(sessions)])
+        found_SP = np.zeros_like(attraction_SP)
+        last_SL = np.zeros_like(attraction_SP)
+        last_SL[:, 0] = 1.0
+        for p in range(sessions.positions):
+            click_SL = attraction_SP[:, p : p + 1] * self.examination_PL[p]
+            found_SP[:, p] = (last_SL * click_SL).sum(axis=1)
+            last_SL *= 1 - click_SL
+            if p + 1 < sessions.positions:
+                last_SL[:, p + 1] = found_SP[:, p]
+        return found_SP
+
+
+def _last_above(sessions: Sessions) -> Ints:
+    """The position of the last click above each position, from 1; 0 for none, shape [S, P]."""
+    last_SP = last_click(sessions.clicks_SP)
+    return np.concatenate([np.zeros_like(last_SP[:, :1]), last_SP[:, :-1]], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicBayesian:
+    """Users go on from position to position until a clicked document satisfies them (DBN; Chapelle and Zhang 2009).
+
+    An examined document is clicked if it attracts. A clicked one satisfies with a probability of its own, and then the
+    user stops; otherwise the user goes on with probability `continuation`, which is 1 in the simplified model (SDBN).
+    """
+
+    attraction_D1: Doubles
+    satisfaction_D1: Doubles
+    continuation: float
+
+    @property
+    def relevance_D1(self) -> Doubles:
+        """Attraction times satisfaction, as in the paper."""
+        return self.attraction_D1 * self.satisfaction_D1
+
+    @staticmethod
+    def simplified(sessions: Sessions, *, smoothing: float) -> "DynamicBayesian":
+        """Count: users see all down to the last click, or all without a click, and the last click satisfies them.
+
+        Chapelle and Zhang 2009, algorithm 1; smoothing as elsewhere here.
+        """
+        last_S1 = sessions.last_S[:, None]
+        places_P = np.arange(1, sessions.positions + 1)
+        seen_SP = sessions.shown_SP & ((places_P <= last_S1) | (last_S1 == 0))
+        attraction, satisfaction = _shares(sessions, seen_SP, places_P == last_S1)
+        return DynamicBayesian(_smoothed(*attraction, smoothing), _smoothed(*satisfaction, smoothing), 1.0)
+
+    @staticmethod
+    def fit(sessions: Sessions, *, smoothing: float) -> "DynamicBayesian":
+        """Fit by EM, from the simplified model (Chapelle and Zhang 2009, appendix)."""
+        model = DynamicBayesian.simplified(sessions, smoothing=smoothing)
+        model = DynamicBayesian(model.attraction_D1, model.satisfaction_D1, 0.9)
+        for _ in range(_ROUNDS):
+            examined_SP, satisfied_SP, went_on, could = model.expected(sessions)
+            attraction, satisfaction = _shares(sessions, examined_SP, satisfied_SP)
+            before = model
+            model = DynamicBayesian(
+                _smoothed(*attraction, smoothing), _smoothed(*satisfaction, smoothing), went_on / max(could, _TINY)
+            )
+            moved = [np.abs(before.relevance_D1 - model.relevance_D1).mean(), before.continuation - model.continuation]
+            if np.abs(moved).max() < _TOLERANCE:
+                break
+        return model
+
+    def expected(self, sessions: Sessions) -> tuple[Doubles, Doubles, float, float]:
+        """What is hidden, given the clicks: examination and satisfaction [S, P], how often users went on and could."""
+        shown_SP, last_S = sessions.shown_SP, sessions.last_S
+        attraction_SP = self.attraction_D1[sessions.pairs_SP] * shown_SP
+        satisfaction_SP = self.satisfaction_D1[sessions.pairs_SP]
+        on_SP = np.where(shown_SP, self.continuation, 1.0)
+        rows, p = np.arange(len(sessions)), sessions.positions
+        quiet_SP1 = np.ones((len(sessions), p + 1))  # no click from here on, if it is examined
+        for k in reversed(range(p)):
+            quiet_SP1[:, k] = (1 - attraction_SP[:, k]) * (1 - on_SP[:, k] + on_SP[:, k] * quiet_SP1[:, k + 1])
+        examined_SP = (np.arange(1, p + 1) <= last_S[:, None]).astype(np.float64)
+        satisfied_SP = np.zeros_like(examined_SP)
+        clicked = last_S > 0
+        at, s = rows[clicked], satisfaction_SP[rows[clicked], last_S[clicked] - 1]
+        after = self.continuation * quiet_SP1[at, last_S[clicked]]
+        satisfied_SP[at, last_S[clicked] - 1] = s / np.maximum(s + (1 - s) * (1 - self.continuation + after), _TINY)
+        examined_SP[~clicked, 0] = 1.0
+        could = went_on = 0.0
+        for k in range(p - 1):
+            free_S = (examined_SP[:, k] - satisfied_SP[:, k]) * shown_SP[:, k]
+            quiet_S = on_SP[:, k] * quiet_SP1[:, k + 1]
+            share_S = quiet_S / np.maximum(1 - on_SP[:, k] + quiet_S, _TINY)
+            reached_S = np.where(shown_SP[:, k], free_S, examined_SP[:, k]) * share_S
+            examined_SP[:, k + 1] = np.where(k + 1 < last_S, 1.0, reached_S)
+            could += free_S.sum()
+            went_on += (free_S * np.where(k + 1 < last_S, 1.0, share_S)).sum()
+        return examined_SP, satisfied_SP, float(went_on), float(could)
+
+    def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:
+        """See `ClickModel`."""
+        shown_SP, clicks_SP = sessions.shown_SP, sessions.clicks_SP
+        attraction_SP = self.attraction_D1[sessions.pairs_SP] * shown_SP
+        satisfaction_SP = self.satisfaction_D1[sessions.pairs_SP]
+        found_SP, reach_S = np.zeros_like(attraction_SP), np.ones(len(sessions))
+        for p in range(sessions.positions):
+            a_S, s_S = attraction_SP[:, p], satisfaction_SP[:, p]
+            found_SP[:, p] = reach_S * a_S
+            if conditional:
+                missed_S = reach_S * (1 - a_S) / np.maximum(1 - reach_S * a_S, _TINY)
+                after_S = np.where(clicks_SP[:, p], 1 - s_S, missed_S)
+            else:
+                after_S = reach_S * (1 - a_S * s_S)
+            reach_S = np.where(shown_SP[:, p], self.continuation * after_S, reach_S)
+        return found_SP
+
+
+_Share = tuple[Doubles, Doubles]
+
+
+def _shares(sessions: Sessions, examined_SP: Doubles | Bools, satisfied_SP: Doubles | Bools) -> tuple[_Share, _Share]:
+    """Clicks and examinations by pair, and satisfactions and clicks."""
+    shown_SP = sessions.shown_SP
+    pair_N, size = sessions.pairs_SP[shown_SP], sessions.pairs + 1
+    columns = (examined_SP, sessions.clicks_SP, satisfied_SP)
+    examined_D1, clicked_D1, satisfied_D1 = (sums(pair_N, column[shown_SP], size) for column in columns)
+    return (clicked_D1, examined_D1), (satisfied_D1, clicked_D1)
+
+
+class Perplexity(NamedTuple):
+    """Perplexities of predictions; 1 is perfect, and 2 that of a coin."""
+
+    overall: float
+    positions_P: Doubles
+    """By position; NaN where nothing was shown."""
+
+
+def perplexity(probabilities_SP: Doubles, sessions: Sessions) -> Perplexity:
+    """`2^-mean log2 P(what happened)` over the documents shown, and over those at each position.
+
+    Dupret and Piwowarski 2008, section 4.2. Probabilities are kept a millionth away from 0 and 1.
+
+    Example:
+        >>> one = Sessions(np.array([[0, 1]]), np.array([[True, False]]), np.zeros(1), 2)
+        >>> perplexity(np.array([[0.5, 0.5]]), one).overall
+        2.0
+    """
+    shown_SP = sessions.shown_SP
+    p_SP = np.clip(probabilities_SP, 1e-6, 1 - 1e-6)
+    bits_SP = -np.log2(np.where(sessions.clicks_SP, p_SP, 1 - p_SP)) * shown_SP
+    shown_P = shown_SP.sum(axis=0)
+    by_P = np.divide(bits_SP.sum(axis=0), shown_P, out=np.full(len(shown_P), np.nan), where=shown_P > 0)
+    return Perplexity(float(2 ** (bits_SP.sum() / max(shown_P.sum(), 1))), np.exp2(by_P))

@@ -1,0 +1,186 @@
+"""Propensities: how much more often one position is examined than another, estimated from clicks in three ways.
+
+The click ratio of a position takes relevance for examination: good rankers put what is clicked anyway on top. The other
+two compare a document with itself at several positions, and need positions that overlap (`overlap`).
+
+Shapes: P positions, M cells, E linked pairs of positions, D pairs of query and document.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import t as student
+
+from ltrscale.clicks.models import fit_product
+from ltrscale.clicks.overlap import dense
+from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, sums
+
+_ALMOST_ONE = -1e-6
+"""Logarithm of the highest probability."""
+
+
+def click_ratios(cells: Cells, positions: int) -> Doubles:
+    """Share of clicks by position over that of the first position, shape [P]; NaN where nothing was shown.
+
+    `cr_p / cr_1`, the propensity of SUN23's weights (Sun et al. 2023, equation 2).
+
+    Example:
+        >>> click_ratios(Cells(np.arange(2), np.arange(2), np.full(2, 10.0), np.array([4.0, 1.0])), 2).tolist()
+        [1.0, 0.25]
+    """
+    shown_P, clicked_P = cells.by_place(positions)
+    return _relative(np.divide(clicked_P, shown_P, out=np.full(positions, np.nan), where=shown_P > 0))
+
+
+def harvest(cells: Cells, positions: int) -> Doubles:
+    """Propensities from documents of a query shown at several positions, relative to the first, shape [P].
+
+    AllPairs of intervention harvesting (Agarwal et al. 2019, WSDM, section 4.2): the likelihood
+    `sum over p != q of c_pq log(v_p r_pq) + (n_pq - c_pq) log(1 - v_p r_pq)`, with a relevance `r_pq = r_qp` of the
+    documents shown at both p and q. Each of these enters `n_pq` and `n_qp` with the same weight, and `c_pq` with that
+    weight times its share of clicks at p, so that both sides have the same documents. The weight is the harmonic mean
+    of the times it was shown at p and q, half of it, where the paper has 1: a share of few impressions counts less, and
+    the estimate stays unbiased, for the weight does not depend on clicks. In logarithms the problem is concave.
+
+    It assumes that where a document is shown does not depend on what this user would click, as in any experiment, and
+    between rankers or days if relevance does not change with them.
+
+    Args:
+        cells: with positions from 0 as places.
+        positions: P.
+
+    Returns:
+        The propensities; NaN for a position that no chain of links connects with the first position shown.
+
+    Example:
+        >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
+        >>> harvest(cells, 2).round(4).tolist()
+        [1.0, 0.2]
+    """
+    shown_DP, rate_DP = dense(cells.keep(cells.several_M), positions)
+    total_PP, clicked_PP = np.zeros((2, positions, positions))
+    for p in range(positions):
+        both_DP = shown_DP[:, p : p + 1] * shown_DP
+        weight_DP = np.divide(both_DP, shown_DP[:, p : p + 1] + shown_DP, out=np.zeros_like(both_DP), where=both_DP > 0)
+        total_PP[p], clicked_PP[p] = weight_DP.sum(axis=0), (weight_DP * rate_DP[:, p : p + 1]).sum(axis=0)
+    first = int(np.argmax(cells.by_place(positions)[0] > 0))
+    linked_PP = (clicked_PP > 0) & (clicked_PP.T > 0) & ~np.eye(positions, dtype=bool)
+    _, part_P = connected_components(csr_array(linked_PP), directed=False)
+    linked_PP &= (part_P == part_P[first])[:, None]
+    values_P = np.full(positions, np.nan)
+    known_P = linked_PP.any(axis=1)
+    values_P[known_P] = _all_pairs(clicked_PP, total_PP, linked_PP)[known_P]
+    return _relative(values_P)
+
+
+def _all_pairs(clicked_PP: Doubles, total_PP: Doubles, linked_PP: Bools) -> Doubles:
+    """The maximum of the likelihood of `harvest`, in an arbitrary scale."""
+    one_E, other_E = np.nonzero(np.triu(linked_PP))
+    ends_2E = np.stack([one_E, other_E])
+    clicked_2E = np.stack([clicked_PP[one_E, other_E], clicked_PP[other_E, one_E]])
+    missed_2E = total_PP[one_E, other_E] - clicked_2E
+    positions, scale = len(linked_PP), max(total_PP[one_E, other_E].sum(), 1.0)
+
+    def loss(logs: Doubles) -> tuple[float, Doubles]:
+        log_2E = np.minimum(logs[:positions][ends_2E] + logs[positions:], _ALMOST_ONE)
+        odds_2E = missed_2E / np.expm1(-log_2E)
+        value = -(clicked_2E * log_2E + missed_2E * np.log1p(-np.exp(log_2E))).sum()
+        slope_2E = odds_2E - clicked_2E
+        slopes = [sums(ends_2E.ravel(), slope_2E.ravel(), positions), slope_2E.sum(axis=0)]
+        return value / scale, np.concatenate(slopes) / scale
+
+    start = np.full(positions + len(one_E), -1.0)
+    options = {"maxiter": 5000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-8}
+    found = minimize(
+        loss, start, jac=True, method="L-BFGS-B", bounds=[(None, _ALMOST_ONE)] * len(start), options=options
+    )
+    return np.asarray(np.exp(found.x[:positions]), np.float64)
+
+
+def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, impressions: float) -> Doubles:
+    """Propensities of a position-based model, a click being `examination_p x attraction_d`, by EM, shape [P].
+
+    Each pair has an attraction of its own, so the maximum of the likelihood is inconsistent where pairs have few
+    impressions (the incidental parameters of Neyman and Scott 1948): lower positions come out too high. Only pairs
+    shown at several positions, and so often that it helps, are used, and the bias that is left is estimated by the
+    half-panel jackknife of Dhaene and Jochmans (2015), in logarithms: twice the estimate from all impressions, minus
+    the mean of those from either half.
+
+    Args:
+        halves: cells of two random halves of the sessions, with positions from 0 as places.
+        positions: P.
+        impressions: the fewest of a pair that is used.
+
+    Returns:
+        The propensities relative to the first position; NaN where no used pair was shown.
+    """
+    whole = _joined(*halves)
+    enough_D = sums(whole.pair_M, whole.shown_M, 0) >= impressions
+    enough_D &= np.bincount(whole.pair_M) > 1
+    logs = []
+    for cells in (whole, *halves):
+        used = cells.keep(enough_D[cells.pair_M])
+        fitted = fit_product(used, len(enough_D), positions, smoothing=0.0)
+        values_P = np.where(used.by_place(positions)[0] > 0, fitted.examination_K, np.nan)
+        with np.errstate(divide="ignore"):
+            logs.append(np.log(_relative(values_P)))
+    return np.asarray(np.exp(2 * logs[0] - (logs[1] + logs[2]) / 2))
+
+
+def _joined(one: Cells, other: Cells) -> Cells:
+    """The sum of the counts of both."""
+    pair_N, place_N, shown_N, clicked_N = (np.concatenate(columns) for columns in zip(one, other, strict=True))
+    places = int(place_N.max(initial=0)) + 1
+    code_M, cell_N = np.unique(pair_N * places + place_N, return_inverse=True)
+    shown_M, clicked_M = (sums(cell_N, values_N, len(code_M)) for values_N in (shown_N, clicked_N))
+    return Cells(code_M // places, code_M % places, shown_M, clicked_M)
+
+
+def _relative(values_P: Doubles) -> Doubles:
+    """Values over the first that is known."""
+    known = np.flatnonzero(~np.isnan(values_P))
+    return values_P / values_P[known[0]] if len(known) and values_P[known[0]] > 0 else np.full_like(values_P, np.nan)
+
+
+class Estimate(NamedTuple):
+    """Values with the ends of their 95% intervals; NaN where they are not known."""
+
+    values: Doubles
+    low: Doubles
+    high: Doubles
+
+
+def jackknife(estimate: Callable[[int | None], Doubles], folds: int, *, log: bool = True) -> Estimate:
+    """An estimate with intervals from leaving out one fold of the queries at a time.
+
+    The variance is `(F - 1) / F sum_f (x_f - mean x)^2` over the estimates without each of F folds (the delete-a-group
+    jackknife, Kott 2001), the interval that of Student's t with F - 1 degrees of freedom. Queries are the sample: the
+    impressions of one are not independent.
+
+    Args:
+        estimate: the estimate without a fold, or from all for None.
+        folds: F, at least 2.
+        log: whether errors are those of the logarithm, as suits ratios.
+
+    Example:
+        >>> x = np.array([1.0, 2.0, 3.0, 4.0])
+        >>> mean = jackknife(lambda left: np.delete(x, [] if left is None else left).mean(keepdims=True), 4, log=False)
+        >>> [float(part[0].round(3)) for part in mean]
+        [2.5, 0.446, 4.554]
+    """
+    forward, back = (np.log, np.exp) if log else (np.asarray, np.asarray)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = forward(estimate(None))
+        parts_F = np.stack([forward(estimate(fold)) for fold in range(folds)])
+        errors = np.sqrt((folds - 1) / folds * np.square(parts_F - parts_F.mean(axis=0)).sum(axis=0))
+        half = student.ppf(0.975, folds - 1) * errors
+        return Estimate(*(np.asarray(back(values), np.float64) for values in (whole, whole - half, whole + half)))
+
+
+def without(cells: Cells, folds_D: Ints, fold: int | None) -> Cells:
+    """The cells of all folds but one; all for None."""
+    return cells if fold is None else cells.keep(folds_D[cells.pair_M] != fold)

@@ -1,0 +1,49 @@
+"""The look at a click log as a stage."""
+
+from typing import ClassVar
+
+from ltrscale import storage
+from ltrscale.data.dataset.split import Split
+from ltrscale.evaluation.clicks import ClicksConfig, understand
+from ltrscale.evaluation.clicks_page import PICTURE, UnderstoodLog, chart, page, tables
+from ltrscale.evaluation.pages import print_report, write_report
+from ltrscale.progress import Report
+from ltrscale.workflows.origins import Identity, dataset_hashes
+from ltrscale.workflows.stage import Origin, Stage
+
+
+class ClicksJob(ClicksConfig, Stage):
+    """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
+
+    stage: ClassVar = "clicks"
+    out: str
+    """Directory of the report."""
+
+    def run(self) -> bool:
+        """Make the report, and print its tables."""
+        ran = super().run()
+        print_report(self.out, tables(UnderstoodLog.read(self.out)))
+        return ran
+
+    def identity(self) -> Identity:
+        """Settings and periods."""
+        return Identity.of(self._settings(), *self._splits())
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets."""
+        return dataset_hashes(self._splits())
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Look at the log, and commit the report."""
+        found = understand(self._settings())
+        with storage.Commit(self.out) as commit:
+            write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+            commit.finish({"made_by": origin})
+        for model in found.models:
+            report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
+
+    def _splits(self) -> list[Split]:
+        return [self.log] if self.held_out is None else [self.log, self.held_out]
+
+    def _settings(self) -> ClicksConfig:
+        return ClicksConfig.model_validate(self.model_dump(exclude={"out"}))
