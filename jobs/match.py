@@ -2,7 +2,8 @@ r"""Append exact-match features (TF, IDF, TF-IDF, BM25, query likelihood) to a d
 
 After `python -m jobs.prepare --config jobs/configs/prepare-nfcorpus.yaml`:
 
-  python -m jobs.match --set data=data/nfcorpus --set out=data/nfcorpus-match --set match.periods=train
+  python -m jobs.match --set data=data/nfcorpus --set out=data/nfcorpus-match \
+      --set match.periods=train
 """
 
 from jobs.cli import Command, main
@@ -15,7 +16,7 @@ COMMAND = Command(
     __doc__,
     keys="""
     out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1
-    match.smoothing.b
+    match.smoothing.b match.smoothing.jelinek_mercer match.smoothing.dirichlet match.smoothing.discount
     """,
 )
 
