@@ -12,6 +12,7 @@ from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.gate import GateJob
+from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
@@ -95,6 +96,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     kinds = {
         "prepare": PrepareJob,
         "relabel": RelabelJob,
+        "match": MatchJob,
         "crossval": CrossvalConfig,
         "distill": DistillJob,
         "distributed": PretrainJob,

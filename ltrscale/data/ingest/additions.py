@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.inputs import Work
 from ltrscale.data.ingest.seen import hash_ids
-from ltrscale.data.ingest.sources import takes_any_order
+from ltrscale.data.ingest.sources import takes_any_order, tokens_of
 from ltrscale.data.ingest.validate import total
 from ltrscale.errors import InputError
 
@@ -65,6 +66,7 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
         raise InputError(
             f"{before.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
         )
+    _check_tokens(before, work)
     features, theirs = work.features, before.manifest.features
     if takes_any_order(work.config.source) and set(features) == set(theirs):
         return theirs
@@ -76,6 +78,18 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
                 "prepare them with the same columns, or into another directory"
             )
     return theirs
+
+
+def _check_tokens(before: Dataset, work: Work) -> None:
+    """Check that the inputs have the token fields of the data set."""
+    tokens = tokens_of(work.config.source)
+    ours, theirs = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
+    if other := [field for field in (*ours, *theirs) if (field in ours) != (field in theirs)]:
+        field, where = other[0], "inputs" if other[0] in ours else "data set"
+        raise InputError(
+            f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {where} "
+            "only; prepare both with the same columns.tokens"
+        )
 
 
 def _shown(features: Sequence[Feature], i: int) -> str:
@@ -118,6 +132,9 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
         label_counts=_label_counts(before, new),
         longest=max(before.longest, new.longest),
         grouped=stats.grouped,
+        tokens=before.tokens,
+        token_summaries=summed([before.token_summaries, new.token_summaries]),
+        vocabulary=before.vocabulary,
         accounting=total([before.accounting, new.accounting]),
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
