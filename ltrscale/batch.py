@@ -1,12 +1,12 @@
 """QueryGroups: the one batch type, ragged and without padding, and functions that cut and pad ragged rows.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest list, M selected groups.
-The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, L the longest list, M selected groups or rows, R rows
+that have a list of tokens each, T tokens. The documents of group q are rows `offsets_Q1[q]` to `offsets_Q1[q + 1]`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -160,6 +160,50 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """The token lists of R rows (queries or documents), end to end and without padding.
+
+    Args:
+        ids_T: int32 numbers of the tokens in their vocabulary.
+        offsets_R1: int64; row r has the tokens `ids_T[offsets_R1[r]:offsets_R1[r + 1]]`, which may be none.
+
+    Example:
+        >>> titles = Tokens(torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([0, 2, 2, 3]))
+        >>> titles.n_rows, titles.select(torch.tensor([2, 0])).ids_T.tolist()
+        (3, [9, 7, 8])
+    """
+
+    ids_T: Tensor
+    offsets_R1: Tensor
+
+    @property
+    def n_rows(self) -> int:
+        """R."""
+        return len(self.offsets_R1) - 1
+
+    @property
+    def lengths_R(self) -> Tensor:
+        """Tokens of each row."""
+        return self.offsets_R1.diff()
+
+    def select(self, rows_M: Tensor) -> "Tokens":
+        """The lists of these rows, in this order; a row may repeat."""
+        tokens, offsets_M1 = rows_of(self.offsets_R1, rows_M)
+        return Tokens(self.ids_T[tokens], offsets_M1)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Tokens":
+        """The same lists with both tensors replaced by the function's result for them."""
+        return Tokens(function(self.ids_T), function(self.offsets_R1))
+
+    @staticmethod
+    def concat(parts: Sequence["Tokens"]) -> "Tokens":
+        """The rows of all parts, of which there is at least one."""
+        return Tokens(
+            torch.cat([part.ids_T for part in parts]), to_offsets(torch.cat([part.lengths_R for part in parts]))
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class QueryGroups:
     """Query groups in ragged form: documents one after the other, separated into groups by offsets.
 
@@ -172,6 +216,8 @@ class QueryGroups:
         ids_Q: int64 group ids.
         weights_N: document weights.
         positions_N: positions at which documents were shown.
+        query_tokens: token lists of the groups' queries by the name of their field, Q rows each.
+        document_tokens: token lists of the documents by the name of their field, N rows each.
 
     Example:
         >>> groups = QueryGroups(torch.zeros(3, 4), torch.tensor([0, 1, 3]), torch.tensor([1.0, 0.0, 2.0]))
@@ -185,6 +231,8 @@ class QueryGroups:
     ids_Q: Tensor | None = None
     weights_N: Tensor | None = None
     positions_N: Tensor | None = None
+    query_tokens: Mapping[str, Tokens] = field(default_factory=dict)
+    document_tokens: Mapping[str, Tokens] = field(default_factory=dict)
 
     @property
     def n_documents(self) -> int:
@@ -231,15 +279,27 @@ class QueryGroups:
             value = getattr(self, name)
             if value is not None and value.shape != (size,):
                 raise ValueError(f"{name} must have shape [{size}], not {list(value.shape)}")
+        for tokens, rows in ((self.query_tokens, q), (self.document_tokens, n)):
+            for name, value in tokens.items():
+                ends = value.offsets_R1[[0, -1]].tolist()
+                if value.n_rows != rows or ends != [0, len(value.ids_T)] or bool((value.lengths_R < 0).any()):
+                    raise ValueError(f"the tokens {name} must be the lists of {rows} rows, end to end")
         return self
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryGroups":
         """The same groups with every tensor replaced by the function's result for it."""
-        return QueryGroups(*(None if v is None else function(v) for v in self._fields()))  # type: ignore[arg-type]
+        mapped = QueryGroups(*(None if v is None else function(v) for v in self._fields()))  # type: ignore[arg-type]
+        return replace(
+            mapped,
+            query_tokens={name: tokens.map(function) for name, tokens in self.query_tokens.items()},
+            document_tokens={name: tokens.map(function) for name, tokens in self.document_tokens.items()},
+        )
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the fields that are not None."""
-        return [values for values in self._fields() if values is not None]
+        tokens = [*self.query_tokens.values(), *self.document_tokens.values()]
+        both = [values for part in tokens for values in (part.ids_T, part.offsets_R1)]
+        return [values for values in self._fields() if values is not None] + both
 
     def _fields(self) -> tuple[Tensor | None, ...]:
         return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, self.weights_N, self.positions_N
@@ -262,6 +322,8 @@ class QueryGroups:
             take(self.ids_Q, groups_M),
             take(self.weights_N, rows),
             take(self.positions_N, rows),
+            {name: tokens.select(groups_M) for name, tokens in self.query_tokens.items()},
+            {name: tokens.select(rows) for name, tokens in self.document_tokens.items()},
         )
 
     @staticmethod
@@ -282,6 +344,12 @@ class QueryGroups:
                 raise ValueError(f"{name}: some batches have it and some do not")
             return torch.cat(values)
 
+        def join_tokens(owner: str) -> dict[str, Tokens]:
+            tokens: list[Mapping[str, Tokens]] = [getattr(part, owner) for part in parts]
+            if any(part.keys() != tokens[0].keys() for part in tokens):
+                raise ValueError(f"{owner}: the batches have different fields")
+            return {name: Tokens.concat([part[name] for part in tokens]) for name in tokens[0]}
+
         return QueryGroups(
             torch.cat([part.features_NF for part in parts]),
             to_offsets(torch.cat([part.lengths_Q for part in parts])),
@@ -289,4 +357,6 @@ class QueryGroups:
             join("ids_Q"),
             join("weights_N"),
             join("positions_N"),
+            join_tokens("query_tokens"),
+            join_tokens("document_tokens"),
         )

@@ -1,6 +1,7 @@
 """Laws of ragged batches: cutting, joining and padding move documents without changing them."""
 
-from itertools import pairwise
+from dataclasses import replace
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -9,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, group_index, length_chunks, standardise_groups, sum_by_group, to_offsets
+from ltrscale.batch import (
+    QueryGroups,
+    Tokens,
+    group_index,
+    length_chunks,
+    standardise_groups,
+    sum_by_group,
+    to_offsets,
+)
 
 FIELDS = ("labels_N", "ids_Q", "weights_N", "positions_N")
+QUERY_TOKENS, DOCUMENT_TOKENS = ("words",), ("title", "body")
 lengths = st.lists(st.integers(0, 9), max_size=12)
 budgets = st.integers(1, 200)
 
@@ -28,18 +38,38 @@ def make(lengths_Q: list[int], *, fields: tuple[str, ...] = FIELDS, first: int =
         "positions_N": values_N.long(),
     }
     features_NF = torch.stack([values_N, -values_N], dim=1)
-    return QueryGroups(features_NF, offsets_Q1, **{name: values[name] for name in fields})
+    return QueryGroups(
+        features_NF,
+        offsets_Q1,
+        **{name: values[name] for name in fields},
+        query_tokens={name: make_tokens(len(lengths_Q), first=first) for name in QUERY_TOKENS},
+        document_tokens={name: make_tokens(n, first=first + len(name)) for name in DOCUMENT_TOKENS},
+    )
 
 
-def split(groups: QueryGroups) -> list[dict[str, list[float]]]:
+def make_tokens(rows: int, *, first: int) -> Tokens:
+    """Lists of 0 to 3 tokens, different in every row."""
+    lists = [[1000 * (first + row) + i for i in range((first + row) % 4)] for row in range(rows)]
+    lengths_R = torch.tensor([len(ids) for ids in lists], dtype=torch.int64)
+    return Tokens(torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int32), to_offsets(lengths_R))
+
+
+def token_lists(tokens: Tokens) -> list[list[int]]:
+    """The slow oracle's view of token lists."""
+    return [tokens.ids_T[a:b].tolist() for a, b in pairwise(tokens.offsets_R1.tolist())]
+
+
+def split(groups: QueryGroups) -> list[dict[str, list[object]]]:
     """One plain record per group: the slow oracle's view of a batch."""
-    records = []
+    records: list[dict[str, list[object]]] = []
     for q in range(groups.n_groups):
         a, b = groups.offsets_Q1[q : q + 2].tolist()
-        record = {"features_NF": groups.features_NF[a:b].tolist()}
+        record: dict[str, list[object]] = {"features_NF": groups.features_NF[a:b].tolist()}
         for name in FIELDS:
             if (values := getattr(groups, name)) is not None:
                 record[name] = values[q].tolist() if name.endswith("Q") else values[a:b].tolist()
+        record |= {name: token_lists(tokens)[q] for name, tokens in groups.query_tokens.items()}
+        record |= {name: token_lists(tokens)[a:b] for name, tokens in groups.document_tokens.items()}
         records.append(record)
     return records
 
@@ -94,6 +124,8 @@ def test_concat_is_the_list_of_all_groups(parts: list[list[int]], fields: set[st
 def test_concat_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="ids_Q: some batches have it and some do not"):
         QueryGroups.concat([make([1]), make([1], fields=("labels_N", "weights_N", "positions_N"))])
+    with pytest.raises(ValueError, match="document_tokens: the batches have different fields"):
+        QueryGroups.concat([make([1]), replace(make([1]), document_tokens={})])
     with pytest.raises(ValueError, match="at least one"):
         QueryGroups.concat([])
 
@@ -144,6 +176,9 @@ def offsets(*values: int) -> Tensor:
         ({"ids_Q": torch.zeros(3)}, r"ids_Q must have shape \[2\]"),
         ({"weights_N": torch.zeros(3, 1)}, "weights_N must have shape"),
         ({"positions_N": torch.zeros(4)}, "positions_N must have shape"),
+        ({"query_tokens": {"words": Tokens(torch.zeros(3), offsets(0, 3))}}, "words must be the lists of 2 rows"),
+        ({"document_tokens": {"body": Tokens(torch.zeros(3), offsets(0, 1, 1, 2))}}, "body must be the lists of 3"),
+        ({"document_tokens": {"body": Tokens(torch.zeros(3), offsets(0, 2, 1, 3))}}, "body must be the lists of 3"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(change: dict[str, Tensor], message: str) -> None:
