@@ -67,6 +67,11 @@ class PretrainConfig(TrainingConfig):
         """The seed of the run, for there is only one phase."""
         return self.seed
 
+    @model_validator(mode="after")
+    def _method_fits_the_encoder(self) -> Self:
+        self.method.check_encoder(self.network.encoder)
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _over_the_preset(cls, values: Any) -> Any:

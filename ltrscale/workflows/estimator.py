@@ -31,7 +31,7 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, suggestion
 from ltrscale.launch.workers import Workers
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import METRIC, named
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.workflows import frames
@@ -62,7 +62,7 @@ class _Arguments(Config):
         Raises:
             InputError: there is no such method, or its settings are wrong.
         """
-        trees, pretexts = by_kind(GBDTConfig), by_kind(MethodConfig)
+        trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
         settings, where = self.settings or {}, f"Ranker({self.method!r}).settings"
         if self.method in trees:
             return validate(GBDTMethod, overlay({"gbdt": {"kind": self.method}}, settings), where)
