@@ -127,7 +127,7 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
     with Commit(out) as commit:
         writer = GroupWriter(
             commit,
-            dataset.manifest,
+            dataset,
             renumber=any(isinstance(step, RelevantOnly | MinDocs | ImplicitFeedback) for step in config.steps),
             compression=config.compression,
             row_group_bytes=round(config.row_group_mb * 2**20),

@@ -7,7 +7,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, M taken groups, K
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,19 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.columns import spread
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, Manifest
 from ltrscale.data.dataset.split import RowGroup, Split, select
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import (
+    TokenSummary,
+    copy_vocabulary,
+    from_columns,
+    is_of_documents,
+    lengths_of,
+    summarise,
+    summed,
+    to_columns,
+)
 from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.errors import InputError
@@ -37,7 +47,8 @@ class GroupBlock:
 
     `keys_Q` are unique numbers of the groups in the data set, initially their gids. `columns_N` holds the columns of
     `PER_DOCUMENT` that exist: NaN for a document without a value, and in all documents of a group without the list.
-    `rows_Q` has the columns with one value a group, `query_id` and `meta_*`.
+    `rows_Q` has the columns with one value a group: `query_id`, `meta_*` and the tokens of queries. `tokens_N` has the
+    token fields of documents by their column, a list of tokens for each.
     """
 
     period: str
@@ -47,6 +58,7 @@ class GroupBlock:
     columns_N: Mapping[str, Floats]
     rows_Q: pa.Table
     doc_ids_N: pa.Array | None
+    tokens_N: Mapping[str, pa.ListArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.keys_Q)
@@ -95,6 +107,7 @@ class GroupBlock:
             columns_N={name: column_N[documents_K] for name, column_N in self.columns_N.items()},
             rows_Q=self.rows_Q.take(pa.array(groups_M)),
             doc_ids_N=None if self.doc_ids_N is None else self.doc_ids_N.take(pa.array(documents_K)),
+            tokens_N={name: lists.take(pa.array(documents_K)) for name, lists in self.tokens_N.items()},
         )
 
     def keep(self, keep_Q: NDArray[np.bool_]) -> "GroupBlock":
@@ -195,7 +208,9 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
             where = f"in the files of period {first.period}"
             raise InputError(f"{first.url}: column {name!r} {where} does not have one value a document; {REMEDY}")
     doc_ids = lists.pop("doc_ids", None)
-    others = [name for name in table.schema.names if name not in ("gid", "features", "doc_ids", *PER_DOCUMENT)]
+    texts = [name for name in table.schema.names if is_of_documents(name)]
+    mapped = {"gid", "features", "doc_ids", *PER_DOCUMENT, *texts, *map(lengths_of, texts)}
+    others = [name for name in table.schema.names if name not in mapped]
     return GroupBlock(
         period=first.period,
         keys_Q=table.column("gid").to_numpy(),
@@ -204,7 +219,19 @@ def _block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGroup) -
         columns_N={name: _dense(column, lengths_Q) for name, column in lists.items()},
         rows_Q=table.select(others),
         doc_ids_N=None if doc_ids is None else spread(doc_ids, lengths_Q),
+        tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
     )
+
+
+def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.ListArray:
+    """The tokens of each document of a table's rows."""
+    try:
+        lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{first.url}: column {name!r} of period {first.period}: {error}; {REMEDY}") from error
+    if len(lists) != documents:
+        raise InputError(f"{first.url}: column {name!r} does not have the tokens of each document; {REMEDY}")
+    return lists
 
 
 def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
@@ -216,7 +243,7 @@ def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
 
 
 class GroupWriter:
-    """Writes blocks of groups as a data set directory with the features of another data set.
+    """Writes blocks of groups as a data set directory with the vocabulary of another one, and its features or others.
 
     All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
     order of arrival. A list is null if a group has no value of the column.
@@ -225,8 +252,9 @@ class GroupWriter:
     def __init__(
         self,
         commit: storage.Commit,
-        source: Manifest,
+        source: Dataset,
         *,
+        features: Sequence[Feature] | None = None,
         renumber: bool,
         compression: Compression,
         row_group_bytes: int,
@@ -235,7 +263,8 @@ class GroupWriter:
         self._commit = commit
         self._source = source
         self._renumber = renumber
-        n_features = len(source.features)
+        self._features = tuple(source.manifest.features if features is None else features)
+        n_features = len(self._features)
         self._writer = DatasetWriter(
             commit,
             n_features=n_features,
@@ -244,6 +273,10 @@ class GroupWriter:
             file_bytes=file_bytes,
         )
         self._stats, self._labels, self._longest, self._groups = FeatureStats(n_features), LabelCounts(), 0, 0
+        cut = source.manifest.token_summaries.items()
+        self._tokens = {
+            column: TokenSummary(cut_lists=known.cut_lists, cut_tokens=known.cut_tokens) for column, known in cut
+        }
 
     def add(self, block: GroupBlock) -> None:
         """Add a block of groups."""
@@ -252,17 +285,23 @@ class GroupWriter:
         self._longest = max(self._longest, int(block.lengths_Q.max()))
         gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
         self._groups += len(block)
-        self._writer.add(block.period, _table(block, gids_Q))
+        table = _table(block, gids_Q)
+        self._tokens = summed([self._tokens, summarise(table)])
+        self._writer.add(block.period, table)
 
     def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
         """Write the remaining groups and commit."""
+        source = self._source.manifest
         manifest = Manifest(
-            features=self._source.features,
+            features=self._features,
             files=self._writer.close(),
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),
             longest=self._longest,
             grouped=self._stats.grouped,
+            tokens=source.tokens,
+            token_summaries=self._tokens,
+            vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
             accounting=accounting,
             made_by=dict(origin),
         )
@@ -283,5 +322,7 @@ def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:
     for name in PER_DOCUMENT:
         if name in block.columns_N:
             columns[name] = to_lists(pa.array(block.columns_N[name]), block.lengths_Q, block.present_Q(name))
+    for name, tokens_N in block.tokens_N.items():
+        columns |= to_columns(name, tokens_N, block.offsets_Q1)
     others = [name for name in block.rows_Q.schema.names if name != "query_id"]
     return pa.table(columns | {name: block.rows_Q.column(name) for name in others})

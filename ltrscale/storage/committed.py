@@ -66,8 +66,8 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
-    """The content hashes of a manifest's files by name."""
-    return {str(f["path"]): str(f["sha256"]) for f in (manifest or {}).get("files", [])}
+    """The content hashes of a manifest's files by name, that of a vocabulary too."""
+    return {str(f["path"]): str(f["sha256"]) for f in names.files_in(manifest or {})}
 
 
 def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
@@ -77,7 +77,7 @@ def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
         path = join(url, str(file["path"]))
         return not files.exists(path) or files.size(path) != file["bytes"]
 
-    listed = manifest.get("files", [])
+    listed = names.files_in(manifest)
     lost = [file["path"] for file, gone in zip(listed, at_once(missing, listed), strict=True) if gone]
     if lost:
         _log.warning(

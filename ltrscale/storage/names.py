@@ -107,16 +107,23 @@ def _part_fault(part: str, on_disk: str = "") -> str | None:
     return f"a part is longer than {_PART_BYTES} bytes" if len((on_disk or part).encode()) > _PART_BYTES else None
 
 
+def files_in(manifest: Mapping[str, Any]) -> list[Any]:
+    """The entries of the files that a manifest lists: its `files`, and its vocabulary if that has a file."""
+    vocabulary = manifest.get("vocabulary")
+    own = isinstance(vocabulary, Mapping) and vocabulary.get("path") is not None
+    return [*manifest.get("files", []), *([vocabulary] if own else [])]
+
+
 def check_files(manifest: Mapping[str, Any], where: str) -> None:
     """Check the files that a manifest lists: paths below its directory, each once, with content hash and size.
 
     Raises:
         InputError: an entry is not such a file; names the entry.
     """
-    files, seen = manifest.get("files", []), set()
-    if not isinstance(files, list):
+    seen = set()
+    if not isinstance(manifest.get("files", []), list):
         raise InputError(f"{where}: files is no list; make the directory again")
-    for i, file in enumerate(files):
+    for i, file in enumerate(files_in(manifest)):
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"

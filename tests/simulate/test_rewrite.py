@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from dataset_columns import update_manifest
+from token_columns import FIELDS, WORDS, add_tokens, check, words
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.simulate import rewrite
 from ltrscale.simulate.rewrite import GroupWriter, periods_of, read_groups
@@ -75,7 +78,7 @@ def test_groups_without_changes_stay_the_same(make_dataset: Make, tmp_path: Path
     dataset = open_dataset(made.url)
     with storage.Commit(str(tmp_path / "out")) as commit:
         writer = GroupWriter(
-            commit, dataset.manifest, renumber=renumber, compression="none", row_group_bytes=1, file_bytes=1 << 20
+            commit, dataset, renumber=renumber, compression="none", row_group_bytes=1, file_bytes=1 << 20
         )
         for block in read_groups(dataset, periods={"a", "b"}):
             writer.add(block)
@@ -114,3 +117,24 @@ def test_files_that_are_not_as_the_manifest_says_are_named(make_dataset: Make, c
     with pytest.raises(InputError, match=problem) as error:
         list(read_groups(open_dataset(made.url), periods={"a"}))
     assert str(path) in str(error.value)
+
+
+def test_tokens_stay_with_their_queries_and_documents(make_dataset: Make, tmp_path: Path) -> None:
+    made = make_dataset(LENGTHS)
+    add_tokens(made.url, [len(group.features) for group in made.groups.values()])
+    dataset, out = open_dataset(made.url), str(tmp_path / "out")
+    with storage.Commit(out) as commit:
+        writer = GroupWriter(commit, dataset, renumber=False, compression="none", row_group_bytes=1, file_bytes=1 << 20)
+        for block in read_groups(dataset, periods={"a", "b"}):
+            keep_Q = block.keys_Q % 3 > 0
+            writer.add(block.keep(keep_Q))
+        manifest = writer.finish(Accounting(), {"stage": "copy"})
+    assert (manifest.tokens, manifest.vocabulary) == (FIELDS, dataset.manifest.vocabulary)
+    kept = [gid for gid in made.groups if gid % 3]
+    assert manifest.token_summaries[WORDS.column].tokens == sum(len(words(gid)) for gid in kept)
+    selection = select(Split(data=(out,)), labelled=False).reading(query=["words"], document=["title", "body"])
+    found = []
+    for groups in iterate(selection):
+        check(groups)
+        found += groups.ids_Q.tolist()
+    assert sorted(found) == kept

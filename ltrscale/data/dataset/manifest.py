@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from ltrscale import storage
 from ltrscale.config import Config, digest, validate
+from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log
 
@@ -183,6 +184,12 @@ class Manifest(Config):
     """Documents of the longest group."""
     grouped: int = 0
     """Documents in groups of at least two; 0 where they were not counted."""
+    tokens: tuple[TokenField, ...] = ()
+    """Fields with the tokens of queries and documents."""
+    token_summaries: dict[str, TokenSummary] = Field(default_factory=dict)
+    """One for each token field, by its column."""
+    vocabulary: Vocabulary | None = None
+    """The vocabulary of all token fields; there is one if there are any."""
     accounting: Accounting = Accounting()
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""
@@ -197,7 +204,14 @@ class Manifest(Config):
     def hash_of(self, periods: Collection[str]) -> str:
         """Hash of the content of some periods; it does not depend on the others."""
         features = [(feature.name, feature.kind) for feature in self.features]
-        return digest({"features": features, "files": [f.content() for f in self.files if f.period in periods]})
+        identity = {"features": features, "files": [f.content() for f in self.files if f.period in periods]}
+        return digest(identity | self.text_identity())
+
+    def text_identity(self) -> dict[str, object]:
+        """The fields of tokens and their vocabulary; empty without tokens, so that a hash does not depend on them."""
+        if self.vocabulary is None:
+            return {}
+        return {"tokens": [f.model_dump() for f in self.tokens], "vocabulary": self.vocabulary.identity()}
 
     @property
     def periods(self) -> list[str]:

@@ -22,7 +22,8 @@ from ltrscale.data.dataset.origin import origins, read_as
 from ltrscale.data.dataset.relevant import none_relevant, with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
-from ltrscale.errors import InputError, nearest
+from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
+from ltrscale.errors import InputError, nearest, suggestion
 from ltrscale.progress import log
 
 
@@ -233,6 +234,12 @@ class Selection:
     label_column: Literal[LabelColumn, "scores"] = "labels"
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """See `origin.read_as`, of the first data set; not part of the hash."""
+    tokens: tuple[TokenField, ...] = ()
+    """The token fields that are read; none unless `reading` names them, so that other models do not pay for them."""
+    token_fields: tuple[TokenField, ...] = ()
+    """The token fields that all data sets have, with one vocabulary."""
+    vocabulary: Vocabulary | None = None
+    """The vocabulary of the token fields."""
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
         """The same groups with these features in this order, matched by name.
@@ -242,6 +249,22 @@ class Selection:
         """
         places(features, self.features, whose=whose, where=where)
         return replace(self, features=tuple(features))
+
+    def reading(self, *, query: Sequence[str] = (), document: Sequence[str] = ()) -> Self:
+        """The same groups with these token fields, by name, of the queries and of the documents.
+
+        Raises:
+            InputError: a data set has no such field, or the data sets have different vocabularies.
+        """
+        wanted: dict[Owner, Sequence[str]] = {"query": query, "document": document}
+        found = {(field.of, field.name): field for field in self.token_fields}
+        keys = [(of, name) for of, names in wanted.items() for name in names]
+        for of, name in keys:
+            if (of, name) not in found:
+                there = [field.name for field in self.token_fields if field.of == of]
+                near = suggestion(name, there, "there are") if there else "there are none of one vocabulary"
+                raise InputError(f"the data have no tokens {name!r} of each {of}; {near}; prepare them with tokens")
+        return replace(self, tokens=tuple(found[key] for key in keys))
 
     def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
@@ -324,7 +347,9 @@ def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Se
         identity |= _labels_identity(split, parts)
     column: Literal[LabelColumn, "scores"] = "scores" if scored else split.labels
     raw = read_as(parts[0].dataset) if parts else {}
-    whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw)
+    texts = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
+    vocabulary = parts[0].dataset.manifest.vocabulary if texts else None
+    whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw, (), texts, vocabulary)
     served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
     if not served:
         raise InputError(f"{there}: no query group there; the manifest counts the rows that prepare kept and rejected")

@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import Counts, DataFile
+from ltrscale.data.dataset.tokens import token_bytes
 from ltrscale.storage import Commit, named_errors
 
 MIN_ROW_GROUPS = 64
@@ -127,8 +128,8 @@ class DatasetWriter:
         return tuple(sorted(self.files, key=lambda file: (file.period, file.path)))
 
     def _sizes(self, table: pa.Table) -> NDArray[np.int64]:
-        """Bytes of each group's features and labels, uncompressed."""
-        return self._lengths(table) * 4 * (self._n_features + 1)
+        """Bytes of each group's features, labels and tokens, uncompressed."""
+        return self._lengths(table) * 4 * (self._n_features + 1) + token_bytes(table)
 
     def _lengths(self, table: pa.Table) -> NDArray[np.int64]:
         """Documents of each group."""

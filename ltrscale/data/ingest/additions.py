@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.inputs import Work
 from ltrscale.data.ingest.seen import hash_ids
@@ -118,6 +119,9 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
         label_counts=_label_counts(before, new),
         longest=max(before.longest, new.longest),
         grouped=stats.grouped,
+        tokens=before.tokens,
+        token_summaries=summed([before.token_summaries, new.token_summaries]),
+        vocabulary=before.vocabulary,
         accounting=total([before.accounting, new.accounting]),
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},

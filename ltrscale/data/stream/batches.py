@@ -130,8 +130,8 @@ class GroupStream:
         memory: holds what was read of the selection, so that later epochs read nothing; None keeps nothing.
 
     Raises:
-        InputError: there are fewer streams than workers, `regroup` is set for labelled groups, or the column of
-            `repeat` cannot be used.
+        InputError: there are fewer streams than workers, `regroup` is set for labelled groups or with tokens of
+            queries, or the column of `repeat` cannot be used.
     """
 
     def __init__(
@@ -149,6 +149,10 @@ class GroupStream:
         if config.regroup and selection.labelled:
             raise InputError(
                 "stream.regroup mixes the documents of queries, whose labels then say nothing; leave it out"
+            )
+        if config.regroup and any(field.of == "query" for field in selection.tokens):
+            raise InputError(
+                "stream.regroup mixes the documents of queries, whose texts then say nothing; leave it out"
             )
         self.selection = selection
         self.config = config

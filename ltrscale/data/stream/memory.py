@@ -23,9 +23,10 @@ class Memory:
 
 
 def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
-    """An empty memory for a selection of labelled groups; None if their features take more, by the manifest's counts.
+    """An empty memory for a selection of labelled groups; None if they may take more, by the manifest's counts.
 
     Groups without labels are never held: an epoch over all groups reads nothing in vain.
     """
-    size = 4 * selection.n_documents * len(selection.features)
+    of_tokens = sum(key.max_tokens for key in selection.tokens if key.of == "document")  # at most
+    size = 4 * selection.n_documents * (len(selection.features) + of_tokens)
     return Memory(selection) if selection.labelled and size <= 1e9 * gigabytes else None

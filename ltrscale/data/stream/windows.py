@@ -4,8 +4,8 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all gro
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -13,13 +13,16 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, Tokens
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.manifest import places as find_places
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.dataset.tokens import LISTS, Owner, TokenField
+from ltrscale.data.stream import tokens
 from ltrscale.data.stream.readers import REMEDY
+from ltrscale.data.stream.tokens import TokenRows
 from ltrscale.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -43,6 +46,8 @@ class Window:
     columns_N: dict[str, NDArray[np.float32]]
     mean_times_Q: NDArray[np.float64] | None = None
     """How often each group is served per epoch on average, where a column says so."""
+    tokens: Mapping[TokenField, TokenRows] = field(default_factory=dict)
+    """The token lists of queries and documents, views like `features`."""
 
     def take(self, groups_M: NDArray[np.int64]) -> "Window":
         """The groups with these numbers, in this order; a number may repeat."""
@@ -54,11 +59,13 @@ class Window:
             [self.features[group] for group in groups_M.tolist()],
             {name: column_N[rows_N] for name, column_N in self.columns_N.items()},
             None if self.mean_times_Q is None else self.mean_times_Q[groups_M],
+            {key: rows.take(groups_M if key.of == "query" else rows_N) for key, rows in self.tokens.items()},
         )
 
     def copied(self) -> "Window":
         """The same groups without Arrow's buffers, which may hold many more."""
-        return replace(self, features=[view.copy() for view in self.features])
+        copies = {key: rows.copied() for key, rows in self.tokens.items()}
+        return replace(self, features=[view.copy() for view in self.features], tokens=copies)
 
     @staticmethod
     def joined(windows: Sequence["Window"]) -> "Window":
@@ -72,6 +79,7 @@ class Window:
             list(itertools.chain.from_iterable(window.features for window in windows)),
             columns_N,
             _concatenated([window.mean_times_Q for window in windows]),
+            {key: TokenRows.joined([window.tokens[key] for window in windows]) for key in windows[0].tokens},
         )
 
 
@@ -107,14 +115,26 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
         torch.from_numpy(np.concatenate(ids)) if ids else None,
         columns_N.get("weights"),
         columns_N.get("positions"),
+        _tokens(cuts, "query"),
+        _tokens(cuts, "document"),
     ).checked()
+
+
+def _tokens(cuts: Sequence[Cut], of: Owner) -> dict[str, Tokens]:
+    """The tokens of the queries or documents of some groups, by the name of their field."""
+    ends = [(first, last) if of == "query" else window.offsets_Q1[[first, last]] for window, first, last in cuts]
+    return {
+        key.name: TokenRows.to_batch([cut.window.tokens[key].part(*rows) for cut, rows in zip(cuts, ends, strict=True)])
+        for key in cuts[0].window.tokens
+        if key.of == of
+    }
 
 
 def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Window:
     """The documents of a window dealt to new groups of the same lengths, in the same places.
 
-    Document n of the window goes to place `order_N[n]`. The new groups are no queries, so they have no ids. This
-    copies each document, in addition to the copy in `assemble`.
+    Document n of the window goes to place `order_N[n]`. The new groups are no queries, so they have no ids and no
+    tokens of a query. This copies each document, in addition to the copy in `assemble`.
     """
     bounds = list(itertools.pairwise(window.offsets_Q1.tolist()))
     values_NF = np.empty((len(order_N), n_features), np.float32)
@@ -124,7 +144,9 @@ def regroup(window: Window, order_N: NDArray[np.int64], n_features: int) -> Wind
     for name, column_N in window.columns_N.items():
         columns_N[name][order_N] = column_N
     features = [values_NF[first:last].reshape(-1) for first, last in bounds]
-    return replace(window, ids_Q=None, features=features, columns_N=columns_N)
+    back_N = np.argsort(order_N)
+    of_documents = {key: rows.take(back_N) for key, rows in window.tokens.items() if key.of == "document"}
+    return replace(window, ids_Q=None, features=features, columns_N=columns_N, tokens=of_documents)
 
 
 class Decoder:
@@ -143,7 +165,8 @@ class Decoder:
         who = ["labels"] if selection.labelled and not self._all_labelled else []
         values = [selection.label_column] if selection.labelled and selection.label_column not in who else []
         features = ["features"] if selection.features else []
-        self.columns = ["gid", *features, *_OPTIONAL, *who, *values] if documents else ["gid", *who]
+        of_tokens = [column for key in selection.tokens for column in key.columns]
+        self.columns = ["gid", *features, *_OPTIONAL, *of_tokens, *who, *values] if documents else ["gid", *who]
         self._types: dict[str, pa.DataType] = {}
         self._places: dict[tuple[Feature, ...], list[int] | None] = {}
 
@@ -191,7 +214,26 @@ class Decoder:
             if column == "relevance":
                 _check_present(column, row_groups, tables, rows_Q)
             columns_N["labels"] = _gather(column, row_groups, tables, rows_Q, lengths_Q)
-        return Window(group_ids(row_groups, tables)[rows_Q], _offsets(lengths_Q), features, columns_N)
+        ids_Q = group_ids(row_groups, tables)[rows_Q]
+        tokens = {key: self._tokens(key, row_groups, tables, rows_Q, lengths_Q) for key in self.selection.tokens}
+        return Window(ids_Q, _offsets(lengths_Q), features, columns_N, tokens=tokens)
+
+    def _tokens(
+        self,
+        key: TokenField,
+        row_groups: Sequence[RowGroup],
+        tables: Sequence[pa.Table],
+        rows_Q: NDArray[np.int64],
+        lengths_Q: NDArray[np.int64],
+    ) -> TokenRows:
+        """The tokens of a field, checked against the vocabulary."""
+        assert self.selection.vocabulary is not None
+        try:
+            rows = tokens.decode(key, [_concat(tables, column) for column in key.columns], rows_Q, lengths_Q)
+            tokens.check_ids(rows, self.selection.vocabulary.size)
+        except ValueError as error:
+            raise mismatch(row_groups[0], f"column {key.column!r} cannot be used: {error}") from error
+        return rows
 
     def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
         types = {field.name: field.type for field in table.schema if field.name in self.columns}
@@ -263,6 +305,8 @@ def _is_usable(name: str, found: pa.DataType | None) -> bool:
         return name in _OPTIONAL
     if name == "gid":
         return bool(found == pa.int64())
+    if name.startswith(("query_tokens_", "document_tokens_", "document_lengths_")):
+        return bool(found == LISTS)
     return pa.types.is_list(found) and bool(found.value_type == (pa.float64() if name == SCORES else pa.float32()))
 
 

@@ -1,0 +1,188 @@
+"""Token columns of a data set: their names in the files, what the manifest says of them, and their Arrow forms.
+
+A token field is a list of tokens for each query (`query_tokens_NAME`, a list a row) or for each document. The lists of
+a group's documents lie end to end in `document_tokens_NAME`, and `document_lengths_NAME` has the tokens of each: one
+level of lists, which numpy cuts without a loop. Ids count from 0 in the data set's vocabulary, which all fields share.
+
+Shapes: N rows with a list of tokens each (queries or documents), Q groups, T tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
+
+from ltrscale import storage
+from ltrscale.config import Config
+
+Owner = Literal["query", "document"]
+Special = Literal["pad", "unk", "cls", "sep", "mask"]
+SPECIAL: tuple[Special, ...] = ("pad", "unk", "cls", "sep", "mask")
+"""The special tokens that every vocabulary has: padding, unknown, start, separator, mask."""
+NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
+LISTS = pa.list_(pa.int32())
+"""The type of all token columns."""
+
+
+class TokenField(Config):
+    """Token lists of queries or documents."""
+
+    name: str = Field(pattern=NAME)
+    of: Owner
+    max_tokens: int = Field(ge=1)
+    """The most tokens of a list; longer texts were cut."""
+
+    @property
+    def column(self) -> str:
+        """The column with the ids of the tokens."""
+        return f"{self.of}_tokens_{self.name}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns of the field."""
+        return (self.column,) if self.of == "query" else (self.column, lengths_of(self.column))
+
+
+class TokenSummary(Config):
+    """Counts of a token field: its lists, and what `max_tokens` cut off."""
+
+    lists: int = 0
+    empty: int = 0
+    tokens: int = 0
+    longest: int = 0
+    cut_lists: int = 0
+    cut_tokens: int = 0
+
+    def __add__(self, other: "TokenSummary") -> "TokenSummary":
+        """The counts of both together."""
+        sums = {name: value + getattr(other, name) for name, value in self}
+        return TokenSummary(**sums | {"longest": max(self.longest, other.longest)})
+
+
+class Vocabulary(Config):
+    """The vocabulary of all token fields: the number of ids, those of special tokens, and the file that has it."""
+
+    size: int = Field(ge=1)
+    """Ids are below it, special ones included."""
+    special: dict[Special, int]
+    path: Annotated[str, AfterValidator(storage.listed_path)] | None = None
+    """A file of the data set directory, a tokenizer of the library `tokenizers`; none where only ids are known."""
+    bytes: int = 0
+    sha256: str = ""
+
+    def same_as(self, other: Self | None) -> bool:
+        """Whether both give the same id to every token."""
+        return other is not None and self.identity() == other.identity()
+
+    def identity(self) -> list[Any]:
+        """All but the place of the file."""
+        return [self.size, sorted(self.special.items()), self.sha256]
+
+
+def lengths_of(column: str) -> str:
+    """The column with the number of tokens of each document, for the column with the tokens.
+
+    Example:
+        >>> lengths_of("document_tokens_title")
+        'document_lengths_title'
+    """
+    return column.replace("_tokens_", "_lengths_", 1)
+
+
+def is_of_documents(column: str) -> bool:
+    """Whether a column has the tokens of documents."""
+    return column.startswith("document_tokens_")
+
+
+def to_columns(name: str, tokens_N: pa.ListArray, offsets_Q1: NDArray[np.int64]) -> dict[str, pa.ListArray]:
+    """The two columns of a field of documents, from one list for each document; no list is null.
+
+    Example:
+        >>> columns = to_columns("document_tokens_t", pa.array([[5], [], [6, 7]], LISTS), np.array([0, 2, 3]))
+        >>> [column.to_pylist() for column in columns.values()]
+        [[[5], [6, 7]], [[1, 0], [2]]]
+    """
+    lengths_N = pc.list_value_length(tokens_N).to_numpy().astype(np.int32)
+    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+    return {
+        name: pa.ListArray.from_arrays(pa.array(bounds_N1[offsets_Q1].astype(np.int32)), tokens_N.flatten()),
+        lengths_of(name): pa.ListArray.from_arrays(pa.array(offsets_Q1.astype(np.int32)), pa.array(lengths_N)),
+    }
+
+
+def from_columns(tokens_Q: pa.ListArray, lengths_Q: pa.ListArray) -> pa.ListArray:
+    """One list for each document, from the two columns of a field: the inverse of `to_columns`.
+
+    Raises:
+        ValueError: the lengths are not those of the tokens.
+    """
+    lengths_N = lengths_Q.flatten().to_numpy()
+    bounds_N1 = np.concatenate([[0], np.cumsum(lengths_N)])
+    ends_Q1 = bounds_N1[np.concatenate([[0], np.cumsum(pc.list_value_length(lengths_Q).fill_null(0).to_numpy())])]
+    if (lengths_N < 0).any() or not np.array_equal(
+        np.diff(ends_Q1), pc.list_value_length(tokens_Q).fill_null(0).to_numpy()
+    ):
+        raise ValueError("the lengths of the documents' tokens do not add up to the tokens")
+    return pa.ListArray.from_arrays(pa.array(bounds_N1.astype(np.int32)), tokens_Q.flatten())
+
+
+def token_bytes(table: pa.Table) -> NDArray[np.int64]:
+    """Bytes of each group's tokens in a table of a data set's columns, shape [Q]."""
+    bytes_Q = np.zeros(len(table), np.int64)
+    for name in table.schema.names:
+        if name.startswith(("query_tokens_", "document_tokens_", "document_lengths_")):
+            bytes_Q += 4 * pc.list_value_length(table.column(name)).to_numpy()
+    return bytes_Q
+
+
+def summarise(table: pa.Table) -> dict[str, TokenSummary]:
+    """The counts of a table's token fields, by column; what was cut off is not in the table."""
+    found = {}
+    for column in (name for name in table.schema.names if name.startswith(("query_tokens_", "document_tokens_"))):
+        lengths = pc.list_value_length(table.column(column))
+        if is_of_documents(column):
+            lengths = pc.list_flatten(table.column(lengths_of(column)))
+        lengths_N = lengths.to_numpy()
+        found[column] = TokenSummary(
+            lists=len(lengths_N),
+            empty=int((lengths_N == 0).sum()),
+            tokens=int(lengths_N.sum()),
+            longest=int(lengths_N.max(initial=0)),
+        )
+    return found
+
+
+def copy_vocabulary(vocabulary: Vocabulary | None, url: str, commit: storage.Commit) -> Vocabulary | None:
+    """The vocabulary of the data set at `url` for another one, whose commit gets a copy of its file."""
+    if vocabulary is None or vocabulary.path is None:
+        return vocabulary
+    return put_vocabulary(vocabulary, storage.read_bytes(storage.listed_file(url, vocabulary.path)), commit)
+
+
+def put_vocabulary(vocabulary: Vocabulary, content: bytes, commit: storage.Commit) -> Vocabulary:
+    """The vocabulary with its file in place: a tokenizer in JSON."""
+    with commit.file("tokenizer-{hash}.json") as path:
+        path.write_bytes(content)
+    placed = commit.files[-1]
+    return vocabulary.replace(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
+
+
+def summed(parts: Iterable[Mapping[str, TokenSummary]]) -> dict[str, TokenSummary]:
+    """The counts of all parts together, by column."""
+    sums: dict[str, TokenSummary] = {}
+    for part in parts:
+        for column, summary in part.items():
+            sums[column] = sums.get(column, TokenSummary()) + summary
+    return sums
+
+
+def shared(parts: Sequence[tuple[Sequence[TokenField], Vocabulary | None]]) -> tuple[TokenField, ...]:
+    """The fields that several data sets have in common: those of the first, if all have the same vocabulary."""
+    (fields, vocabulary), *others = parts or [((), None)]
+    if vocabulary is None or not all(vocabulary.same_as(other) for _, other in others):
+        return ()
+    return tuple(f for f in fields if all(f.column in {g.column for g in there} for there, _ in others))
