@@ -189,7 +189,7 @@ def evaluate(
         threads=threads,
         logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
     )
-    measuring.open()
+    test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(metrics_of(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run)

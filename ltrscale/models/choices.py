@@ -1,8 +1,8 @@
 """The closed unions of encoders and list contexts that a config may name. Add one line here for each new member."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig
@@ -33,4 +33,10 @@ class NetworkConfig(Config):
     """Maps a document's features, and its text, to an embedding."""
     initial: str | None = None
     """Directory with initial weights of a cross_encoder in Hugging Face's format: config.json and model.safetensors of
-    a BERT. Empty starts from random ones."""
+    a BERT, whose sizes replace those of `encoder.bert`. Empty starts from random ones."""
+
+    @model_validator(mode="after")
+    def _has_a_transformer(self) -> Self:
+        if self.initial is not None and not isinstance(self.encoder, CrossEncoderConfig):
+            raise ValueError(f"initial has weights of a cross_encoder, and encoder.kind is {self.encoder.kind}")
+        return self
