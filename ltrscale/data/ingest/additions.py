@@ -19,7 +19,7 @@ from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.inputs import Work
 from ltrscale.data.ingest.seen import hash_ids
-from ltrscale.data.ingest.sources import takes_any_order
+from ltrscale.data.ingest.sources import takes_any_order, tokens_of
 from ltrscale.data.ingest.validate import total
 from ltrscale.errors import InputError
 
@@ -66,6 +66,7 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
         raise InputError(
             f"{before.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
         )
+    _check_tokens(before, work)
     features, theirs = work.features, before.manifest.features
     if takes_any_order(work.config.source) and set(features) == set(theirs):
         return theirs
@@ -77,6 +78,18 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
                 "prepare them with the same columns, or into another directory"
             )
     return theirs
+
+
+def _check_tokens(before: Dataset, work: Work) -> None:
+    """Check that the inputs have the token fields of the data set."""
+    tokens = tokens_of(work.config.source)
+    ours, theirs = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
+    if other := [field for field in (*ours, *theirs) if (field in ours) != (field in theirs)]:
+        field, where = other[0], "inputs" if other[0] in ours else "data set"
+        raise InputError(
+            f"{before.url}: tokens {field.name!r} of each {field.of} (at most {field.max_tokens}) are in the {where} "
+            "only; prepare both with the same columns.tokens"
+        )
 
 
 def _shown(features: Sequence[Feature], i: int) -> str:

@@ -6,27 +6,31 @@ for their row group.
 Shapes: Q groups, N rows, F features.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Accounting, DataFile
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
+from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.inputs import Start, Unit, Work, check_period
 from ltrscale.data.ingest.quarantine import Quarantine
 from ltrscale.data.ingest.rows import Rejection, RowBlock
-from ltrscale.data.ingest.seen import QueryIds, hash_ids
+from ltrscale.data.ingest.seen import QueryIds, SeenHashes, hash_ids
 from ltrscale.data.ingest.sort import sort_rows
 from ltrscale.data.ingest.sources import Reader, open_source
+from ltrscale.data.ingest.texts import FULL
 from ltrscale.data.ingest.validate import Groups, Rejections, Validator, to_table
+from ltrscale.data.ingest.vocabularies import TokenizerConfig, TrainedPieces
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance
 
@@ -49,6 +53,7 @@ class Written:
     quarantine: tuple[str, ...]
     first_rejections: tuple[Rejection, ...]
     categories: Mapping[str, NDArray[np.uint64]]
+    tokens: Mapping[str, TokenSummary]
 
 
 @dataclass(frozen=True)
@@ -93,13 +98,15 @@ def write_unit(
         before=(start.gid, start.documents),
     )
     schema: pa.Schema | None = None
+    tokens: dict[str, TokenSummary] = {}
 
     def take(groups: Groups) -> None:
-        nonlocal longest, schema
+        nonlocal longest, schema, tokens
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
         longest = max(longest, int(np.diff(groups.offsets_Q1).max()))
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
+        tokens = summed([tokens, summarise(table), cut_off(groups)])
         schema = schema or table.schema
         check_columns(schema, table.schema, groups.rows.file, str(unit))
         writer.add(_periods(groups, work, unit), table)
@@ -116,7 +123,39 @@ def write_unit(
         quarantine=quarantine.close(),
         first_rejections=tuple(quarantine.first),
         categories={name: encoder.known for name, encoder in encoders.items()},
+        tokens=tokens,
     )
+
+
+def cut_off(groups: Groups) -> dict[str, TokenSummary]:
+    """What was cut off the texts of some groups, by column; of a query it is that of the group's first row."""
+    found, columns = {}, groups.rows.columns
+    for name in (name.removeprefix(FULL) for name in columns if name.startswith(FULL)):
+        cut_N = columns[FULL + name].to_numpy() - pc.list_value_length(columns[name]).to_numpy()
+        cut = cut_N if is_of_documents(name) else cut_N[groups.offsets_Q1[:-1]]
+        found[name] = TokenSummary(cut_lists=int((cut > 0).sum()), cut_tokens=int(cut.sum()))
+    return found
+
+
+def training_texts(work: Work, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path) -> Iterator[list[str]]:
+    """The texts of all token fields in the periods that a tokenizer is trained on, each different text once.
+
+    Raises:
+        InputError: as `write_unit`.
+    """
+    if not isinstance(tokenizer, TrainedPieces):
+        return
+    seen = SeenHashes(folder)
+    read = open_source(work.config.source, work.features, first=work.first.url, encoders={})
+    for unit in units:
+        for block in chain.from_iterable(map(read, unit.files)):
+            name = pa.scalar(unit.period or block.period or work.config.period)
+            periods_N = pa.repeat(name, len(block)) if unit.period or block.periods_N is None else block.periods_N
+            wanted_N = pc.is_in(periods_N, pa.array(tokenizer.periods, pa.string()))
+            for column in (column for name, column in block.columns.items() if "_tokens_" in name):
+                texts = column.filter(wanted_N).unique().drop_null().to_pylist()
+                new = ~seen.add(hash_ids(texts))
+                yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
 
 
 class _Ignored:
@@ -179,7 +218,9 @@ def _feed(
     take: Callable[[Groups], None],
 ) -> None:
     """Read and validate a unit; `take` gets the groups, in order."""
-    read = open_source(work.config.source, work.features, first=work.first.url, encoders=encoders)
+    read = open_source(
+        work.config.source, work.features, first=work.first.url, encoders=encoders, encoding=work.encoding
+    )
 
     def pass_on(groups: Groups | None) -> None:
         if groups is not None:

@@ -34,11 +34,12 @@ _NEWLINE, _RETURN, _QUOTE = b'\n\r"'
 
 @dataclass(frozen=True)
 class Dialect:
-    """The form of a CSV file: separator of fields, decimal mark and encoding."""
+    """The form of a CSV file: separator of fields, decimal mark, encoding, and whether quotes enclose fields."""
 
     delimiter: str = ","
     decimal: str = "."
     encoding: str = UTF8
+    quotes: bool = True
 
     def number(self, value: str) -> bool:
         """Whether a field is a number."""
@@ -63,10 +64,10 @@ def read_schema(url: str, dialect: Dialect) -> pa.Schema:
     lines = next(blocks(url, dialect.encoding), None)
     if lines is None:
         raise InputError(f"{url}: the file is empty; a CSV file begins with a line of column names")
-    names = _header(url, lines, dialect.delimiter)
+    names = _header(url, lines, dialect)
     values: list[Counter[str]] = [Counter() for _ in names]
     for number in range(2, min(len(lines), SNIFFED_LINES) + 1):
-        row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect.delimiter)
+        row = _fields(lines.text[lines.starts_M[number - 1] : lines.ends_M[number - 1]], dialect)
         if row is None or len(row) != len(names):
             continue
         for counts, value in zip(values, row, strict=True):
@@ -86,33 +87,38 @@ def _type_of(values: Counter[str], dialect: Dialect) -> pa.DataType:
     return pa.bool_() if words <= {"true", "false"} or words in pairs else pa.string()
 
 
-def _header(url: str, lines: Lines, delimiter: str) -> list[str]:
-    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), delimiter)
+def _header(url: str, lines: Lines, dialect: Dialect) -> list[str]:
+    names = _fields(lines.text[: lines.ends_M[0]].removeprefix(b"\xef\xbb\xbf"), dialect)
     if not names or not all(name.isprintable() for name in names):
         raise InputError(f"{url}: line 1 is no line of column names in UTF-8; is this a CSV file with a header?")
     return names
 
 
-def _fields(line: bytes, delimiter: str) -> list[str] | None:
+def _fields(line: bytes, dialect: Dialect) -> list[str] | None:
     """The fields of one line; None if it is no CSV."""
     try:
-        return next(csv.reader([line.decode().removesuffix("\r")], delimiter=delimiter, strict=True), None)
+        text = line.decode().removesuffix("\r")
+        if not dialect.quotes:
+            return text.split(dialect.delimiter)
+        return next(csv.reader([text], delimiter=dialect.delimiter, strict=True), None)
     except (UnicodeDecodeError, csv.Error):
         return None
 
 
-def _broken_M(lines: Lines, delimiter: str) -> NDArray[np.bool_]:
+def _broken_M(lines: Lines, dialect: Dialect) -> NDArray[np.bool_]:
     """Lines with a NUL or a lone carriage return, or with a quote that does not open, close or escape."""
     returns = np.flatnonzero(lines.text_U8 == _RETURN)
     broken = [returns[lines.text_U8[returns + 1] != _NEWLINE], np.flatnonzero(lines.text_U8 == 0)]
     quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
-    if len(quotes):
+    if len(quotes) and dialect.quotes:
         # quotes alternate, from 0 in each line: even ones open or end an escape (""), odd ones close or begin one
         line = np.searchsorted(lines.ends_M, quotes)
         ordinal = np.arange(len(quotes)) - np.searchsorted(quotes, lines.starts_M)[line]
         before, after = lines.text_U8[quotes - 1], lines.text_U8[quotes + 1]
-        opens = (quotes == lines.starts_M[line]) | (before == ord(delimiter)) | ((ordinal > 0) & (before == _QUOTE))
-        closes = np.isin(after, [ord(delimiter), _NEWLINE, _RETURN, _QUOTE])
+        opens = (
+            (quotes == lines.starts_M[line]) | (before == ord(dialect.delimiter)) | ((ordinal > 0) & (before == _QUOTE))
+        )
+        closes = np.isin(after, [ord(dialect.delimiter), _NEWLINE, _RETURN, _QUOTE])
         broken.append(quotes[np.where(ordinal % 2 == 0, ~opens, ~closes)])
         last = np.append(line[1:] != line[:-1], True)
         broken.append(quotes[last & (ordinal % 2 == 0)])  # a quote that never closes
@@ -121,12 +127,12 @@ def _broken_M(lines: Lines, delimiter: str) -> NDArray[np.bool_]:
     return broken_M
 
 
-def _fields_M(lines: Lines, delimiter: str) -> NDArray[np.int64]:
+def _fields_M(lines: Lines, dialect: Dialect) -> NDArray[np.int64]:
     """The number of fields of each line that is not broken: delimiters outside quotes, plus one."""
-    commas = np.flatnonzero(lines.text_U8 == ord(delimiter))
+    commas = np.flatnonzero(lines.text_U8 == ord(dialect.delimiter))
     commas_M = np.diff(np.searchsorted(commas, lines.ends_M), prepend=0)
     quotes = np.flatnonzero(lines.text_U8 == _QUOTE)
-    if len(quotes):
+    if len(quotes) and dialect.quotes:
         before = np.searchsorted(quotes, commas) - np.repeat(np.searchsorted(quotes, lines.starts_M), commas_M)
         commas_M = np.diff(np.searchsorted(commas[before % 2 == 0], lines.ends_M), prepend=0)
     return commas_M + 1
@@ -149,8 +155,8 @@ class CsvReader(TextReader):
 
     def _faults(self, lines: Lines, row_M: NDArray[np.bool_]) -> dict[int, str]:
         """Lines with a quote out of place, or with another number of fields than the header."""
-        broken_M = row_M & _broken_M(lines, self.dialect.delimiter)
-        fields_M = _fields_M(lines, self.dialect.delimiter)
+        broken_M = row_M & _broken_M(lines, self.dialect)
+        fields_M = _fields_M(lines, self.dialect)
         odd = np.flatnonzero(row_M & ~broken_M & (fields_M != len(self._names)))
         found = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
         return found | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
@@ -162,7 +168,9 @@ class CsvReader(TextReader):
             read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=text.size + 1, column_names=[str(i) for i in range(len(self._names))]
             ),
-            parse_options=arrow_csv.ParseOptions(delimiter=self.dialect.delimiter),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=self.dialect.delimiter, quote_char='"' if self.dialect.quotes else False
+            ),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict(zip(self._keys(), self._types(), strict=True)),
                 include_columns=self._keys(),
@@ -191,7 +199,7 @@ class CsvReader(TextReader):
         return pa.schema(list(zip(self._keys(), self._types(), strict=True))).empty_table()
 
     def _query_of(self, line: bytes) -> str:
-        row = _fields(line, self.dialect.delimiter)
+        row = _fields(line, self.dialect)
         query = row[self._names.index(self.query)] if row is not None and len(row) == len(self._names) else ""
         return "" if query in NULLS else query
 
@@ -201,7 +209,7 @@ class CsvReader(TextReader):
         if found is None:
             return " ".join(message.split()), ""
         what, column = {"float": "not a number", "bool": "not true or false"}.get(found[2]), int(found[1])
-        row = _fields(line, self.dialect.delimiter)
+        row = _fields(line, self.dialect)
         value = repr(row[column]) if row is not None and column < len(row) else ""
         return f"column {self._names[column]!r} is {what or 'not text in UTF-8'}", value
 

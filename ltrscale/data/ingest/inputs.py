@@ -16,8 +16,9 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.data.ingest.lakes import Lake, snapshot
-from ltrscale.data.ingest.sources import File, GroupRows, Items, Letor, Source, find_features
+from ltrscale.data.ingest.sources import File, GroupRows, Items, Letor, Source, files_beside, find_features
 from ltrscale.data.ingest.validate import Duplicates
+from ltrscale.data.ingest.vocabularies import Encoding
 from ltrscale.errors import InputError
 
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -148,12 +149,13 @@ def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
     Raises:
         InputError: an input is missing.
     """
-    return fingerprints(list_inputs(config.inputs))
+    return fingerprints(list_inputs(config.inputs), config.source)
 
 
-def fingerprints(files: Sequence[File]) -> dict[str, str]:
-    """The same of listed files."""
+def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
+    """The same of listed files, and of those that their source reads besides."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
+    urls |= dict.fromkeys(files_beside(source))
     found = {url: (storage.fingerprint(url), version) for url, version in sorted(urls.items())}
     return {url: f"{stamp} of {version}" if version else stamp for url, (stamp, version) in found.items()}
 
@@ -224,7 +226,7 @@ def cut_units(
 class Work:
     """The settings that all units share. `taken` are the periods that may not be written, since they exist already.
 
-    `first` is the file whose features all others must have.
+    `first` is the file whose features all others must have; `encoding` makes tokens of texts.
     """
 
     config: PrepareConfig
@@ -232,6 +234,7 @@ class Work:
     first: File
     out: str
     taken: frozenset[str] = frozenset()
+    encoding: Encoding | None = None
 
 
 def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Iterable[str] = ()) -> Work:

@@ -15,8 +15,9 @@ from ltrscale.errors import InputError
 def read_schema(url: str) -> pa.Schema:
     """The keys of the first 1,000 lines as columns, in the order in which they appear.
 
-    A column has the type of most of its values: bool, int64, or float64 if a number has a fraction, string, or a list
-    or struct of nothing for arrays and objects, which are not read; it is null if it has no value.
+    A column has the type of most of its values: bool, int64, or float64 if a number has a fraction, string, a list for
+    arrays, of which those of numbers can be read, or a struct of nothing for objects, which cannot; it is null if it
+    has no value.
 
     Raises:
         InputError: the file is missing, empty or damaged, or none of these lines is an object.
@@ -73,6 +74,8 @@ class JsonReader(TextReader):
         kind = self.schema.field(name).type
         if name in self.numbers and not pa.types.is_boolean(kind):
             return pa.float64()
+        if pa.types.is_list(kind):
+            return pa.list_(pa.float64())  # token ids; one with a fraction is named as such
         return pa.string() if pa.types.is_null(kind) else kind
 
     def _convert(self, text: pa.Buffer) -> pa.Table:

@@ -7,7 +7,7 @@ on. Categorical columns are encoded as in `categories`.
 Shapes: N rows (documents), Q groups, G groups of a batch, F features.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.ingest import parquet, tables
+from ltrscale.data.ingest import joins, parquet, tables
 from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.joins import Join, Joined
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, agree, path_value, resolve, resolve_groups
 from ltrscale.data.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, RowTexts, Rule, Texts, keep, plain
+from ltrscale.data.ingest.texts import TextColumn, TextReader
+from ltrscale.data.ingest.vocabularies import Encoding
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
 
@@ -53,6 +56,13 @@ class Examined:
                 found = f"{value} {fault}" if fault else f"{reason} ({value})"
             self._findings[i] = rule, reason, found
         self.bad_N |= bad_N
+
+    def reject_each(self, faults: Mapping[int, str], rule: Rule) -> None:
+        """Record a fault of single rows, each in words of its own."""
+        for i, found in faults.items():
+            if not self.bad_N[i]:
+                self._findings[i] = rule, found, found
+                self.bad_N[i] = True
 
     def texts(self, name: str, *, required: bool = False) -> pa.StringArray:
         """A column as text; rows where it is not UTF-8, or lacks a required value, are rejected."""
@@ -108,9 +118,14 @@ class Examined:
         return rejected
 
 
-def item_features(url: str, mapping: ColumnMapping) -> list[Feature]:
+def item_schema(url: str, mapping: ColumnMapping, joined: Sequence[Join] = ()) -> pa.Schema:
+    """The columns of a file, with those that join its rows."""
+    return joins.with_joined(tables.read_schema(url, mapping.dialect(url)), joined, mapping.dialect, url)
+
+
+def item_features(url: str, mapping: ColumnMapping, joined: Sequence[Join] = ()) -> list[Feature]:
     """The features that `read_items` finds in a file."""
-    return resolve(tables.read_schema(url, mapping.dialect(url)), mapping, url)
+    return resolve(item_schema(url, mapping, joined), mapping, url)
 
 
 def read_items(
@@ -120,6 +135,8 @@ def read_items(
     features: Sequence[Feature] | None = None,
     first: str = "the first file",
     encoders: Encoders | None = None,
+    joined: Sequence[Joined] = (),
+    encoding: Encoding | None = None,
     batch_rows: int = 1 << 16,
 ) -> Iterator[RowBlock]:
     """Read a log with one item (document) per row, in blocks of at most `batch_rows` rows.
@@ -127,7 +144,8 @@ def read_items(
     `lines_N` are row numbers (Parquet) or line numbers (of CSV with the header as line 1). Rejected as `unparsable`: a
     line that is no JSON object, or a CSV line with a wrong number of fields, misplaced quotes or a value that is no
     number in a numeric column; a row without a query id, with a time stamp or period that is missing or cannot be read,
-    or with text that is not UTF-8.
+    or with text that is not UTF-8. Rejected as `not_joined`: a row with a key that a table must have and has not; as
+    `bad_tokens`: a row with a token that is no id of the vocabulary, or without a text that it must have.
     Partition columns in the path are ignored, except `period_column`.
 
     Args:
@@ -136,6 +154,8 @@ def read_items(
         features: The features of the first of several files, from `item_features`; the others must have the same.
         first: The name of that file, for errors.
         encoders: Encoders by column, shared by the files of one data set so that collisions are counted once.
+        joined: Tables whose columns join the rows.
+        encoding: Makes tokens of texts; without it the tokens are texts, to train a tokenizer on.
         batch_rows: The most rows of a block.
 
     Raises:
@@ -144,12 +164,15 @@ def read_items(
     """
     dialect = mapping.dialect(url)
     schema = tables.read_schema(url, dialect)
-    found = resolve(schema, mapping, url)
+    whole = joins.with_joined(schema, [table.join for table in joined], mapping.dialect, url)
+    found = resolve(whole, mapping, url)
     if features is not None:
-        agree(schema, found, features, mapping, url, first)
-    build = _ItemBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
+        agree(whole, found, features, mapping, url, first)
+    used, known = found if features is None else features, {} if encoders is None else encoders
+    build = _ItemBlocks(url, mapping, used, known, joined, encoding)
     sources = {mapping.source_of(feature.name) for feature in build.features}
-    wanted = {*mapping.named().values(), *mapping.meta, *sources}
+    wanted = {*mapping.named().values(), *mapping.meta, *sources, *(mapping.tokens.columns if mapping.tokens else ())}
+    wanted |= {name for table in joined for name in table.join.key}
     names = [name for name in schema.names if name in wanted]
     dates, side = mapping.date_features(), mapping.side().values()
     numbers = {f.name for f in build.features if f.kind == "numeric" and f.name not in dates} | {*side}
@@ -170,10 +193,13 @@ class _ItemBlocks:
     mapping: ColumnMapping
     features: Sequence[Feature]
     encoders: Encoders
+    joined: Sequence[Joined] = ()
+    encoding: Encoding | None = None
 
     def __call__(self, raw: tables.Raw) -> RowBlock:
-        batch, mapping = raw.rows, self.mapping
-        rows = Examined(batch, self.url)
+        mapping = self.mapping
+        rows = self._joined(raw.rows)
+        batch = rows.batch
         block = RowBlock(
             file=self.url,
             lines_N=raw.lines_N,
@@ -184,7 +210,8 @@ class _ItemBlocks:
             periods_N=rows.periods(mapping),
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
             columns={name: cols.floats(batch.column(column)) for name, column in mapping.side().items()}
-            | rows.meta(mapping.meta),
+            | rows.meta(mapping.meta)
+            | self._tokens(rows),
             texts=raw.texts,
             share=raw.share,
         )
@@ -192,6 +219,30 @@ class _ItemBlocks:
         block = keep(block, ~rows.bad_N) if rows.bad_N.any() else block
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
         return block
+
+    def _joined(self, batch: pa.RecordBatch) -> Examined:
+        """The rows with the columns of tables; rows without a key that a table must have are rejected."""
+        faults: dict[int, str] = {}
+        for table in self.joined:
+            batch, bad_N, keys_N = table(batch)
+            faults = {i: joins.fault(table, keys_N[i]) for i in np.flatnonzero(bad_N).tolist()} | faults
+        rows = Examined(batch, self.url)
+        rows.reject_each(faults, "not_joined")
+        return rows
+
+    def _tokens(self, rows: Examined) -> dict[str, pa.Array]:
+        """The tokens of rows; rows with bad ones are rejected."""
+        found: dict[str, pa.Array] = {}
+        if self.mapping.tokens is not None:
+            reader = TextReader(self.mapping.tokens, self.encoding)
+            for field, text in self.mapping.tokens.fields().items():
+                column = rows.batch.column(text.column)
+                if cols.is_text(cols.value_type(column.type)):
+                    column = rows.texts(text.column)
+                columns, faults = reader.read(field, column, text)
+                rows.reject_each(faults, "bad_tokens")
+                found |= columns
+        return found
 
     def _labels(self, rows: Examined) -> NDArray[np.float32]:
         """The labels, NaN where there is none; rows whose value has no grade are rejected."""
@@ -255,6 +306,7 @@ def read_groups(
     features: Sequence[Feature] | None = None,
     first: str = "the first file",
     encoders: Encoders | None = None,
+    encoding: Encoding | None = None,
     batch_groups: int = 256,
 ) -> Iterator[RowBlock]:
     """Read a Parquet file with one query group per row, and split it into documents; `starts_N` marks the groups.
@@ -262,7 +314,7 @@ def read_groups(
     `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
     feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
     `unparsable`, the documents of a group whose labels or other lists have another length, or whose query id, time
-    stamp or period cannot be read.
+    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `read_items`).
 
     Args:
         url: A file named .parquet.
@@ -270,6 +322,7 @@ def read_groups(
         features: The features of the first of several files, from `group_features`; the others must have the same.
         first: The name of that file, for errors.
         encoders: Encoders by feature, shared by the files of one data set so that collisions are counted once.
+        encoding: As for `read_items`.
         batch_groups: The most groups of a block.
 
     Raises:
@@ -282,8 +335,10 @@ def read_groups(
         agree(schema, found, features, mapping, url, first)
     elif features is not None and list(features) != found:
         raise InputError(f"{url}: its {len(found)} features are not those of {first}; prepare the two apart")
-    build = _GroupBlocks(url, mapping, found if features is None else features, {} if encoders is None else encoders)
+    used, known = found if features is None else features, {} if encoders is None else encoders
+    build = _GroupBlocks(url, mapping, used, known, encoding)
     wanted = {*mapping.named().values(), *mapping.feature_columns(schema), *mapping.meta}
+    wanted |= {*(mapping.tokens.columns if mapping.tokens else ())}
     names = [name for name in schema.names if name in wanted]
     for batch in parquet.read_batches(url, names, batch_groups):
         yield build(batch)
@@ -297,11 +352,13 @@ class _GroupBlocks:
     mapping: GroupColumns
     features: Sequence[Feature]
     encoders: Encoders
+    encoding: Encoding | None = None
 
     def __call__(self, raw: parquet.Batch) -> RowBlock:
         mapping, groups = self.mapping, Examined(raw.rows, self.url)
         texts = RowTexts(raw.rows, raw.lines_N)
         lengths_G = self._examine(groups)
+        of_queries, of_documents = self._tokens(groups, lengths_G)
         ids_G = groups.texts(mapping.query, required=True)
         periods_G, meta = groups.periods(mapping), groups.meta(mapping.meta)
         rejected = groups.rejections(raw.lines_N, texts, ids_G, lengths_G)
@@ -309,6 +366,9 @@ class _GroupBlocks:
         good_G = np.flatnonzero(~groups.bad_N)
         batch, lengths_G = raw.rows.take(pa.array(good_G)), lengths_G[good_G]
         index_N = pa.array(np.repeat(good_G, lengths_G))
+        texts_N = {name: column.take(index_N) for name, column in of_queries.items()}
+        for name, (column, group) in of_documents.items():
+            texts_N[name] = column.filter(pa.array(~groups.bad_N[group]))
         starts_N = np.zeros(len(index_N), dtype=bool)
         starts_N[np.cumsum(lengths_G) - lengths_G] = True
 
@@ -327,7 +387,8 @@ class _GroupBlocks:
             doc_ids_N=None if mapping.docs is None else cols.texts(spread(mapping.docs))[0],
             starts_N=starts_N,
             columns={name: cols.floats(spread(c)) for name, c in mapping.side().items()}
-            | {name: column.take(index_N) for name, column in meta.items()},
+            | {name: column.take(index_N) for name, column in meta.items()}
+            | texts_N,
             rejected=rejected,
             texts=texts,
             share=raw.share,
@@ -362,6 +423,48 @@ class _GroupBlocks:
                 groups.reject(broken_G, f"column {name!r} is not text in UTF-8")
         return lengths_G
 
+    def _tokens(
+        self, groups: Examined, lengths_G: NDArray[np.int64]
+    ) -> tuple[dict[str, pa.Array], dict[str, tuple[pa.Array, NDArray[np.int64]]]]:
+        """The tokens of queries, and those of documents with the group of each; groups with bad ones are rejected."""
+        of_queries: dict[str, pa.Array] = {}
+        of_documents: dict[str, tuple[pa.Array, NDArray[np.int64]]] = {}
+        tokens = self.mapping.tokens
+        for field, text in (tokens.fields() if tokens else {}).items():
+            assert tokens is not None
+            reader, values = TextReader(tokens, self.encoding), groups.batch.column(text.column)
+            if field.of == "query":
+                columns, faults = reader.read(field, values, text)
+                groups.reject_each(faults, "bad_tokens")
+                of_queries |= columns
+                continue
+            values, group = self._documents(groups, values, text, lengths_G)
+            columns, faults = reader.read(field, values, text)
+            first = {int(group[i]): fault for i, fault in sorted(faults.items(), reverse=True)}
+            groups.reject_each(dict(sorted(first.items())), "bad_tokens")
+            of_documents |= {name: (column, group) for name, column in columns.items()}
+        return of_queries, of_documents
+
+    def _documents(
+        self, groups: Examined, values: pa.Array, text: TextColumn, lengths_G: NDArray[np.int64]
+    ) -> tuple[pa.Array, NDArray[np.int64]]:
+        """The texts or ids of all documents, and their groups; groups without one for each document are rejected."""
+        counted = values if text.lengths is None else groups.batch.column(text.lengths)
+        groups.reject(
+            _lengths(counted) != lengths_G, f"column {text.column!r} does not have the tokens of each document"
+        )
+        if text.lengths is not None:
+            sums_G = _sums(counted)
+            groups.reject(sums_G != _lengths(values), f"the lengths of {text.column!r} do not add up to its tokens")
+        good = groups.batch.take(pa.array(np.flatnonzero(~groups.bad_N)))
+        counted = good.column(text.lengths or text.column)
+        group = np.repeat(np.flatnonzero(~groups.bad_N), _lengths(counted))
+        flat = good.column(text.column).flatten()
+        if text.lengths is not None:
+            sizes = counted.flatten().cast(pa.int64()).to_numpy()
+            flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)
+        return flat, group
+
     def _features(self, batch: pa.RecordBatch, n: int) -> NDArray[np.float32]:
         columns = self.mapping.feature_columns(batch.schema)
         if self.mapping.matrix:
@@ -386,6 +489,15 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
     """Values in each list, 0 where there is none."""
     lengths: NDArray[np.int64] = pc.list_value_length(column).cast(pa.int64()).fill_null(0).to_numpy()
     return lengths
+
+
+def _sums(column: pa.Array) -> NDArray[np.int64]:
+    """The sum of each list, -1 where a value is negative, null or no whole number."""
+    values = cols.plain(column.flatten()).cast(pa.float64()).fill_null(-1).to_numpy()
+    wrong = (values < 0) | (values != np.floor(values))
+    group = np.repeat(np.arange(len(column)), _lengths(column))
+    sums: NDArray[np.int64] = np.bincount(group, weights=np.where(wrong, 0, values), minlength=len(column)).astype(int)
+    return np.where(_any(column, wrong), -1, sums)
 
 
 def _any(column: pa.Array, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.lines import UTF8
+from ltrscale.data.ingest.texts import TokenColumns
 from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
 from ltrscale.errors import InputError, nearest, suggestion
@@ -41,6 +42,8 @@ class _Columns(Config):
     """Column with weights of documents."""
     meta: tuple[str, ...] = ()
     """Columns of whole groups to keep in the data set, as `meta_NAME`."""
+    tokens: TokenColumns | None = None
+    """Columns with texts of queries and documents, or with their token ids."""
 
     @field_validator("time_format", mode="before")
     @classmethod
@@ -110,6 +113,8 @@ class ColumnMapping(_Columns):
     delimiter: Literal[",", ";", "\t", "|"] | None = None
     """Separator of CSV fields; by default a tab in files named .tsv, otherwise a comma, or a semicolon if the comma
     is the decimal mark."""
+    quotes: bool = True
+    """Whether quotes enclose fields of CSV files; false reads a quote as any other character of a text."""
     decimal: Literal[".", ","] = "."
     """Decimal mark of numbers in CSV files; no mark separates thousands."""
     encoding: str = UTF8
@@ -147,7 +152,7 @@ class ColumnMapping(_Columns):
     def dialect(self, url: str) -> Dialect:
         """The form of a CSV file."""
         usual = "\t" if ".tsv" in url.rpartition("/")[2] else ";" if self.decimal == "," else ","
-        return Dialect(self.delimiter or usual, self.decimal, self.encoding)
+        return Dialect(self.delimiter or usual, self.decimal, self.encoding, self.quotes)
 
     @field_validator("grades", mode="before")
     @classmethod
@@ -313,6 +318,7 @@ def missing(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str)
     """The columns that a mapping names, no patterns, and a file lacks: each with its use and the nearest name there."""
     uses = [(name, use) for use, name in mapping.named().items() if not _in_path(schema, use, name, file)]
     uses += [(name, "meta") for name in mapping.meta] + [(name, "feature") for name in mapping.features]
+    uses += [(name, "tokens") for name in (mapping.tokens.columns if mapping.tokens else [])]
     if isinstance(mapping, ColumnMapping):
         uses += [(name, "dates") for name in mapping.dates]
     if isinstance(mapping, ColumnMapping) or not mapping.matrix:  # else these are features in the one column
@@ -366,10 +372,25 @@ def _require_named(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, fil
             require(schema, name, use, file)
     for name in mapping.meta:
         require(schema, name, "meta", file)
+    _require_texts(schema, mapping, file)
+
+
+def _require_texts(schema: pa.Schema, mapping: ColumnMapping | GroupColumns, file: str) -> None:
+    """Check the columns that tokens are made from."""
+    items = isinstance(mapping, ColumnMapping)
+    for field, text in (mapping.tokens.fields() if mapping.tokens else {}).items():
+        if text.lengths is not None:
+            if items:
+                raise InputError(f"{field.name}: lengths are for groups, one per row; an item has its own tokens")
+            require(schema, text.lengths, "lengths of tokens", file)
+        one = items or field.of == "query"
+        use = "text" if one else "token ids" if text.lengths is not None else "texts of documents"
+        require(schema, text.column, use, file)
 
 
 def _chosen(schema: pa.Schema, mapping: ColumnMapping, patterns: Sequence[str], use: str, file: str) -> Iterator[str]:
     taken = {*mapping.named().values(), *mapping.dates, *_matching(schema.names, mapping.exclude)}
+    taken |= {*(mapping.tokens.columns if mapping.tokens else ())}
     for pattern in patterns:
         matched = _matching(schema.names, [pattern])
         if not matched:
@@ -424,6 +445,10 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "list of positions": (_list_of(cols.is_number), "lists of numbers"),
     "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
     "list of weights": (_list_of(cols.is_number), "lists of numbers"),
+    "text": (lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind), "text or lists of token ids"),
+    "texts of documents": (_list_of(lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind)), "lists of these"),
+    "token ids": (_list_of(cols.is_number), "lists of token ids"),
+    "lengths of tokens": (_list_of(cols.is_number), "lists of numbers"),
     "list of numeric features": (_list_of(cols.is_number), "lists of numbers"),
     "list of categorical features": (_list_of(_is_single), "lists of single values"),
 }

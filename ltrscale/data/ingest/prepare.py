@@ -16,8 +16,9 @@ from ltrscale.config import made_by
 from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.relevant import none_relevant
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts, identifying
+from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ingest import additions
-from ltrscale.data.ingest.assembly import Written, check_columns, write_unit
+from ltrscale.data.ingest.assembly import Written, check_columns, training_texts, write_unit
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.inputs import (
     Expected,
@@ -34,8 +35,9 @@ from ltrscale.data.ingest.parallel import write_with_ray
 from ltrscale.data.ingest.quarantine import QUARANTINE
 from ltrscale.data.ingest.rows import Rejection
 from ltrscale.data.ingest.seen import QueryIds
-from ltrscale.data.ingest.sources import GroupRows, Items, Letor, Source
+from ltrscale.data.ingest.sources import GroupRows, Items, Letor, Source, tokens_of
 from ltrscale.data.ingest.validate import total
+from ltrscale.data.ingest.vocabularies import Encoding, encoding_of, open_encoding
 from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
@@ -75,7 +77,7 @@ def prepare(
             does not fit the data set, or making the data set again would delete additions.
     """
     files = list_inputs(config.inputs)
-    origin = made_by("prepare", config, fingerprints(files))
+    origin = made_by("prepare", config, fingerprints(files, config.source))
     if is_prepared(out, origin):
         return open_dataset(out)
     with storage.Commit(out) as commit, storage.scratch.directory() as folder:
@@ -86,6 +88,7 @@ def prepare(
         sizes = [storage.size(file.url) for file in files]
         first = additions.next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
+        work = replace(work, encoding=_encoding(work, units, before, commit, folder))
         new, first_rejections = _write(work, units, commit, folder, before, origin, ray=ray)
         _check(new.accounting, first_rejections, work, key="" if for_scoring else "prepare.")
         _check_expected(config.expect, new)
@@ -96,6 +99,21 @@ def prepare(
         _warn_of_labels(out, manifest, config.source)
         _log_shortcuts(new)
     return Dataset(out, manifest)
+
+
+def _encoding(
+    work: Work, units: Sequence[Unit], before: Dataset | None, commit: storage.Commit, folder: Path
+) -> Encoding | None:
+    """What makes tokens of texts, its file in place: that of the data set, or a new one."""
+    tokens = tokens_of(work.config.source)
+    if tokens is None:
+        return None
+    if before is not None:
+        return encoding_of(before.url)
+    found = open_encoding(tokens.tokenizer, lambda: training_texts(work, units, tokens.tokenizer, folder))
+    if not found.content:
+        return found
+    return replace(found, vocabulary=put_vocabulary(found.vocabulary, found.content, commit))
 
 
 def _before(config: PrepareConfig, out: str) -> Dataset | None:
@@ -168,6 +186,7 @@ class _Totals:
         self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
         self._encoders: dict[str, CategoryEncoder] = {}
         self._accounting: list[Accounting] = []
+        self._tokens: list[Mapping[str, TokenSummary]] = []
         self._files: list[DataFile] = []
         self._quarantine: list[str] = []
 
@@ -183,6 +202,7 @@ class _Totals:
         for name, values in written.categories.items():
             self._encoders.setdefault(name, CategoryEncoder()).note(values)
         self._accounting.append(written.accounting)
+        self._tokens.append(written.tokens)
         self._files += written.files
         self._quarantine += written.quarantine
         self.first_rejections += written.first_rejections[: 5 - len(self.first_rejections)]
@@ -190,6 +210,7 @@ class _Totals:
     def manifest(self, origin: Mapping[str, Any], *, lost_groups: int) -> Manifest:
         """The manifest of all units."""
         collisions = sum(encoder.collisions for encoder in self._encoders.values())
+        tokens, encoding = tokens_of(self._work.config.source), self._work.encoding
         return Manifest(
             features=self._work.features,
             files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
@@ -197,6 +218,9 @@ class _Totals:
             label_counts=self._labels.counts(),
             longest=self._longest,
             grouped=self._stats.grouped,
+            tokens=tuple(tokens.fields()) if tokens else (),
+            token_summaries=summed(self._tokens),
+            vocabulary=encoding.vocabulary if encoding else None,
             accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
@@ -263,7 +287,14 @@ def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
         *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
         *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
     )
-    report({"stage": "prepare", **a.model_dump(), "labelled": counts.labelled, "longest": new.longest})
+    for column, found in new.token_summaries.items():
+        shown = (
+            f"{value:,}" for value in (found.lists, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+        )
+        log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
+    tokens = {column: found.model_dump() for column, found in new.token_summaries.items()}
+    counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
+    report({"stage": "prepare", **a.model_dump(), **counted})
 
 
 def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:

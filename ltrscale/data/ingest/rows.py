@@ -18,6 +18,8 @@ Rule = Literal[
     "feature_count",
     "infinite",
     "bad_label",
+    "bad_tokens",
+    "not_joined",
     "empty_group",
     "duplicate_document",
     "returning_query",
@@ -80,7 +82,8 @@ class RowBlock:
     doc_ids_N: pa.StringArray | None = None
     starts_N: NDArray[np.bool_] | None = None
     columns: dict[str, pa.Array] = field(default_factory=dict)
-    """Further columns: each document's `positions`, `clicks`, `weights`; `meta_*`, as in a group's first row."""
+    """Further columns: each document's `positions`, `clicks`, `weights` and tokens; `meta_*` and the query's tokens, as
+    in a group's first row; of each text of tokens its full length (see `texts.FULL`)."""
     rejected: list[Rejection] = field(default_factory=list)
     texts: Texts | None = None
     share: float = 0.0

@@ -6,14 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.ingest import parquet, tables
+from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.joins import Join, load
 from ltrscale.data.ingest.letor import infer_features, read_letor
-from ltrscale.data.ingest.logs import group_features, item_features, read_groups, read_items
+from ltrscale.data.ingest.logs import group_features, item_features, item_schema, read_groups, read_items
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, missing
 from ltrscale.data.ingest.rows import RowBlock
+from ltrscale.data.ingest.texts import TokenColumns
+from ltrscale.data.ingest.vocabularies import Encoding, files_of
 from ltrscale.errors import InputError
 
 _BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
@@ -38,6 +42,8 @@ class Items(Config):
     kind: Literal["items"] = "items"
     columns: ColumnMapping
     """The uses of the columns."""
+    joins: tuple[Join, ...] = ()
+    """Tables whose columns join the rows, one after the other, such as the texts of documents."""
 
 
 class GroupRows(Config):
@@ -76,14 +82,20 @@ def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
     match source:
         case Letor():
             return _letor_features(source, files)
-        case Items(columns=columns):
-            return tuple(item_features(files[0].url, columns))
+        case Items(columns=columns, joins=joins):
+            return tuple(item_features(files[0].url, columns, joins))
         case GroupRows(columns=groups):
             return tuple(group_features(files[0].url, groups))
 
 
 def for_scoring(
-    source: Source, features: Sequence[Feature], *, meta: Sequence[str], positions: bool, dated: bool
+    source: Source,
+    features: Sequence[Feature],
+    *,
+    meta: Sequence[str],
+    positions: bool,
+    dated: bool,
+    tokens: bool = False,
 ) -> Source:
     """The same reading of rows that need nothing but what scoring needs.
 
@@ -96,10 +108,12 @@ def for_scoring(
         meta: the group columns to keep.
         positions: whether the model reads positions; otherwise the rows need not have them.
         dated: whether the rows determine their period; otherwise they need no time stamp.
+        tokens: whether the model reads tokens; otherwise the rows need no texts.
     """
     dropped = [
         "clicks",
         "weights",
+        *([] if tokens else ["tokens"]),
         *([] if positions else ["positions"]),
         *([] if dated else ["time", "period_column"]),
     ]
@@ -120,11 +134,40 @@ def for_scoring(
             if any("days_before" in parts for parts in dates.values()):
                 without.pop("time", None)
             named = {kind: tuple(name for name in names if name not in of_dates) for kind, names in named.items()}
-            return source.replace(
-                columns=columns.replace(label=None, grades=None, exclude=(), dates=dates, **without, **named)
-            )
+            columns = columns.replace(label=None, grades=None, exclude=(), dates=dates, **without, **named)
+            return source.replace(columns=columns, joins=_needed(source.joins, columns))
         case GroupRows(columns=groups):
             return source.replace(columns=groups.replace(labels=None, **without, **({} if groups.matrix else named)))
+
+
+def _needed(joins: Sequence[Join], columns: ColumnMapping) -> tuple[Join, ...]:
+    """The tables that have a column in use; such as not one that only had labels."""
+    used = {*columns.named().values(), *columns.features, *columns.categorical, *columns.dates, *columns.meta}
+    used |= {*(columns.tokens.columns if columns.tokens else ())}
+    needed: list[Join] = []
+    for join in reversed(joins):
+        if used & join.columns.keys():
+            needed.append(join)
+            used |= join.key.keys()  # which an earlier table may have
+    return tuple(reversed(needed))
+
+
+def tokens_of(source: Source) -> TokenColumns | None:
+    """The token fields that a source has."""
+    match source:
+        case Letor():
+            return None
+        case Items(columns=columns):
+            return columns.tokens
+        case GroupRows(columns=groups):
+            return groups.tokens
+
+
+def files_beside(source: Source) -> list[str]:
+    """The files that a source reads besides the inputs: the tables that join, and those of a tokenizer."""
+    tokens, joins = tokens_of(source), source.joins if isinstance(source, Items) else ()
+    own = files_of(tokens.tokenizer) if tokens else []
+    return [url for join in joins for url in storage.list_files(join.path)] + own
 
 
 def missing_columns(source: Source, url: str) -> list[str]:
@@ -132,8 +175,8 @@ def missing_columns(source: Source, url: str) -> list[str]:
     match source:
         case Letor():
             return []
-        case Items(columns=columns):
-            return missing(tables.read_schema(url, columns.dialect(url)), columns, url)
+        case Items(columns=columns, joins=joins):
+            return missing(item_schema(url, columns, joins), columns, url)
         case GroupRows(columns=groups):
             return missing(parquet.read_schema(url), groups, url)
 
@@ -144,11 +187,16 @@ def takes_any_order(source: Source) -> bool:
 
 
 def open_source(
-    source: Source, features: Sequence[Feature], *, first: str, encoders: dict[str, CategoryEncoder]
+    source: Source,
+    features: Sequence[Feature],
+    *,
+    first: str,
+    encoders: dict[str, CategoryEncoder],
+    encoding: Encoding | None = None,
 ) -> Reader:
     """The reader of files that have these features, which are those of the file `first`; it fills `encoders`.
 
-    The reader raises InputError for a file without them. `encoders` are by feature.
+    The reader raises InputError for a file without them. `encoders` are by feature; `encoding` is as for `read_items`.
     """
     match source:
         case Letor(dense=dense):
@@ -156,14 +204,14 @@ def open_source(
             return lambda file: read_letor(
                 file.url, n_features=n, dense=dense, group_sizes=file.group_sizes, block_bytes=size
             )
-        case Items(columns=columns):
-            read = partial(
-                read_items, mapping=columns, features=features, first=first, encoders=encoders, batch_rows=_ROWS
-            )
+        case Items(columns=columns, joins=joins):
+            joined = [load(join, columns.dialect) for join in joins]
+            read = partial(read_items, mapping=columns, features=features, first=first, encoders=encoders)
+            read = partial(read, joined=joined, encoding=encoding, batch_rows=_ROWS)
             return lambda file: read(file.url)
         case GroupRows(columns=groups):
             read_rows = partial(read_groups, mapping=groups, features=features, first=first, encoders=encoders)
-            return lambda file: read_rows(file.url)
+            return lambda file: read_rows(file.url, encoding=encoding)
 
 
 def _letor_features(source: Letor, files: Sequence[File]) -> tuple[Feature, ...]:

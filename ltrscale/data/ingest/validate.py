@@ -25,9 +25,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import Accounting
+from ltrscale.data.dataset.tokens import is_of_documents, to_columns
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ingest.rows import Rejection, RowBlock, Rule, concat, cut, keep
 from ltrscale.data.ingest.seen import QueryIds, hash_ids
+from ltrscale.data.ingest.texts import FULL
 
 HIGHEST_LABEL = 1000
 """The gain 2^y - 1 of a larger label overflows float64."""
@@ -362,7 +364,11 @@ def to_table(groups: Groups, first_gid: int) -> pa.Table:
         "labels": to_lists(pa.array(rows.labels_N), lengths_Q, groups.labelled_Q),
     }
     for name, column in rows.columns.items():
-        if name in BESIDE_LABELS:
+        if name.startswith(FULL):
+            continue
+        if is_of_documents(name):
+            columns |= to_columns(name, column, offsets_Q1)
+        elif name in BESIDE_LABELS:
             values = column.cast(pa.float32()).fill_null(float("nan"))
             columns[name] = to_lists(values, lengths_Q, _any_valid(column, offsets_Q1))
         else:
