@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from text_log import SIZE, SPECIAL, add_text
-from token_batches import text_encoder
+from token_batches import text_config, text_encoder, text_groups, text_transform
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
@@ -23,6 +23,7 @@ from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.ranking.negatives import with_negatives
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.loop import Trainer
@@ -196,6 +197,29 @@ def test_initial_weights_that_do_not_fit_are_refused(texts: str, tmp_path: Path)
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match=r"model\.safetensors: no safetensors"):
         load_initial(text_encoder(), str(tmp_path))
+
+
+@pytest.mark.parametrize("debias", [None, {"kind": "dla"}, {"kind": "weights"}])
+def test_negatives_join_the_lists_in_training_alone(debias: dict[str, object] | None) -> None:
+    """The loss is that of the batch with negatives drawn by the same generator; scores outside of it stay."""
+    transform, groups = text_transform(), text_groups((5, 4, 6))
+    architecture = Architecture(transform=transform.config, encoder=text_config(), head={"layers": 1})
+    torch.manual_seed(0)
+    ranker = Ranker(architecture, transform)
+    settings = {"loss": {"kind": "softmax"}, "debias": debias}
+    plain, drawing = (
+        RankingObjective(ranker, FinetuneConfig.model_validate({**settings, "negatives": n})) for n in (0, 3)
+    )
+    if plain.propensity is not None and drawing.propensity is not None:
+        with torch.no_grad():
+            for model in (plain.propensity, drawing.propensity):
+                model.later.copy_(torch.linspace(-0.1, -2, 9))
+    loss, count = drawing(groups, torch.Generator().manual_seed(7))
+    more = with_negatives(groups, 3, torch.Generator().manual_seed(7))
+    expected, number = plain(more, torch.Generator().manual_seed(7))
+    assert count == number
+    torch.testing.assert_close(loss, expected)
+    assert not torch.isclose(loss, plain(groups, torch.Generator().manual_seed(7))[0])
 
 
 def test_data_without_text_or_with_another_vocabulary_are_refused(
