@@ -15,6 +15,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.writer import Compression
+from ltrscale.data.ingest.baidu import BaiduUltr
 from ltrscale.data.ingest.lakes import Lake, snapshot
 from ltrscale.data.ingest.sources import File, GroupRows, Items, Letor, Source, files_beside, find_features
 from ltrscale.data.ingest.validate import Duplicates
@@ -109,7 +110,7 @@ class PrepareConfig(Config):
     @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
         match self.source:
-            case Letor():
+            case Letor() | BaiduUltr():
                 return self  # its rows state the ids where they have any
             case Items(columns=columns):
                 key, column = "item", columns.item

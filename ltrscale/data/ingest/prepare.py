@@ -19,6 +19,7 @@ from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts, identifyi
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, training_texts, write_unit
+from ltrscale.data.ingest.baidu import BaiduUltr
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.inputs import (
     Expected,
@@ -306,6 +307,8 @@ def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
             label = "the first number of each line"
         case Items(columns=columns):
             label = f"column {columns.label!r}"
+        case BaiduUltr():
+            label = "the clicks or labels of the lines"
         case GroupRows(columns=lists):
             label = f"column {lists.labels!r}"
     wrong = none_relevant(manifest.counts().labelled)

@@ -10,6 +10,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest import parquet
+from ltrscale.data.ingest.baidu import FEATURES, BaiduUltr, read_baidu
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.joins import Join, load
 from ltrscale.data.ingest.letor import infer_features, read_letor
@@ -54,7 +55,7 @@ class GroupRows(Config):
     """The uses of the columns."""
 
 
-Source = Annotated[Letor | Items | GroupRows, Field(discriminator="kind")]
+Source = Annotated[Letor | Items | GroupRows | BaiduUltr, Field(discriminator="kind")]
 
 
 class File(Config):
@@ -86,6 +87,8 @@ def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
             return tuple(item_features(files[0].url, columns, joins))
         case GroupRows(columns=groups):
             return tuple(group_features(files[0].url, groups))
+        case BaiduUltr():
+            return FEATURES
 
 
 def for_scoring(
@@ -123,7 +126,7 @@ def for_scoring(
         "categorical": tuple(feature.name for feature in features if feature.kind == "categorical"),
     }
     match source:
-        case Letor():
+        case Letor() | BaiduUltr():
             return source
         case Items(columns=columns):
             of_dates, read = columns.date_features(), {feature.name for feature in features}
@@ -161,6 +164,8 @@ def tokens_of(source: Source) -> TokenColumns | None:
             return columns.tokens
         case GroupRows(columns=groups):
             return groups.tokens
+        case BaiduUltr():
+            return source.tokens
 
 
 def files_beside(source: Source) -> list[str]:
@@ -171,9 +176,9 @@ def files_beside(source: Source) -> list[str]:
 
 
 def missing_columns(source: Source, url: str) -> list[str]:
-    """The columns that a source names, no patterns, and a file lacks, each with its use; none of LETOR text."""
+    """The columns that a source names, no patterns, and a file lacks, each with its use; none of text without names."""
     match source:
-        case Letor():
+        case Letor() | BaiduUltr():
             return []
         case Items(columns=columns, joins=joins):
             return missing(item_schema(url, columns, joins), columns, url)
@@ -212,6 +217,8 @@ def open_source(
         case GroupRows(columns=groups):
             read_rows = partial(read_groups, mapping=groups, features=features, first=first, encoders=encoders)
             return lambda file: read_rows(file.url, encoding=encoding)
+        case BaiduUltr():
+            return lambda file: read_baidu(file.url, source, encoding=encoding, encoders=encoders)
 
 
 def _letor_features(source: Letor, files: Sequence[File]) -> tuple[Feature, ...]:

@@ -117,7 +117,8 @@ class TextReader:
     def _outside(self, name: str, ids: "_Ids") -> dict[int, str]:
         """The rows with an id that the vocabulary does not have."""
         assert self.encoding is not None
-        size = self.encoding.vocabulary.size
+        ready = self.columns.tokenizer
+        size = ready.size if isinstance(ready, ReadyIds) else self.encoding.vocabulary.size
         bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
         if not bad_T.any():
             return {}
