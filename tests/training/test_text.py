@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,19 @@ from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.negatives import with_negatives
 from ltrscale.scoring import ScoreConfig, score
+from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
+from ltrscale.training.snapshot import Progress, restore
 from ltrscale.training.text import fitted_to, load_initial, reading
 
 ENCODER: dict[str, Any] = {
     "kind": "cross_encoder",
-    "bert": {"layers": 1, "width": 16, "heads": 2, "positions": 24, "dropout": 0.0},
+    "bert": {"layers": 1, "width": 16, "heads": 2, "positions": 24, "dropout": 0.1},
     "max_tokens": 16,
     "features": [8],
 }
@@ -311,3 +314,28 @@ def test_two_workers_make_the_same_updates(texts: str, tmp_path: Path, objective
     torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0.0)
     for name, value in alone.model.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("objective", ["ranking", "masked_language"])
+def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(texts: str, tmp_path: Path, objective: str) -> None:
+    whole = trainer(texts, objective)
+    expected = list(whole.epoch())
+    first, done = trainer(texts, objective), []
+    with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600, failures=3) as saver:
+        for result in first.epoch():
+            done.append(result)
+            if len(done) == 2:
+                saver.after(replace(result, checkpoint_due=True), first, Progress())
+                saver._wait()
+                break
+    second = trainer(texts, objective)
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.zero_()  # all must come from the checkpoint
+    with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600, failures=3) as saver:
+        snapshot = saver.newest()
+        assert snapshot is not None
+        restore(second, snapshot)
+    assert done + list(second.epoch()) == expected
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
