@@ -1,4 +1,4 @@
-"""The order of a list by clicks and a feature, as labels for pairwise losses (SUN23).
+"""Lists as a click log shows them: the documents that were shown, and their order by clicks and a feature (SUN23).
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -14,12 +14,31 @@ from ltrscale.simulate.rewrite import GroupBlock, Ints
 from ltrscale.simulate.step import Changes, Doubles, StepConfig, Transform, changes, labelled, place_in_group
 
 
+class ShownOnly(StepConfig):
+    """Drop the documents of labelled groups that were not shown: a click log has only those that were."""
+
+    kind: Literal["shown_only"] = "shown_only"
+
+
 class ClickOrder(StepConfig):
     """Labels that order a list: clicked documents first, then the others, each by a feature (SUN23, section 2.2)."""
 
     kind: Literal["click_order"] = "click_order"
     feature: str
     """Name of the feature, for example the one that holds BM25."""
+
+
+def shown_only() -> Transform:
+    """Drop documents without a position from the labelled groups that have positions."""
+
+    def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
+        keep_N = shown(block) | ~block.on_documents(labelled(block))
+        lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
+        after = block.take(np.arange(len(block)), np.flatnonzero(keep_N), lengths_Q)
+        shorter = int((lengths_Q < block.lengths_Q).sum())
+        yield after, Changes(groups_changed=shorter, documents_dropped=block.n_documents - after.n_documents)
+
+    return transform
 
 
 def order_labels(

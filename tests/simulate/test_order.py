@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ltrscale.simulate.order import ClickOrder, click_order, order_labels
+from ltrscale.simulate.order import ClickOrder, click_order, order_labels, shown_only
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.rewrite import GroupBlock, offsets
 
@@ -46,6 +46,18 @@ def test_the_step_keeps_clicks_and_unlabelled_groups(make_block: Make) -> None:
     assert np.isnan(labels[3:]).all()
     assert after.columns_N["clicks"][:3].tolist() == [0, 1, 0]
     assert changes.groups_changed == 1
+
+
+def test_documents_that_were_not_shown_are_dropped(make_block: Make) -> None:
+    block = make_block(
+        [[0, 1, 0], None, [1, 0], [0]],
+        lengths=[3, 2, 2, 1],
+        positions=[[2, 1, np.nan], [1, np.nan], None, [4]],
+    )
+    ((after, changes),) = shown_only()(block)
+    assert after.features_NF[:, 0].tolist() == [0, 1, 3, 4, 5, 6, 7]  # all of a group without positions or labels
+    assert after.lengths_Q.tolist() == [2, 2, 2, 1]
+    assert (changes.groups_changed, changes.documents_dropped) == (1, 1)
 
 
 def test_a_config_may_name_it() -> None:
