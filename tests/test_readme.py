@@ -15,6 +15,7 @@ from shopping_log import shopping_log
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.ingest.mapping import ColumnMapping
+from ltrscale.data.ingest.sources import Items
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.progress import log
 from ltrscale.workflows.starting import InitConfig, init
@@ -111,6 +112,7 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
                 "splits": (Splits, {}),
                 "evaluate": (EvaluateSettings, {}),
                 "columns": (ColumnMapping, {"query": "search_id"}),
+                "source": (Items, {"columns": {"query": "qid", "features": ["bm25"]}}),
             }[key]
             validate(kind, {**beside, **values}, f"{block.page}:{block.line}")
 

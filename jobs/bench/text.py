@@ -68,7 +68,8 @@ def padded(bert: Bert, batch: _Batch) -> Tensor:
         heads_SHLE = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_SL[:, None, None, :])
         x_SLD = layer.attention_norm(x_SLD + layer.output(heads_SHLE.transpose(1, 2).flatten(2)))
         x_SLD = layer.feedforward_norm(x_SLD + layer.second(F.gelu(layer.first(x_SLD))))
-    return x_SLD[mask_SL]
+    h_TD: Tensor = x_SLD[mask_SL]
+    return h_TD
 
 
 def ragged(bert: Bert, batch: _Batch) -> Tensor:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.columns import spread
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, Manifest
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
 from ltrscale.data.dataset.split import RowGroup, Split, select
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import (
@@ -243,10 +243,11 @@ def _dense(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
 
 
 class GroupWriter:
-    """Writes blocks of groups as a data set directory with the vocabulary of another one, and its features or others.
+    """Writes blocks of groups as a data set directory with the vocabulary, features and statistics of another one.
 
     All blocks must have the same columns. The gids are the keys of the groups or, with `renumber`, count the groups in
-    order of arrival. A list is null if a group has no value of the column.
+    order of arrival. A list is null if a group has no value of the column. `features` and `statistics` replace those of
+    the other data set.
     """
 
     def __init__(
@@ -255,6 +256,7 @@ class GroupWriter:
         source: Dataset,
         *,
         features: Sequence[Feature] | None = None,
+        statistics: ListedFile | None = None,
         renumber: bool,
         compression: Compression,
         row_group_bytes: int,
@@ -263,6 +265,7 @@ class GroupWriter:
         self._commit = commit
         self._source = source
         self._renumber = renumber
+        self._statistics = statistics
         self._features = tuple(source.manifest.features if features is None else features)
         n_features = len(self._features)
         self._writer = DatasetWriter(
@@ -302,11 +305,22 @@ class GroupWriter:
             tokens=source.tokens,
             token_summaries=self._tokens,
             vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
+            statistics=self._statistics or self._copied_statistics(),
             accounting=accounting,
             made_by=dict(origin),
         )
         self._commit.finish(manifest.model_dump(mode="json"))
         return manifest
+
+    def _copied_statistics(self) -> ListedFile | None:
+        """The statistics of the other data set, as a file of this one."""
+        listed = self._source.manifest.statistics
+        if listed is None:
+            return None
+        with self._commit.file("statistics-{hash}.safetensors") as path:
+            path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
+        placed = self._commit.files[-1]
+        return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
 
 
 def _table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

@@ -66,7 +66,7 @@ def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
-    """The content hashes of a manifest's files by name, that of a vocabulary too."""
+    """The content hashes of a manifest's files by name, those beside the data too."""
     return {str(f["path"]): str(f["sha256"]) for f in names.files_in(manifest or {})}
 
 

@@ -22,12 +22,14 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
+from ltrscale.matching.append import MatchConfig
 from ltrscale.progress import log
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
+from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import Method, MethodName, ReadingMethod, check_methods
 from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.refit import RefitJob, RefitSettings, is_refittable
@@ -40,13 +42,16 @@ class PipelineConfig(Config):
     """A comparison of methods on one data set."""
 
     out: str
-    """Directory for everything: `data/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`, `final/METHOD`."""
+    """Directory for everything: `data/`, `matched/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`,
+    `final/METHOD`."""
     synthetic: SyntheticLogConfig | None = None
     """Make a synthetic log and prepare it."""
     prepare: PrepareConfig | None = None
     """How the raw log becomes a data set."""
     data: str | None = None
     """A data set directory that jobs.prepare made, instead of `prepare`."""
+    match: MatchConfig | None = None
+    """Append exact-match features to the prepared data set, before `relabel`."""
     relabel: RelabelConfig | None = None
     """Simulate feedback on the prepared data set, or clean clicks; empty keeps its labels."""
     splits: Splits
@@ -118,6 +123,10 @@ def _run(config: PipelineConfig) -> None:
     data = config.data or join(config.out, "data")
     if config.prepare is not None:
         PrepareJob(out=data, prepare=config.prepare, synthetic=config.synthetic).run()
+    if config.match is not None:
+        matched = join(config.out, "matched")
+        MatchJob(data=data, out=matched, match=config.match).run()
+        data = matched
     if config.relabel is not None:
         relabelled = join(config.out, "relabelled")
         RelabelJob(data=data, out=relabelled, relabel=config.relabel).run()

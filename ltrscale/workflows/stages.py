@@ -114,8 +114,7 @@ class RelabelJob(Stage):
 
     def check(self) -> None:
         """Refuse to replace the data set itself."""
-        if _place(self.out) == _place(self.data):
-            raise InputError(f"{self.out}: out is the data set itself; choose another directory")
+        check_elsewhere(self.out, self.data)
 
     def identity(self) -> RelabelConfig:
         """All settings."""
@@ -128,6 +127,16 @@ class RelabelJob(Stage):
     def work(self, origin: Origin, report: Report) -> None:
         """Make the data set with the new labels."""
         relabel(self.relabel, self.data, self.out, origin=origin, report=report)
+
+
+def check_elsewhere(out: str, data: str) -> None:
+    """Refuse to replace the data set that a stage starts from.
+
+    Raises:
+        InputError: both are the same directory.
+    """
+    if _place(out) == _place(data):
+        raise InputError(f"{out}: out is the data set itself; choose another directory")
 
 
 def _place(url: str) -> str:

@@ -11,6 +11,7 @@ from ltrscale import config as configs
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.gate import GateJob
+from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
@@ -94,10 +95,12 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     kinds = {
         "prepare": PrepareJob,
         "relabel": RelabelJob,
+        "match": MatchJob,
         "crossval": CrossvalConfig,
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
+        "finetune": FinetuneJob,
         "teacher": FinetuneJob,
         "tune": TuneJob,
         "gbdt": GBDTJob,

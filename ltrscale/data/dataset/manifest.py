@@ -136,6 +136,14 @@ class DataFile(Config):
         return self.period, self.sha256, self.row_groups
 
 
+class ListedFile(Config):
+    """A further file of the directory."""
+
+    path: ListedPath
+    bytes: int
+    sha256: str
+
+
 class FeatureSummary(Config):
     """Summary of a feature: its missing values, and range, mean and deviation of the others (None without any)."""
 
@@ -190,6 +198,8 @@ class Manifest(Config):
     """One for each token field, by its column."""
     vocabulary: Vocabulary | None = None
     """The vocabulary of all token fields; there is one if there are any."""
+    statistics: ListedFile | None = None
+    """A file with statistics of the texts, by which features were made."""
     accounting: Accounting = Accounting()
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""

@@ -14,6 +14,10 @@ _NOT_OF_ROWS = {
 """Settings of `prepare` that say which files it read, or how it wrote, rather than what a row means."""
 
 
+STATISTICS = "statistics"
+"""The name of an input that is no data set: statistics by which features were made."""
+
+
 def origins(dataset: Dataset) -> Callable[[str], set[str]]:
     """A function from a period to hashes: if two data sets share one for a period, its documents are the same.
 
@@ -29,7 +33,7 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
 def read_as(dataset: Dataset) -> dict[str, Any]:
     """The settings with which `prepare` read the raw rows of a data set; empty where they are not known.
 
-    Those of a relabelled data set are the settings of its source, as long as this is there.
+    Those of a data set that was made from another are the settings of that, as long as it is there.
     """
     try:
         *_, last = _lineage(dataset)
@@ -55,6 +59,7 @@ def _lineage(dataset: Dataset) -> Iterator[Manifest]:
 
 
 def _sources(manifest: Manifest) -> Mapping[str, Any]:
-    """The data set from which another was relabelled, with its hash at that time."""
-    inputs = manifest.made_by.get("inputs") if manifest.made_by.get("stage") == "relabel" else None
-    return inputs if isinstance(inputs, Mapping) and len(inputs) == 1 else {}
+    """The data set from which another was made, relabelled or with more features, with its hash at that time."""
+    inputs = manifest.made_by.get("inputs") if manifest.made_by.get("stage") in ("relabel", "match") else None
+    found = {url: known for url, known in inputs.items() if url != STATISTICS} if isinstance(inputs, Mapping) else {}
+    return found if len(found) == 1 else {}

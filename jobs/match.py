@@ -1,0 +1,24 @@
+r"""Append exact-match features (TF, IDF, TF-IDF, BM25, query likelihood) to a data set with tokens.
+
+After `python -m jobs.prepare --config jobs/configs/prepare-nfcorpus.yaml`:
+
+  python -m jobs.match --set data=data/nfcorpus --set out=data/nfcorpus-match \
+      --set match.periods=train
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.match import MatchJob
+
+COMMAND = Command(
+    "match",
+    MatchJob,
+    MatchJob.run,
+    __doc__,
+    keys="""
+    out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1
+    match.smoothing.b match.smoothing.jelinek_mercer match.smoothing.dirichlet match.smoothing.discount
+    """,
+)
+
+if __name__ == "__main__":
+    main(COMMAND)
