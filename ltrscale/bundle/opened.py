@@ -92,6 +92,11 @@ class Bundle:
         return (*(part.encoder for part in parts), *of_members)
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether it needs the tokens of queries and documents."""
+        return any(any(encoder.reads_tokens) for encoder in self.encoders)
+
+    @property
     def content(self) -> bytes:
         """Bytes of the weights or trees of a bundle that has one such file."""
         (content,) = self.contents.values()
