@@ -203,16 +203,20 @@ class FileScorer:
     def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
         self._plan = plan
         self._row_groups: dict[str, list[RowGroup]] = defaultdict(list)
+        self._bundles = [self._loaded(url) for url in plan.config.bundles]
+        self._selection = bundles.reading(plan.selection, self._bundles)
         for row_group in plan.selection.row_groups:
             self._row_groups[row_group.url].append(row_group)
-        self._scorers = [self._opened(url, choose_device(device), threads) for url in plan.config.bundles]
+        on = choose_device(device)
+        features = plan.selection.features
+        self._scorers = [bundle.scorer(features=features, device=on, threads=threads) for bundle in self._bundles]
 
-    def _opened(self, url: str, device: torch.device, threads: int) -> bundles.Scorer:
+    def _loaded(self, url: str) -> bundles.Bundle:
         bundle = bundles.load(url)
         # hashed after loading, so that a bundle replaced before or while it was loaded is noticed
         if bundles.content_hash(url) != self._plan.bundle_hashes[url]:
             raise InputError(f"{url}: the bundle was replaced meanwhile; run the same command again")
-        return bundle.scorer(features=self._plan.selection.features, device=device, threads=threads)
+        return bundle
 
     def score(self, file: DataFile, advance: Advance) -> Done:
         """Score one file and put its scores in place, for the period's commit to take over."""
@@ -238,7 +242,7 @@ class FileScorer:
 
     def _scored(self, url: str, advance: Advance) -> Iterator[Scored]:
         """The scores of the groups of a file, in its order."""
-        selection = replace(self._plan.selection, row_groups=tuple(self._row_groups[url]))
+        selection = replace(self._selection, row_groups=tuple(self._row_groups[url]))
         for groups in iterate(selection, docs_per_batch=self._plan.config.docs_per_batch):
             assert groups.ids_Q is not None
             scores_N = torch.stack([scorer(groups).double() for scorer in self._scorers]).mean(0).numpy()

@@ -16,6 +16,7 @@ from jobs.bench.metrics import bench_metrics
 from jobs.bench.networks import bench_networks
 from jobs.bench.prepare import bench_letor, bench_prepare_memory
 from jobs.bench.stream import bench_stream
+from jobs.bench.text import bench_text
 from jobs.bench.trees import bench_trees
 from ltrscale import storage
 from ltrscale.config import Config
@@ -32,6 +33,7 @@ BENCHES: dict[str, Callable[[], list[Row]]] = {
     "metrics": bench_metrics,
     "networks": bench_networks,
     "prepare": bench_prepare_memory,
+    "text": bench_text,
     "trees": bench_trees,
 }
 

@@ -8,12 +8,12 @@ from jobs.bench.measure import Row, mslr_lengths
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members
 from ltrscale.devices import cpu_seconds
-from ltrscale.models.choices import EncoderConfig, NetworkConfig
+from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.simsiam import SimSiamConfig
 
@@ -24,8 +24,8 @@ RESNET = ResNetConfig(width=WIDTH, blocks=3)
 
 def bench_networks() -> list[Row]:
     """One row per objective and per encoder."""
-    objectives = [measure_objective(cls) for cls in members(MethodConfig)]
-    return [*objectives, *(measure_encoder(cls) for cls in members(EncoderConfig))]
+    objectives = [measure_objective(cls) for cls in members(FeatureMethodConfig)]
+    return [*objectives, *(measure_encoder(cls) for cls in members(FeatureEncoderConfig))]
 
 
 def measure_objective(cls: type[Objective], groups: int = GROUPS) -> Row:

@@ -14,7 +14,7 @@ a file, `load` opens a bundle only if its content hash is a line of that file.
 """
 
 from ltrscale.bundle.contents import BundleConfig, Kind, Metric, TreesArchitecture, content_hash, read_manifest
-from ltrscale.bundle.opened import Bundle, Scorer, load
+from ltrscale.bundle.opened import Bundle, Scorer, load, reading
 from ltrscale.bundle.saving import About, Pretrained, member_files, save_pretrained, save_ranker, save_trees
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "member_files",
     "read_manifest",
+    "reading",
     "save_pretrained",
     "save_ranker",
     "save_trees",

@@ -4,7 +4,7 @@ Shapes: N documents.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,11 +28,13 @@ from ltrscale.bundle.contents import (
 )
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, places
+from ltrscale.data.dataset.split import Selection
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
+from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import Projector, ProjectorConfig
-from ltrscale.models.layers import Encoder
+from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.models.ranker import Architecture, Ranker
 
 Scorer = Callable[[QueryGroups], Tensor]
@@ -80,6 +82,19 @@ class Bundle:
         return any(context.reads_positions for context in contexts) or any(
             member.reads_positions for member in self.members.values()
         )
+
+    @property
+    def encoders(self) -> tuple[EncoderSettings, ...]:
+        """The encoders of its networks, members' included."""
+        made = self.architecture
+        parts = made.parts if isinstance(made, CombinedArchitecture) else (made,) if made else ()
+        of_members = (encoder for member in self.members.values() for encoder in member.encoders)
+        return (*(part.encoder for part in parts), *of_members)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it needs the tokens of queries and documents."""
+        return any(any(encoder.reads_tokens) for encoder in self.encoders)
 
     @property
     def content(self) -> bytes:
@@ -241,6 +256,33 @@ class Bundle:
         """Weights and buffers of a network, by name."""
         with fitting(self.url):
             return safetensors.torch.load(self.content)
+
+
+def reading(selection: Selection, opened: Iterable[Bundle]) -> Selection:
+    """The same groups with the token fields that some bundles read; unchanged if none reads any.
+
+    Raises:
+        InputError: the data lack a field, or their vocabulary is not the bundle's.
+    """
+    query: dict[str, None] = {}
+    document: dict[str, None] = {}
+    for bundle in opened:
+        for encoder in bundle.encoders:
+            query |= dict.fromkeys(encoder.reads_tokens.query)
+            document |= dict.fromkeys(encoder.reads_tokens.document)
+            if any(encoder.reads_tokens):
+                _check_vocabulary(encoder, selection, bundle.url)
+    return selection.reading(query=[*query], document=[*document]) if query or document else selection
+
+
+def _check_vocabulary(encoder: EncoderSettings, selection: Selection, whose: str) -> None:
+    assert isinstance(encoder, CrossEncoderConfig)
+    own, there = encoder.vocabulary, selection.vocabulary
+    if own is not None and there is not None and (own.sha256 != there.sha256 or own.size < there.size):
+        raise InputError(
+            f"{whose}: reads tokens of another vocabulary than that of the data; prepare the data with the tokenizer "
+            "of its training data"
+        )
 
 
 def load(url: str) -> Bundle:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import length_chunks
-from ltrscale.bundle import load
+from ltrscale.bundle import load, reading
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import iterate
@@ -188,7 +188,9 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
 
 def _measure(config: AgreementConfig, selection: Selection) -> tuple[Floats, NDArray[np.int64], int]:
     """Agreement of every group [Q, models, measures], NaN where undefined; ids of the groups; number of documents."""
-    scorers = [load(url).scorer(features=selection.features) for url in config.models.values()]
+    bundles = [load(url) for url in config.models.values()]
+    selection = reading(selection, bundles)
+    scorers = [bundle.scorer(features=selection.features) for bundle in bundles]
     values, gids, documents = [], [], 0
     with progress("agreement", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=config.docs_per_batch):

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.bundle import Bundle, Scorer, load
+from ltrscale.bundle import Bundle, load, reading
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Split, chosen_files, select
@@ -124,13 +124,13 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     splits = config.splits
     bundles = {name: load(urls[0]) for name, urls in config.models.items()}
     features = _read(select(_all_of(splits.train), labelled=False).features, bundles.values())
-    scorers = [bundle.scorer(features=features) for bundle in bundles.values()]
     train = _count(_all_of(splits.train), features, [], settings)
-    bins = _Bins.of(train, _count(_all_of(splits.validation), features, scorers, settings))
+    opened = [*bundles.values()]
+    bins = _Bins.of(train, _count(_all_of(splits.validation), features, opened, settings))
     found = {}
     for period in sorted({file.period for _, files in chosen_files(splits.test) for file in files}):
         split = _all_of(splits.test).replace(periods=(period,))
-        counted = _count(split, features, scorers, settings)
+        counted = _count(split, features, opened, settings)
         found[period] = bins.drift(counted, list(bundles), _labels(split, config, settings))
     of_train = bins.drift(train, [], _labels(_all_of(splits.train), config, settings))
     at_validation = bins.spreads(bins.validation, list(bundles))
@@ -166,9 +166,11 @@ class _Counted:
     documents: int
 
 
-def _count(split: Split, features: Sequence[Feature], scorers: Sequence[Scorer], settings: DriftSettings) -> _Counted:
-    """Count the groups of a split in one pass."""
+def _count(split: Split, features: Sequence[Feature], bundles: Sequence[Bundle], settings: DriftSettings) -> _Counted:
+    """Count the groups of a split in one pass, and the scores of bundles."""
     selection = select(split, labelled=False).serving(features, whose="drift", where=", ".join(split.data))
+    selection = reading(selection, bundles)
+    scorers = [bundle.scorer(features=features) for bundle in bundles]
     if settings.documents is not None:
         selection = spread(selection, documents=settings.documents)
     places = [i for i, feature in enumerate(features) if feature.kind == "numeric"]

@@ -205,7 +205,7 @@ def evaluate(
         logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
         on_clicks=partial(values_of, metrics=_on_clicks(config), settings=config) if config.clicks else None,
     )
-    measuring.open()
+    test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run)

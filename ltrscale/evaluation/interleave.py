@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Scorer, load
+from ltrscale.bundle import Scorer, load, reading
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Split, select
@@ -141,7 +141,9 @@ def interleave(config: InterleaveConfig, out: str, *, made_by: Mapping[str, Any]
 def _measure(config: InterleaveConfig) -> _Measured:
     """Score the groups with every ranker and simulate their impressions, in one pass over the data."""
     test, top = select(config.test, labelled=True), _top(config)
-    scorers = {name: load(url).scorer(features=test.features) for name, url in config.models.items()}
+    bundles = {name: load(url) for name, url in config.models.items()}
+    test = reading(test, bundles.values())
+    scorers = {name: bundle.scorer(features=test.features) for name, bundle in bundles.items()}
     scorers |= {name: look_up(url, scored.committed(url, config.test)) for name, url in config.scores.items()}
     traffic = Traffic(config.user, config.depth, config.assumed_eta, config.impressions / test.n_groups, config.seed)
     metric, parts, documents = named(config.metric), [], 0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load
+from ltrscale.bundle import load, reading
 from ltrscale.config import digest
 from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, select
 from ltrscale.data.stream.batches import iterate
@@ -128,7 +128,8 @@ def measure(
         InputError: the bundle was made for other features, gives scores that are not finite, or no test group defines
             a metric.
     """
-    test, metrics, bundle = select(test_split, labelled=True), metrics_of(settings), load(url)
+    metrics, bundle = metrics_of(settings), load(url)
+    test = reading(select(test_split, labelled=True), [bundle])
     score = bundle.scorer(features=test.features, threads=threads)
     values, gids, documents, seconds = [], [], 0, 0.0
     for groups in _defined_groups(test, metrics, settings):
@@ -173,7 +174,8 @@ def _defined_groups(
     test: Selection, metrics: Mapping[str, Metric], settings: EvaluateSettings
 ) -> Iterator[QueryGroups]:
     """The groups that define a metric; from memory, if they fit there and this process has read them."""
-    key = digest([test.hash, [feature.name for feature in test.features], settings.model_dump(mode="json")])
+    read = [feature.name for feature in test.features], [field.column for field in test.tokens]
+    key = digest([test.hash, *read, settings.model_dump(mode="json")])
     if key in _kept:
         yield from _kept[key]
         return
@@ -184,7 +186,7 @@ def _defined_groups(
         values_MQ = values_of(torch.zeros(batch.n_documents), batch, metrics, settings)
         defined = batch.select((~values_MQ.isnan()).any(dim=0).nonzero().flatten())
         if defined.n_groups:
-            size += defined.features_NF.nbytes
+            size += sum(values.nbytes for values in defined.tensors())
             if size <= _KEPT_BYTES:
                 keep.append(defined)
             yield defined

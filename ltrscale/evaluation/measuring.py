@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Scorer, load
+from ltrscale.bundle import Bundle, Scorer, load, reading
 from ltrscale.data.columns import spread
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
@@ -123,18 +124,21 @@ class Measuring:
             found.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
         return found
 
-    def open(self) -> None:
-        """Open the bundles, and check that they have the features of the data.
+    def open(self, selection: Selection) -> Selection:
+        """Open the bundles, and check that they fit the data; returns the selection with the tokens that they read.
 
         Raises:
-            InputError: one is missing, or was made for other features.
+            InputError: one is missing, or was made for other features or tokens.
         """
-        self._scorers({})
+        return reading(selection, self._opened().bundles)
+
+    def _opened(self) -> "_Opened":
+        bundles = tuple(dict.fromkeys(url for url in self.models if url not in self.scores))
+        return _open(self.identity, bundles, self.features, self.threads)
 
     def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
-        bundles = tuple(dict.fromkeys(url for url in self.models if url not in self.scores))
-        of_bundles = _opened(self.identity, bundles, self.features, self.threads)
+        of_bundles = self._opened().scorers
         looked_up = {url: look_up(url, known) for url, known in committed.items()}
         return [(of_bundles | looked_up)[url] for url in self.models if url in of_bundles or url in looked_up]
 
@@ -203,14 +207,22 @@ def committed_row_groups(url: str, split: Split) -> dict[Place, RowGroup]:
     return {(row_group.url, row_group.index): row_group for row_group in chosen.row_groups}
 
 
+class _Opened(NamedTuple):
+    """Bundles, and their scorers by URL."""
+
+    bundles: list[Bundle]
+    scorers: dict[str, Scorer]
+
+
 @lru_cache(maxsize=1)  # a process measures many parts with the same bundles
-def _opened(
+def _open(
     identity: str,  # noqa: ARG001 - part of the key: a bundle may have been replaced since another evaluation
     bundles: tuple[str, ...],
     features: tuple[Feature, ...],
     threads: int,
-) -> dict[str, Scorer]:
-    return {url: load(url).scorer(features=features, threads=threads) for url in bundles}
+) -> _Opened:
+    opened = [load(url) for url in bundles]
+    return _Opened(opened, {one.url: one.scorer(features=features, threads=threads) for one in opened})
 
 
 def look_up(url: str, known: scored.Scores) -> Scorer:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import to_offsets
-from ltrscale.bundle import load
+from ltrscale.bundle import load, reading
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import iterate
@@ -187,7 +187,8 @@ def _lists(config: ReconcileConfig) -> Lists:
         return read_lists(source)
     test = select(source.split, labelled=True)
     if isinstance(source, BundleSource):
-        url, score = source.bundle, load(source.bundle).scorer(features=test.features)
+        url, bundle = source.bundle, load(source.bundle)
+        test, score = reading(test, [bundle]), bundle.scorer(features=test.features)
     else:
         url, score = source.scores, look_up(source.scores, committed(source.scores, source.split))
     parts = list(iterate(test, docs_per_batch=65_536))

@@ -5,17 +5,25 @@ Shapes: N documents, D columns, P numeric features, C categorical features, E di
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 
 Activation = Literal["relu", "gelu", "elu"]
 Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+
+
+class TokenFields(NamedTuple):
+    """Names of token fields of queries and of documents."""
+
+    query: tuple[str, ...] = ()
+    document: tuple[str, ...] = ()
 
 
 class Encoder(nn.Module):
@@ -24,11 +32,30 @@ class Encoder(nn.Module):
     config: Config
     width: int
 
+    def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:  # noqa: ARG002
+        """Embeddings [N, width] of a batch's documents.
+
+        Args:
+            x_NF: the transformed features.
+            groups: the same documents; an encoder of text reads their tokens.
+        """
+        h_ND: Tensor = self(x_NF)
+        return h_ND
+
+
+class Stack(nn.Module):
+    """A part of an encoder whose children are layers, one after the other."""
+
 
 class EncoderSettings(Config):
     """The base of the configs of encoders."""
 
     kind: str
+
+    @property
+    def reads_tokens(self) -> TokenFields:
+        """The token fields that it reads; none, except for an encoder of text."""
+        return TokenFields()
 
     def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
         """An encoder with fresh weights.
@@ -54,9 +81,9 @@ def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
     layers = [inputs]
     for module in _in_sequence(encoder):
         own = list(module.parameters())
-        if isinstance(module, FeatureEmbedding):
+        if isinstance(module, FeatureEmbedding | nn.Embedding):
             inputs += own
-        elif isinstance(module, MicroBatchNorm):
+        elif isinstance(module, MicroBatchNorm | nn.LayerNorm):
             layers[-1] += own
         else:
             layers.append(own)
@@ -65,7 +92,7 @@ def depths(encoder: nn.Module) -> list[list[nn.Parameter]]:
 
 def _in_sequence(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
-        if isinstance(child, nn.Sequential | nn.ModuleList):
+        if isinstance(child, nn.Sequential | nn.ModuleList | Stack):
             yield from _in_sequence(child)
         else:
             yield child

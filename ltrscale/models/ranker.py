@@ -96,7 +96,7 @@ class Ranker(nn.Module):
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
         if self.training and self.architecture.noise:
             x_NF = torch.addcmul(x_NF, torch.randn_like(x_NF), self.architecture.noise * self.transform.numeric_F)
-        h_ND = self.neck(self.encoder(x_NF))
+        h_ND = self.neck(self.encoder.embed(x_NF, groups))
         if self.context is None:
             return Contextual(h_ND)
         contextual: Contextual = self.context(x_NF, h_ND, groups)

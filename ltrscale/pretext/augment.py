@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import group_index
+from ltrscale.batch import QueryGroups, group_index
 from ltrscale.config import Config
 
 
@@ -30,6 +30,8 @@ class Draw(NamedTuple):
     """A uniform sample of the training split's documents, normalised; see `Augmentation.needs_marginals`."""
     rates_F: Tensor | None = None
     """Rate at which each feature of a view is masked; None masks nothing, and draws nothing."""
+    groups: QueryGroups | None = None
+    """The micro-batch as it was read, for objectives on its tokens."""
 
     def masked(self, view: Tensor) -> Tensor:
         """A view, or several, [..., F], in which entries are 0 independently at the rates of their features.

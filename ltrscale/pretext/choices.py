@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import Field
 
 from ltrscale.pretext.contrast import DaclConfig, ScarfConfig, SimCLRConfig, SimCLRRankConfig, SimCLRSampleConfig
+from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.pretext.subtab import SubTabConfig
 from ltrscale.pretext.vime import VimeConfig
 
-MethodConfig = Annotated[
+FeatureMethodConfig = Annotated[
     SimCLRRankConfig
     | SimCLRConfig
     | SimCLRSampleConfig
@@ -23,3 +24,6 @@ MethodConfig = Annotated[
     | SubTabConfig,
     Field(discriminator="kind"),
 ]
+"""Objectives on dense features."""
+MethodConfig = Annotated[FeatureMethodConfig | MaskedLanguageConfig, Field(discriminator="kind")]
+"""All objectives, those on text too."""

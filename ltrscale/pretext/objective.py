@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import Config
+from ltrscale.config import Config, kind_of
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import Projector
-from ltrscale.models.layers import refuse_batch_norm
+from ltrscale.models.layers import Encoder, EncoderSettings, refuse_batch_norm
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import Watch
@@ -38,6 +38,8 @@ class Objective(Config):
     """Whether documents are regrouped at random inside each shuffle window."""
     contrasts_batch: ClassVar[bool] = False
     """Whether it contrasts a document with the whole batch; published settings use small batches for that."""
+    reads_tokens: ClassVar[bool] = False
+    """Whether it learns from token fields, as an encoder of text reads them, instead of from views of features."""
 
     @property
     def projector_layers(self) -> int:
@@ -58,8 +60,23 @@ class Objective(Config):
         """
         raise NotImplementedError
 
+    def parts_on(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:
+        """The parts for an encoder; by default `parts` of its width."""
+        return self.parts(encoder.width, numeric_F, cardinalities)
+
+    def check_encoder(self, encoder: EncoderSettings) -> None:
+        """Check that the encoder reads what this objective learns from.
+
+        Raises:
+            ValueError: the one reads text, and the other features.
+        """
+        if self.reads_tokens != any(encoder.reads_tokens):
+            kind, what = kind_of(type(self)), "text" if self.reads_tokens else "features"
+            remedy = "a cross_encoder" if self.reads_tokens else "masked_language as the method for it"
+            raise ValueError(f"method {kind} learns from {what}, and encoder {encoder.kind} does not; take {remedy}")
+
     def losses(self, net: "Pretrainer", x_NF: Tensor, draw: Draw) -> Tensor:
-        """The loss of each document of a micro-batch, shape [N].
+        """The loss of each document of a micro-batch, shape [N], or of each hidden token.
 
         Args:
             net: encoder and parts.
@@ -82,7 +99,7 @@ class Pretrainer(nn.Module):
         rates_F: rate at which each feature is masked in the views; None masks nothing.
 
     Raises:
-        ValueError: a part contains torch's own BatchNorm.
+        ValueError: a part contains torch's own BatchNorm, or the encoder does not read what the objective learns from.
     """
 
     marginals_SF: Tensor | None
@@ -98,6 +115,7 @@ class Pretrainer(nn.Module):
         rates_F: Tensor | None = None,
     ) -> None:
         super().__init__()
+        method.check_encoder(network.encoder)
         self.network, self.method, self.augmentation = network, method, augmentation
         self.transform = transform
         self.watch = Watch()
@@ -107,7 +125,7 @@ class Pretrainer(nn.Module):
         self.register_buffer("rates_F", rates_F if rates_F is not None and rates_F.any() else None, persistent=False)
         features = (transform.numeric_F, transform.cardinalities)
         self.encoder = network.encoder.build(*features)
-        parts = method.parts(self.encoder.width, *features)
+        parts = method.parts_on(self.encoder, *features)
         self.projector = parts.projector
         self.predictor: nn.Module = parts.predictor or nn.Identity()
         self.decoder: nn.Module = parts.decoder or nn.Identity()
@@ -120,10 +138,11 @@ class Pretrainer(nn.Module):
         return Architecture(transform=self.network.transform, encoder=self.network.encoder, projector=projector)
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
-        """The loss summed over documents, and the number of documents."""
+        """The loss summed over documents or hidden tokens, and their number."""
         x_NF = self.transform(groups.features_NF, groups.offsets_Q1)
-        draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F)
-        return self.method.losses(self, x_NF, draw).sum(), float(groups.n_documents)
+        draw = Draw(self.transform.numeric_F, groups.offsets_Q1, generator, self.marginals_SF, self.rates_F, groups)
+        losses = self.method.losses(self, x_NF, draw)
+        return losses.sum(), float(len(losses))
 
     def project(self, x_NF: Tensor) -> Tensor:
         """Projections [N, P] of documents."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, reading
 from ltrscale.data.dataset.manifest import places
 from ltrscale.data.dataset.split import Selection
 from ltrscale.data.stream import scored
@@ -71,11 +71,9 @@ def read(sources: Sources, selection: Selection, methods: Sequence[str] = ()) ->
         for name in methods
         if name in evaluated.scores
     }
-    scorers = {
-        name: sources.opened(url).scorer(features=selection.features)
-        for name, url in sources.bundles()
-        if name in methods
-    }
+    bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
+    selection = reading(selection, bundles.values())
+    scorers = {name: bundle.scorer(features=selection.features) for name, bundle in bundles.items()}
     decoder = Decoder(selection)
     for row_group in selection.row_groups:
         (table,) = read_direct([row_group], list(dict.fromkeys([*decoder.columns, *_IDS])))
@@ -119,7 +117,7 @@ def embeddings(sources: Sources) -> Iterator[Block]:
     yield from map(LeftOut, problems)
     if not found:
         raise InputError("the evaluation has no single network; name bundles of networks under embeddings")
-    batches = [part.groups for part in read(sources, sampled(sources))]
+    batches = [part.groups for part in read(sources, reading(sampled(sources), found.values()))]
     labels_N = torch.cat([_labels(groups) for groups in batches]).numpy()
     shown = []
     for title, bundle in found.items():
@@ -180,8 +178,7 @@ def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]
             groups = replace(groups, features_NF=groups.features_NF[:, columns])
         with torch.no_grad():
             if transform is not None and encoder is not None:
-                encoded_ND: Tensor = encoder(transform(groups.features_NF, groups.offsets_Q1))
-                return encoded_ND
+                return encoder.embed(transform(groups.features_NF, groups.offsets_Q1), groups)
             assert isinstance(ranker, Ranker)  # a single network, as was checked
             return ranker.penultimate(groups)
 

@@ -73,6 +73,14 @@ def clicks_of(block: GroupBlock) -> Floats:
     return clicks_N.astype(np.float32)
 
 
+def shown(block: GroupBlock) -> NDArray[np.bool_]:
+    """Whether each document was shown: those with a position, and all of a group without positions."""
+    shown_N = ~block.on_documents(block.present_Q("positions"))
+    if "positions" in block.columns_N:
+        shown_N |= ~np.isnan(block.columns_N["positions"])
+    return shown_N
+
+
 def click_ratios(blocks: Iterable[GroupBlock], depth: int) -> Doubles:
     """The share of clicked documents among those shown at each position, shape [depth]; NaN where none was shown.
 
@@ -193,16 +201,13 @@ def refine(step: Refine, *, feature: int, scale: float) -> Transform:
     def transform(block: GroupBlock) -> Iterator[tuple[GroupBlock, Changes]]:
         labelled_Q = labelled(block)
         clicks_N = clicks_of(block)
-        shown_N = ~block.on_documents(block.present_Q("positions"))
-        if "positions" in block.columns_N:
-            shown_N |= ~np.isnan(block.columns_N["positions"])
         labels_N = refined_labels(
             clicks_N > 0,
             block.features_NF[:, feature].astype(np.float64) / scale,
             block.offsets_Q1,
             delta=step.delta,
             temperature=step.temperature,
-            shown_N=shown_N,
+            shown_N=shown(block),
         )
         labelled_N = block.on_documents(labelled_Q)
         after = block.with_columns(

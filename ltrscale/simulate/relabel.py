@@ -50,6 +50,7 @@ from ltrscale.simulate.feedback import (
     relevant_only,
     sample_rank,
 )
+from ltrscale.simulate.order import ClickOrder, ShownOnly, click_order, shown_only
 from ltrscale.simulate.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
 from ltrscale.simulate.step import Changes, Transform, labelled
 from ltrscale.storage import Commit
@@ -63,6 +64,8 @@ Step = Annotated[
     | Clicks
     | ClickRatioWeights
     | Refine
+    | ShownOnly
+    | ClickOrder
     | RandomNegatives,
     Field(discriminator="kind"),
 ]
@@ -170,7 +173,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
                 written |= {"positions", "clicks"}
             case ClickRatioWeights():
                 written |= {"positions", "weights"}
-            case Refine():
+            case Refine() | ClickOrder():
                 written |= {"clicks"}
             case RandomNegatives(replace_unseen=True):
                 written |= {"positions"}
@@ -283,6 +286,10 @@ def _transform(step: Step, seed: int, dataset: Dataset, blocks: Blocks, span: in
         case Refine():
             number = feature_number(features, step.feature)
             return refine(step, feature=number, scale=_deviation(dataset, number) if step.scale == "standard" else 1.0)
+        case ShownOnly():
+            return shown_only()
+        case ClickOrder():
+            return click_order(feature=feature_number(features, step.feature))
         case RandomNegatives():
             return random_negatives(step, seed)
 

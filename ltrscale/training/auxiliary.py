@@ -93,9 +93,9 @@ class AuxiliaryObjective(nn.Module):
         self.nets = nn.ModuleList(_pretrainer(unlabelled, ranker, start) for ranker in rankers)
 
     def forward(self, groups: QueryGroups, generator: torch.Generator) -> tuple[Tensor, float]:
-        """The loss summed over documents, as a mean over the rankers, and the number of documents."""
-        losses = [net(groups, generator)[0] for net in self.nets]
-        return torch.stack(losses).mean(), float(groups.n_documents)
+        """The loss summed over documents or hidden tokens, and their number, both as a mean over the rankers."""
+        losses, counts = zip(*(net(groups, generator) for net in self.nets), strict=True)
+        return torch.stack(losses).mean(), sum(counts) / len(counts)
 
 
 def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.Bundle | None) -> Pretrainer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ class Combining:
         torch.manual_seed(config.seed)
         opened = _opened(self.bundles)
         data = self.data.serving(opened[0].features, whose=opened[0].url)
+        data = data.each(partial(bundle.reading, opened=opened))
         parts = [_part(one) for one in opened]
         device = set_up(config)
         model = combine_rankers(parts, how=config.how, dropout=config.dropout).to(device)

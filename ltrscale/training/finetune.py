@@ -5,8 +5,9 @@ supervised ranker of the papers. Probing is finetuning with `epochs: 0`: the pre
 of one layer (linear probing) or several (multilayer probing).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, TypedDict, Unpack
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.config import Config, is_current
-from ltrscale.data.dataset.split import Split, joined, select
+from ltrscale.data.dataset.split import Selection, Split, joined, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -36,6 +37,7 @@ from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, begin
 from ltrscale.training.settings import set_up
+from ltrscale.training.text import fitted_to, load_initial, reading
 from ltrscale.training.validation import Best, LabelledData
 
 
@@ -199,16 +201,23 @@ def finetune(
     else:
         data = LabelledData(select(train, labelled=True, without=good.without))
     documents = select(train, labelled=False, without=good.without)
+    read: Callable[[Selection], Selection]
+    if start is not None:
+        documents, read = documents.serving(start.features, whose=start.url), partial(bundle.reading, opened=[start])
+    else:
+        config = config.replace(network=fitted_to(config.network, documents))
+        read = partial(reading, encoder=config.network.encoder)
+    data = data.each(read)
     GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
     if config.auxiliary is not None:
-        GroupStream(documents, config.auxiliary.stream, world=workers.most)
+        GroupStream(read(documents), config.auxiliary.stream, world=workers.most)
     with cluster_for(workers):  # one cluster for the fit and the workers
         run = run_for(workers)
         if start is not None:
-            documents, transform = documents.serving(start.features, whose=start.url), start.transform()
+            transform = start.transform()
         else:
             transform = fitted(documents, config.network, join(out, TRANSFORM), run=run)
-        unlabelled = None if config.auxiliary is None else config.auxiliary.groups(documents, transform, run=run)
+        unlabelled = None if config.auxiliary is None else config.auxiliary.groups(read(documents), transform, run=run)
         work = Finetuning(config, data, transform.state_dict(), pretrained, out, origin, unlabelled, epochs)
         launch(work, workers=workers, report=report)
 
@@ -335,7 +344,9 @@ def _ranker(
     }
     if pretrained is None:
         transform = FeatureTransform.from_state(fitted_state, config.network.transform)
-        return Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
+        ranker = Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
+        load_initial(ranker.encoder, config.network.initial)
+        return ranker
     made, kept = pretrained.network(), config.projector_layers
     projector = made.projector if kept else None
     architecture = Architecture(

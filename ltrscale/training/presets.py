@@ -9,7 +9,7 @@ Settings in a config override those of its preset, so that a study can start fro
 from typing import Any, Literal
 
 from ltrscale.config import by_kind
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import Contrastive
 from ltrscale.pretext.objective import Objective
 
@@ -18,7 +18,7 @@ Preset = Literal["paper", "hou24"]
 _EVERYTHING = 1_000_000_000
 """A shuffle window of this many row groups covers any data set."""
 
-_CLASSES: dict[str, type[Objective]] = by_kind(MethodConfig)
+_CLASSES: dict[str, type[Objective]] = by_kind(FeatureMethodConfig)
 
 
 def preset(name: Preset, method: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from ltrscale.training.presets import Preset, preset
 from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, begin, finish
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig, set_up
+from ltrscale.training.text import fitted_to, load_initial, reading
 
 
 class PretrainConfig(TrainingConfig):
@@ -66,6 +67,11 @@ class PretrainConfig(TrainingConfig):
     def noise_seed(self, phase: str) -> int:  # noqa: ARG002
         """The seed of the run, for there is only one phase."""
         return self.seed
+
+    @model_validator(mode="after")
+    def _method_fits_the_encoder(self) -> Self:
+        self.method.check_encoder(self.network.encoder)
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -106,14 +112,17 @@ def pretrain(
     """
     good = begin({"train": train}, config.preflight, out, origin=origin, report=report)
     selection, marginals_SF = select(train, labelled=False, without=good.without), None
-    GroupStream(selection, config.stream, world=workers.most)  # raises before any worker is started
+    config = config.replace(network=fitted_to(config.network, selection))
+    read = reading(selection, config.network.encoder)
+    GroupStream(read, config.stream, world=workers.most)  # raises before any worker is started
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)
-        config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
+        if not config.method.reads_tokens:
+            config = config.replace(mask=masked_features(config.mask, selection, transform.kinds, run=run))
         if config.method.needs_marginals(config.augment):
             marginals_SF = sample_inputs(selection, transform, run=run)
-        work = Pretraining(config, selection, transform.state_dict(), marginals_SF, out, origin)
+        work = Pretraining(config, read, transform.state_dict(), marginals_SF, out, origin)
         launch(work, workers=workers, report=report)
 
 
@@ -156,6 +165,7 @@ class Pretraining:
         names = [feature.name for feature in selection.features]
         rates_F = torch.tensor(config.mask.rates(transform.kinds, names))
         model = Pretrainer(transform, config.network, config.method, config.augment, self.marginals_SF, rates_F)
+        load_initial(model.encoder, config.network.initial)
         model.to(set_up(config))
         keep = functools.partial(self._keep, model, context.report)
         training = Training(model, config, selection, self.out, self.origin, context, keep=keep, watch=_Watcher(model))

@@ -16,6 +16,7 @@ from ltrscale.ranking.choices import METRIC, METRICS, LossConfig
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored
 from ltrscale.ranking.losses import SoftmaxConfig, ordinal
+from ltrscale.ranking.negatives import with_negatives
 from ltrscale.ranking.pairwise import LambdaRankConfig
 from ltrscale.training.settings import OptimizerConfig, TrainingConfig
 
@@ -57,6 +58,10 @@ class RankingConfig(TrainingConfig):
     """The ranking loss to minimise."""
     debias: DebiasConfig | None = None
     """How to correct clicks for their dependence on the position; empty uses the labels unchanged."""
+    negatives: int = Field(0, ge=0)
+    """Random documents of other groups of the micro-batch that join each list in training, drawn anew in every step:
+    label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, of which those that depend on the
+    query tell of another one."""
     patience: int = Field(20, ge=1)
     """Stop a phase after this many epochs without a better validation metric."""
     average: float = Field(0.0, ge=0, lt=1)
@@ -108,6 +113,8 @@ class RankingObjective(nn.Module):
 
         The loss of a mean ranker is the mean of its parts' losses: each part learns as if it were alone.
         """
+        if self.config.negatives:
+            groups = with_negatives(groups, self.config.negatives, generator)
         losses = [self._losses(part, groups, generator) for part in side_by_side(self.ranker)]
         loss_Q = torch.stack([loss_Q for loss_Q, _ in losses]).mean(0)
         return loss_Q.sum(), float(losses[0][1].sum())

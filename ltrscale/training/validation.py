@@ -1,7 +1,7 @@
 """The data of a training with labels, and the validation that chooses the weights to keep."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -52,9 +52,12 @@ class LabelledData:
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
         """The same groups, served with these features; see `Selection.serving`."""
+        return self.each(lambda groups: groups.serving(features, whose=whose, where=where))
+
+    def each(self, change: Callable[[Selection], Selection]) -> Self:
+        """The same data with every selection changed in the same way."""
         there = {name: groups for name, groups in vars(self).items() if groups is not None}
-        named: dict[str, Any] = {"whose": whose, "where": where}
-        return type(self)(**{name: groups.serving(features, **named) for name, groups in there.items()})
+        return type(self)(**{name: change(groups) for name, groups in there.items()})
 
 
 class Best:

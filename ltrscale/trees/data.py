@@ -132,7 +132,7 @@ def _memory(selection: Selection) -> Memory | None:
     """Memory for few groups that lie among many others, which take most of the time of reading; None for others."""
     if 4 * selection.n_documents >= sum(row_group.documents for row_group in selection.row_groups):
         return None
-    key = (selection.hash, selection.n_groups, selection.features)
+    key = (selection.hash, selection.n_groups, selection.features, selection.tokens)
     found = _memories.pop(key, None) or memory_for(selection, _MEMORY_GB)
     if found is None:
         return None

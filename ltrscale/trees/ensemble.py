@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Split, only_relevant, select
 from ltrscale.data.stream.scored import score
@@ -79,7 +79,7 @@ def choose(
     groups, _ = read(selection, "validation")
     scores_CN = np.stack(
         [
-            score(selection, opened.scorer(features=selection.features), opened.url).scores_N.numpy()
+            score(reading(selection, [opened]), opened.scorer(features=selection.features), opened.url).scores_N.numpy()
             for opened in bundles
         ]
     )

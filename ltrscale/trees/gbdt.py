@@ -11,7 +11,7 @@ import numpy as np
 
 from ltrscale import views
 from ltrscale.boosters import import_catboost
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import (
     Selection,
@@ -190,7 +190,8 @@ def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str
 def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     """The same groups, with the scores of a bundle to which trees are added."""
     scorer = start.scorer(features=groups.selection.features)
-    return replace(groups, start_N=score(groups.selection, scorer, start.url).scores_N.numpy())
+    selection = reading(groups.selection, [start])
+    return replace(groups, start_N=score(selection, scorer, start.url).scores_N.numpy())
 
 
 class Grown(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from ltrscale import views
-from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.sample import Fold
@@ -170,7 +170,7 @@ def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequenc
 
 def _score(selection: Selection, member: Bundle, name: str) -> Scores:
     """A member's scores of a selection, which may have more features than the member."""
-    return score(selection, member.scorer(features=selection.features), name)
+    return score(reading(selection, [member]), member.scorer(features=selection.features), name)
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import load
+from ltrscale.bundle import load, reading
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Split, SplitsWithTest, check_disjoint, select
@@ -314,9 +314,9 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
     Raises:
         InputError: a bundle is missing, or its features differ from the data's.
     """
-    selection = select(test, labelled=False)
-    groups = next(iterate(selection, docs_per_batch=config.documents))
     bundles = {name: load(url) for name, url in models.items()}
+    selection = reading(select(test, labelled=False), bundles.values())
+    groups = next(iterate(selection, docs_per_batch=config.documents))
     scorers = [bundle.scorer(features=selection.features, threads=1) for bundle in bundles.values()]
     log.info("distill: measuring the speed of %d methods on %d documents", len(models), groups.n_documents)
     seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)

@@ -31,7 +31,7 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError, suggestion
 from ltrscale.launch.workers import Workers
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import METRIC, named
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.workflows import frames
@@ -62,7 +62,7 @@ class _Arguments(Config):
         Raises:
             InputError: there is no such method, or its settings are wrong.
         """
-        trees, pretexts = by_kind(GBDTConfig), by_kind(MethodConfig)
+        trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
         settings, where = self.settings or {}, f"Ranker({self.method!r}).settings"
         if self.method in trees:
             return validate(GBDTMethod, overlay({"gbdt": {"kind": self.method}}, settings), where)
@@ -255,7 +255,7 @@ class Ranker:
         uses = frames.uses_in_scoring(uses, bundle, named=columns)
         # every row needs a score, so none may be left out
         with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
-            selection = select(split, labelled=False)
+            selection = bundles.reading(select(split, labelled=False), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             scores = scored.score(selection, scorer, bundle.url)
             read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
@@ -280,7 +280,7 @@ class Ranker:
         bundle, metric = self._fitted(), named(self._arguments().metric)
         table, columns = frames.read_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
         with frames.prepared(table, columns, self.prepare or {}) as split:
-            selection = select(split, labelled=True)
+            selection = bundles.reading(select(split, labelled=True), [bundle])
             scorer = bundle.scorer(features=selection.features, device=choose_device("auto"))
             values = []
             for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):

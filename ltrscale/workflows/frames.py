@@ -216,8 +216,8 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
     """What `jobs.predict` needs of a mapping for rows of a fixed period."""
-    positions = bundle.reads_positions
-    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), positions=positions, dated=False)
+    kept = {"positions": bundle.reads_positions, "tokens": bundle.reads_tokens}
+    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False)
     assert isinstance(source, Items)
     return source.columns
 

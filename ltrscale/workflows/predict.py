@@ -93,8 +93,10 @@ class PredictJob(ScorerConfig):
         config = validate(PrepareConfig, {**known, **given, **own}, where)
         features = dict.fromkeys(feature for each in opened for feature in each.features)
         positions = any(each.reads_positions for each in opened)
+        tokens = any(each.reads_tokens for each in opened)
         dated = any(entry.period is None for entry in self.inputs)
-        source = for_scoring(config.source, [*features], meta=self.meta, positions=positions, dated=dated)
+        kept: dict[str, bool] = {"positions": positions, "dated": dated, "tokens": tokens}
+        source = for_scoring(config.source, [*features], meta=self.meta, **kept)
         return config.replace(source=source)
 
     def _check_columns(self, reading: PrepareConfig) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench import committed, losses, metrics, networks
+from jobs.bench import committed, losses, metrics, networks, text
 from ltrscale.config import kind_of, members
-from ltrscale.models.choices import EncoderConfig
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.models.choices import FeatureEncoderConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import LossConfig, MetricConfig
 
 KINDS = [kind_of(cls) for cls in members(LossConfig)]
@@ -45,12 +45,21 @@ def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+@pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
 def test_a_step_of_every_objective_is_timed(cls: type) -> None:
     assert networks.measure_objective(cls, groups=1).ratio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", members(EncoderConfig), ids=kind_of)
+@pytest.mark.parametrize("cls", members(FeatureEncoderConfig), ids=kind_of)
 def test_a_step_through_every_encoder_is_timed(cls: type) -> None:
     assert networks.measure_encoder(cls, groups=1).ratio
+
+
+@pytest.mark.slow
+def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "peak_bytes", lambda *_: [1])  # a process each
+    speed, memory = text.bench_text(sequences=4)
+    assert speed.goal == 1.5
+    assert speed.ratio
+    assert memory.ratio == 1

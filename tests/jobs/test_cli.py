@@ -101,6 +101,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
+        "finetune": FinetuneJob,
         "teacher": FinetuneJob,
         "tune": TuneJob,
         "gbdt": GBDTJob,

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from ltrscale.config import Config, kind_of, members
-from ltrscale.models.choices import EncoderConfig, NetworkConfig
+from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoders import (
     MLP,
     Identity,
@@ -168,7 +168,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dcnv2": {"kind": "dcnv2", "hidden": [9, 6]},
     "dcnv2 of low rank": {"kind": "dcnv2", "hidden": [9, 6], "rank": 2, "structure": "parallel"},
 }
-CONFIGS |= {kind: {"kind": kind} for kind in map(kind_of, members(EncoderConfig)) if kind not in CONFIGS}
+CONFIGS |= {kind: {"kind": kind} for kind in map(kind_of, members(FeatureEncoderConfig)) if kind not in CONFIGS}
 FEATURES = {"both": [True, False, True, False], "numeric": [True] * 4, "categorical": [False] * 4}
 every_encoder = pytest.mark.parametrize("name", CONFIGS)
 every_input = pytest.mark.parametrize("features", FEATURES)
@@ -177,7 +177,7 @@ every_input = pytest.mark.parametrize("features", FEATURES)
 def make(name: str, features: str = "both", **settings: Any) -> Encoder:
     """An encoder for four features; categorical ones have 5 rows each."""
     torch.manual_seed(0)
-    cls = {kind_of(member): member for member in members(EncoderConfig)}[CONFIGS[name]["kind"]]
+    cls = {kind_of(member): member for member in members(FeatureEncoderConfig)}[CONFIGS[name]["kind"]]
     small = {"embedding": 3} if "embedding" in cls.model_fields else {}
     return built(cls.model_validate({**small, **CONFIGS[name], **settings}), features)
 
@@ -221,7 +221,7 @@ def trace(config: Config) -> Tensor:
     return torch.cat([h_ND.flatten(), encoder.eval()(inputs(30)).flatten()]).detach()
 
 
-@pytest.mark.parametrize("cls", members(EncoderConfig), ids=kind_of)
+@pytest.mark.parametrize("cls", members(FeatureEncoderConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
     settings = [config for config in CONFIGS.values() if config["kind"] == kind_of(cls)]
     assert keys_without_effect(map(cls.model_validate, settings), trace) == set()
@@ -293,7 +293,7 @@ def test_the_state_of_transform_and_config_rebuild_the_encoder(name: str) -> Non
     config = TransformConfig(discrete_up_to=3)
     transform = fit_transform([x_NF], ["numeric", "numeric", "numeric", "categorical"], config)
     assert transform.numeric_F.tolist() == [True, False, True, False]
-    adapter: TypeAdapter[Any] = TypeAdapter(EncoderConfig)
+    adapter: TypeAdapter[Any] = TypeAdapter(FeatureEncoderConfig)
     encoder = fresh(adapter.validate_python(CONFIGS[name]), transform)
     again = FeatureTransform.from_state(transform.state_dict(), config)
     rebuilt = fresh(adapter.validate_json(adapter.dump_json(encoder.config)), again)
@@ -303,7 +303,7 @@ def test_the_state_of_transform_and_config_rebuild_the_encoder(name: str) -> Non
 
 
 def test_configs_are_closed() -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(EncoderConfig)
+    adapter: TypeAdapter[Any] = TypeAdapter(FeatureEncoderConfig)
     for wrong in (
         *({"kind": "transformer"}, {"kind": "identity", "width": 3}, {"kind": "mlp", "hidden": []}),
         *({"kind": "mlp", "hidden": [4, 0]}, {"kind": "mlp", "dropout": 1.0}, {"kind": "industrial_mlp", "layers": 0}),
@@ -322,9 +322,9 @@ def test_an_encoder_fits_the_transform() -> None:
     assert encoder(transform(x_NF)).shape == (3, 4)
 
 
-@pytest.mark.parametrize("kind", [kind_of(cls) for cls in members(EncoderConfig)])
+@pytest.mark.parametrize("kind", [kind_of(cls) for cls in members(FeatureEncoderConfig)])
 def test_every_parameter_has_one_depth(kind: str) -> None:
-    config: Any = TypeAdapter(EncoderConfig).validate_python({"kind": kind})
+    config: Any = TypeAdapter(FeatureEncoderConfig).validate_python({"kind": kind})
     encoder = config.build(torch.tensor([True, True, False]), [5])
     layers = depths(encoder)
     ids = [id(parameter) for layer in layers for parameter in layer]

@@ -23,7 +23,7 @@ from ltrscale.pretext.augment import (
     SwapInGroupConfig,
     ZeroingConfig,
 )
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.mask import MaskConfig
 from ltrscale.pretext.objective import Objective, Pretrainer
 
@@ -31,7 +31,7 @@ Kinds = list[typing.Literal["numeric", "categorical"]]
 KINDS: Kinds = ["numeric", "numeric", "categorical", "categorical", "categorical"]
 NAMES = ["f_age", "f_pop", "c_os", "c_id", "c_device"]
 OFFSETS = torch.tensor([0, 4, 12, 20])
-MASKED = [cls for cls in members(MethodConfig) if kind_of(cls) != "vime"]
+MASKED = [cls for cls in members(FeatureMethodConfig) if kind_of(cls) != "vime"]
 
 
 def test_a_name_comes_before_a_pattern_before_the_kind() -> None:
@@ -101,7 +101,7 @@ def seen(model: Pretrainer) -> list[Tensor]:
     return [*inputs, generator.get_state()]
 
 
-@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+@pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
 def test_without_a_rate_above_0_views_and_draws_are_those_without_a_mask(cls: type[Objective]) -> None:
     without, with_zeros = (seen(pretrainer(cls(), ZeroingConfig(probability=0.3), r)) for r in (None, [0.0] * 5))
     assert len(without) == len(with_zeros)
@@ -125,7 +125,7 @@ def test_every_random_view_of_every_method_is_masked(cls: type[Objective]) -> No
     ids=lambda config: config.kind,
 )
 def test_the_mask_comes_after_the_augmentation_and_both_views_have_their_own(augmentation: AnyAugmentConfig) -> None:
-    (simclr_rank, *_) = members(MethodConfig)
+    (simclr_rank, *_) = members(FeatureMethodConfig)
     first_NF, second_NF, _ = seen(pretrainer(simclr_rank(), augmentation, [1.0, 0, 0, 0.5, 0]))
     assert not first_NF[:, 0].any()
     assert first_NF[:, 1].all()  # noise, but no mask

@@ -17,7 +17,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.metrics import mrr, ndcg, precision
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training import validation
@@ -27,7 +27,7 @@ from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.training.validation import LabelledData
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
-METHODS = [kind_of(cls) for cls in members(MethodConfig)]
+METHODS = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 Records = list[dict[str, object]]
 
 

@@ -7,10 +7,10 @@ import torch
 from pydantic import BaseModel
 
 from ltrscale.batch import QueryGroups
-from ltrscale.models.choices import ContextConfig, EncoderConfig
+from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig
 from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
@@ -63,8 +63,8 @@ def check_trains(model: torch.nn.Module, loss: torch.Tensor, count: float) -> No
     assert any(gradient.any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("encoder", kinds(EncoderConfig))
-@pytest.mark.parametrize("method", kinds(MethodConfig))
+@pytest.mark.parametrize("encoder", kinds(FeatureEncoderConfig))
+@pytest.mark.parametrize("method", kinds(FeatureMethodConfig))
 def test_objective_and_encoder(method: str, encoder: str) -> None:
     torch.manual_seed(0)
     config = PretrainConfig.model_validate({"method": {"kind": method}, "network": network(encoder)})
@@ -76,7 +76,7 @@ def test_objective_and_encoder(method: str, encoder: str) -> None:
 
 
 @pytest.mark.parametrize("context", [None, *kinds(ContextConfig)])
-@pytest.mark.parametrize("encoder", kinds(EncoderConfig))
+@pytest.mark.parametrize("encoder", kinds(FeatureEncoderConfig))
 def test_encoder_context_and_loss(encoder: str, context: str | None) -> None:
     for loss in kinds(LossConfig):
         torch.manual_seed(0)

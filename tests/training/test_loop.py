@@ -21,14 +21,14 @@ from ltrscale.data.stream.batches import Step, StreamConfig
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
 
-EVERY_METHOD = [kind_of(cls) for cls in members(MethodConfig)]
+EVERY_METHOD = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 
 
 def worker(rank: int, world: int, data: str, method: str, folder: str) -> None:

@@ -4,15 +4,20 @@ import pytest
 
 from ltrscale.config import dump, kind_of, load, members
 from ltrscale.models.encoders import ResNetConfig
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.simsiam import SimSiamConfig
 from ltrscale.training.presets import preset
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.settings import ConstantConfig, StepConfig
 
-METHODS = [kind_of(cls) for cls in members(MethodConfig)]
-SMALL_BATCH = {"simclr", "scarf", "dacl", *(kind_of(cls) for cls in members(MethodConfig) if cls.contrasts_batch)}
+METHODS = [kind_of(cls) for cls in members(FeatureMethodConfig)]
+SMALL_BATCH = {
+    "simclr",
+    "scarf",
+    "dacl",
+    *(kind_of(cls) for cls in members(FeatureMethodConfig) if cls.contrasts_batch),
+}
 
 
 def config(**values: object) -> PretrainConfig:

@@ -23,7 +23,7 @@ from ltrscale.pretext.augment import (
     corrupt_from_marginals,
     mixup,
 )
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import scarf, simclr, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.simsiam import simsiam
@@ -36,8 +36,8 @@ SUBTAB = {"subsets": 3, "overlap": 0.5, "rate": 0.6, "noise": "gaussian", "scale
 SUBTAB |= {"temperature": 0.3, "contrast": 2.0, "distance": 0.5}
 
 
-def method(kind: str, **parameters: object) -> MethodConfig:
-    config: MethodConfig = TypeAdapter(MethodConfig).validate_python({"kind": kind, **parameters})
+def method(kind: str, **parameters: object) -> FeatureMethodConfig:
+    config: FeatureMethodConfig = TypeAdapter(FeatureMethodConfig).validate_python({"kind": kind, **parameters})
     return config
 
 
@@ -51,7 +51,7 @@ def groups() -> QueryGroups:
     return QueryGroups(x_NF, OFFSETS)
 
 
-def pretrainer(config: MethodConfig) -> Pretrainer:
+def pretrainer(config: FeatureMethodConfig) -> Pretrainer:
     """A pretrainer in evaluation mode, so that only the views are random."""
     torch.manual_seed(1)
     transform_config = TransformConfig(numeric="standard")
@@ -113,7 +113,7 @@ def rank_of(parts: Parts) -> Tensor:
     return simclr_rank(parts.augmented(), parts.augmented(), OFFSETS, temperature=0.3)
 
 
-CASES: dict[str, tuple[MethodConfig, Callable[[Parts], Tensor]]] = {
+CASES: dict[str, tuple[FeatureMethodConfig, Callable[[Parts], Tensor]]] = {
     "simclr_rank": (method("simclr_rank", temperature=0.3), rank_of),
     "simclr_sample": (method("simclr_sample", temperature=0.3), rank_of),
     "simclr": (
@@ -148,7 +148,7 @@ CASES: dict[str, tuple[MethodConfig, Callable[[Parts], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+@pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
 def test_an_objective_has_a_loss_for_each_document_that_its_views_decide(cls: type[Objective]) -> None:
     model = pretrainer(cls())
     (total, count), (same, _) = (model(groups(), generator()) for _ in range(2))
@@ -164,7 +164,7 @@ def test_an_objective_has_a_loss_for_each_document_that_its_views_decide(cls: ty
     assert cls().projector_layers == (model.projector.config.layers if model.projector else 0)
 
 
-@pytest.mark.parametrize("cls", members(MethodConfig), ids=kind_of)
+@pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Objective]) -> None:
     def trace(config: Objective) -> Tensor:
         model = pretrainer(config).train()

@@ -11,13 +11,13 @@ from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.ranker import Architecture
-from ltrscale.pretext.choices import MethodConfig
+from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import Contrastive
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 
-PRETEXTS = {kind_of(cls): cls for cls in members(MethodConfig)}
+PRETEXTS = {kind_of(cls): cls for cls in members(FeatureMethodConfig)}
 TREES = [kind_of(cls) for cls in members(GBDTConfig)]
 both_presets = pytest.mark.parametrize("preset", ["paper", "hou24"])
 

@@ -110,13 +110,22 @@ class Split(Config):
         how = self.labelled_seed if self.labelled_sample == "random" else self.labelled_sample
         return {**self.size, "sample": how} if self.size else {}
 
+    def completes(self, other: "Split") -> bool:
+        """Whether the one serves a fold of some labelled groups, and the other all others of the same groups."""
+        if self.fold is None or other.fold is None or self.fold.held_out == other.fold.held_out:
+            return False
+        same = {"fold": None, "leave_out": ()}
+        return self.fold.replace(held_out=other.fold.held_out) == other.fold and (
+            self.replace(**same) == other.replace(**same)
+        )
+
     def with_scores(self, url: str) -> Self:
         """The same periods, in which the scores of all groups serve as labels."""
         return self.replace(scores=url, labels="labels", relevant_groups=None)
 
 
 class Splits(Config):
-    """The splits of a job; they must not share a period of a data set."""
+    """The splits of a job; they share no period of a data set, unless the one is a fold and the other the rest."""
 
     train: Split
     """The split to learn from."""
@@ -431,6 +440,8 @@ def joined(train: Split, validation: Split) -> Split:
     Raises:
         InputError: the splits use their labels in different ways, or no list of periods takes what both take.
     """
+    if train.completes(validation):
+        return train.replace(fold=None)
     how = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
     if other := [name for name in how if getattr(train, name) != getattr(validation, name)]:
         values = f"{getattr(train, other[0])!r} and {getattr(validation, other[0])!r}"
@@ -457,7 +468,8 @@ def _file_urls(split: Split) -> set[str]:
 def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
-    A relabelled data set counts as the one that it was made from, since its documents are the same. The gap is counted
+    Two splits may take the same periods if the one serves a fold of their labelled groups, and the other all others. A
+    relabelled data set counts as the one that it was made from, since its documents are the same. The gap is counted
     in the sorted union of the periods of all data sets named. A test period before a training period is a warning.
 
     Raises:
@@ -470,7 +482,8 @@ def check_disjoint(splits: Splits) -> None:
             hashes_of = origins(part.dataset)
             for period in part.periods:
                 taken = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
-                if others := [taker for taker in taken if taker != name]:
+                own = splits.by_name[name]
+                if others := [t for t in taken if t != name and not own.completes(splits.by_name[t])]:
                     where = f"period {period!r} of {part.dataset.url}"
                     raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
     periods = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}

@@ -13,7 +13,6 @@ Shapes: Q groups, Q1 = Q + 1 offsets.
 
 import itertools
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale.batch import QueryGroups
@@ -33,6 +33,8 @@ from ltrscale.data.stream.readers import Reader, read_direct
 from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, regroup
 from ltrscale.errors import InputError
+
+_UNLIMITED = 1 << 62
 
 
 class StreamConfig(Config):
@@ -46,6 +48,10 @@ class StreamConfig(Config):
     """At most this many groups in a global batch too, `groups_per_batch / streams` in a micro-batch; with few labelled
     groups it says how many steps they make. `docs_per_batch` still bounds memory. Empty counts documents alone, as
     HOU24 does."""
+    tokens_per_batch: int | None = Field(default=None, gt=0)
+    """At most this many tokens in a global batch too, `tokens_per_batch / streams` in a micro-batch, for encoders of
+    text: those of each document and, beside it, of its query, before the encoder cuts what is above its `max_tokens`.
+    A group with more is one alone. Empty counts documents alone."""
     steps_per_epoch: int | None = Field(default=None, gt=0)
     """Steps that an epoch has at least, by the manifest's counts (an estimate where documents limit a batch): it passes
     over all groups as often as that takes, each time in another order, with full batches throughout. So `epochs` and
@@ -77,6 +83,8 @@ class StreamConfig(Config):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "StreamConfig":
+        if self.tokens_per_batch is not None and self.tokens_per_batch < self.streams:
+            raise ValueError(f"tokens_per_batch must be at least streams = {self.streams}, one token for each")
         if self.docs_per_batch < self.streams:
             raise ValueError(f"docs_per_batch must be at least streams = {self.streams}, one document for each")
         if self.groups_per_batch is not None and self.groups_per_batch < self.streams:
@@ -154,6 +162,8 @@ class GroupStream:
             raise InputError(
                 "stream.regroup mixes the documents of queries, whose texts then say nothing; leave it out"
             )
+        if config.tokens_per_batch is not None and not selection.tokens:
+            raise InputError("stream.tokens_per_batch counts tokens, and the model reads none; leave it out")
         self.selection = selection
         self.config = config
         self.streams = plan.local_streams(config.streams, rank=rank, world=world)
@@ -227,10 +237,11 @@ class GroupStream:
 
         n_features = len(self.selection.features)
         cursors = {c: _Cursor(partial(next_window, c), len(windows[c]), start[c], n_features) for c in self.streams}
-        budget = self.config.docs_per_batch // self.config.streams
-        most = (self.config.groups_per_batch or sys.maxsize) // self.config.streams
+        config = self.config
+        most = (config.docs_per_batch, config.groups_per_batch or _UNLIMITED, config.tokens_per_batch or _UNLIMITED)
+        budget = Budget(*(count // config.streams for count in most))
         while any(not cursor.ended for cursor in cursors.values()):
-            micro_batches = {c: cursor.take(budget, most) for c, cursor in cursors.items()}
+            micro_batches = {c: cursor.take(budget) for c, cursor in cursors.items()}
             yield Step(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
@@ -311,6 +322,20 @@ class GroupStream:
         return served
 
 
+class Budget(NamedTuple):
+    """The most that a micro-batch may hold."""
+
+    documents: int
+    groups: int
+    tokens: int
+
+
+def _sizes(window: Window) -> list[NDArray[np.int64]]:
+    """Documents, groups and tokens of a window before each of its groups, and of all together; in a budget's order."""
+    groups_Q1 = np.arange(len(window.offsets_Q1))
+    return [window.offsets_Q1, groups_Q1, np.concatenate([np.zeros(1, np.int64), np.cumsum(window.tokens_Q)])]
+
+
 class _Cursor:
     """A position in one canonical stream, which `take` advances."""
 
@@ -318,27 +343,32 @@ class _Cursor:
         self.position = start
         self._next_window, self._windows, self._n_features = next_window, windows, n_features
         self._window: Window | None = None
+        self._sizes: list[NDArray[np.int64]] = []
 
     @property
     def ended(self) -> bool:
         return self.position.window >= self._windows
 
-    def take(self, budget: int, most: int) -> QueryGroups | None:
-        """The next groups, at most `most` with at most `budget` documents, at least one; None at the stream's end."""
+    def take(self, budget: Budget) -> QueryGroups | None:
+        """The next groups within the budget, at least one; None at the stream's end."""
         cuts: list[Cut] = []
-        while budget > 0 and most > 0 and not self.ended:
-            self._window = self._window or self._next_window()
+        while min(budget) > 0 and not self.ended:
+            if self._window is None:
+                self._window = self._next_window()
+                self._sizes = _sizes(self._window)
             number, first = self.position
-            offsets_Q1 = self._window.offsets_Q1
-            groups = len(offsets_Q1) - 1  # 0 if no group of the window is served
-            last = int(np.searchsorted(offsets_Q1, offsets_Q1[first] + budget, side="right")) - 1
-            last = min(last, first + most)
+            groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
+            ends = [
+                int(np.searchsorted(size_Q1, size_Q1[first] + left, side="right")) - 1
+                for size_Q1, left in zip(self._sizes, budget, strict=True)
+            ]
+            last = min(ends)
             if last == first < groups and not cuts:
                 last += 1  # a group above the budget is a micro-batch alone
             if last > first:
                 cuts.append(Cut(self._window, first, last))
-                budget -= int(offsets_Q1[last] - offsets_Q1[first])
-                most -= last - first
+                used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
+                budget = Budget(*(left - count for left, count in zip(budget, used, strict=True)))
             self.position = Position(number, last)
             if last < groups:
                 break

@@ -49,6 +49,19 @@ class Window:
     tokens: Mapping[TokenField, TokenRows] = field(default_factory=dict)
     """The token lists of queries and documents, views like `features`."""
 
+    @property
+    def tokens_Q(self) -> NDArray[np.int64]:
+        """Tokens of each group as pairs: those of its documents, and of its query once for each document."""
+        lengths_Q = np.diff(self.offsets_Q1)
+        total_Q = np.zeros(len(lengths_Q), np.int64)
+        for key, rows in self.tokens.items():
+            if key.of == "query":
+                total_Q += rows.lengths_R * lengths_Q
+            else:
+                ends_N1 = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows.lengths_R)])
+                total_Q += np.diff(ends_N1[self.offsets_Q1])
+        return total_Q
+
     def take(self, groups_M: NDArray[np.int64]) -> "Window":
         """The groups with these numbers, in this order; a number may repeat."""
         lengths_M = np.diff(self.offsets_Q1)[groups_M]

@@ -11,7 +11,16 @@ from dataset_changes import add_period, with_renamed_files
 from ltrscale import config, storage
 from ltrscale.data.dataset import split as split_module
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Split, Splits, SplitsWithTest, check_disjoint, select
+from ltrscale.data.dataset.split import (
+    GID_SPAN,
+    RowGroup,
+    Split,
+    Splits,
+    SplitsWithTest,
+    check_disjoint,
+    joined,
+    select,
+)
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.workflows.origins import dataset_hashes
@@ -322,6 +331,26 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
         check_disjoint(splits(weeks.url, "2026-W01..2026-W04", "2026-W05", "2026-W04..2026-W06"))
     with pytest.raises(InputError, match=r"validation and test both take period '2026-W06'"):
         check_disjoint(splits(weeks.url, "2026-W01", "2026-W05..2026-W06", "2026-W06"))
+
+
+def test_a_fold_and_the_rest_may_share_their_periods(weeks: Any) -> None:
+    rest = Split(data=(weeks.url,), periods=("2026-W01..2026-W04",), fold={"number": 1, "of": 5})
+    part = rest.replace(fold={"number": 1, "of": 5, "held_out": True})
+    check_disjoint(Splits(train=rest, validation=part))
+    every = select(rest.replace(fold=None), labelled=True)
+    kept = [select(split, labelled=True).kept_labelled for split in (rest, part)]
+    assert sum(np.where(k, 1, 0) for k in kept if k is not None).tolist() == [1] * every.n_groups
+    assert joined(rest, part) == rest.replace(fold=None)
+    for other in (
+        part.replace(fold={"number": 2, "of": 5, "held_out": True}),
+        part.replace(fold={"number": 1, "of": 5, "held_out": True, "seed": 1}),
+        part.replace(periods=("2026-W01..2026-W03",)),
+        part.replace(labelled_fraction=0.5),
+        rest,
+        part.replace(fold=None),
+    ):
+        with pytest.raises(InputError, match="train and validation both take period '2026-W01'"):
+            check_disjoint(Splits(train=rest, validation=other))
 
 
 def relabelled(url: str, folder: Path) -> str:

@@ -1,0 +1,227 @@
+"""BERT's encoder over ragged token sequences: no padding outside of the attention's buckets of similar lengths.
+
+Shapes: T tokens, S sequences, S1 = S + 1 offsets, D embedding, H heads, E width of a head; in a bucket of M sequences,
+L slots each.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ltrscale.batch import group_index, length_chunks
+from ltrscale.config import Config
+from ltrscale.models.context import PAIRS_PER_CHUNK, inverse
+from ltrscale.models.layers import Dropout, Stack
+
+VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+"""Whether this torch has attention over ragged sequences, which takes half precision on a GPU alone."""
+
+
+class BertConfig(Config):
+    """Sizes of a BERT (Devlin et al. 2019): post-norm layers, learned positions, token types, GELU."""
+
+    layers: int = Field(3, ge=1, le=1000)
+    """Transformer layers; SUN23 has 3 or 12."""
+    width: int = Field(768, ge=1)
+    """Size of a token's embedding; SUN23 has 768."""
+    heads: int = Field(12, ge=1)
+    """Attention heads; they share the width, so their number must divide it. SUN23 has 12."""
+    feedforward: int | None = Field(None, ge=1)
+    """Size of the hidden layer of each layer's feed-forward network; four times the width by default."""
+    positions: int = Field(512, ge=1)
+    """Positions with an embedding, so the longest sequence."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout of embeddings and of the outputs of attention and feed-forward network; a multiple of 1/256 on a CPU.
+    Attention weights have none: attention over ragged sequences has none on a GPU."""
+    pooler: Literal["cls", "tanh"] = "cls"
+    """The embedding of a sequence: its first token's, as in SUN23, or `tanh(linear(..))` of that, BERT's own."""
+    epsilon: float = Field(1e-12, gt=0)
+    """Added to the variance in each norm."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
+        return self
+
+
+class _Bucket(NamedTuple):
+    """Sequences of similar length, padded: the token of each slot (0 in padding), and which slots hold one."""
+
+    rows_ML: Tensor
+    mask_ML: Tensor | None
+    """None if all sequences are equally long."""
+    slots: Tensor
+    """Numbers of the slots that hold a token."""
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Where the sequences of a batch begin and end, and how attention cuts them into buckets, once for all layers.
+
+    Args:
+        offsets_S1: int64, from 0 to T, never falling.
+    """
+
+    offsets_S1: Tensor
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int(self.offsets_S1.diff().max()) if len(self.offsets_S1) > 1 else 0
+
+    @cached_property
+    def buckets(self) -> list[_Bucket]:
+        """All sequences in buckets; their padded matrices of attention stay within `PAIRS_PER_CHUNK` each."""
+        return [
+            _Bucket(rows_ML, None if bool(mask_ML.all()) else mask_ML, mask_ML.flatten().nonzero()[:, 0])
+            for _, rows_ML, mask_ML in length_chunks(self.offsets_S1, budget=PAIRS_PER_CHUNK)
+        ]
+
+    @cached_property
+    def places_T(self) -> Tensor:
+        """Where each token lies after the buckets' tokens are put end to end."""
+        return inverse(torch.cat([rows_ML.flatten()[slots] for rows_ML, _, slots in self.buckets]))
+
+    @cached_property
+    def positions_T(self) -> Tensor:
+        """The place of each token in its sequence, from 0."""
+        tokens_T = torch.arange(int(self.offsets_S1[-1]), device=self.offsets_S1.device)
+        return tokens_T - self.offsets_S1[group_index(self.offsets_S1)]
+
+
+def ragged_attention(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: Sequences) -> Tensor:
+    """Attention of each token over the tokens of its sequence, shape [T, H, E].
+
+    `softmax(Q_h K_h' / sqrt(E)) V_h` for each head and each sequence, without dropout. In half precision on a GPU this
+    is torch's kernel for ragged sequences; elsewhere sequences of similar length share a padded call.
+
+    Example:
+        >>> value_THE = torch.tensor([1.0, 3.0, 5.0]).view(3, 1, 1)
+        >>> same_THE = torch.zeros(3, 1, 1)
+        >>> ragged_attention(same_THE, same_THE, value_THE, Sequences(torch.tensor([0, 2, 3]))).flatten().tolist()
+        [2.0, 2.0, 5.0]
+    """
+    if not len(query_THE):
+        return value_THE
+    if VARLEN and query_THE.is_cuda and query_THE.dtype in (torch.float16, torch.bfloat16):
+        return _on_gpu(query_THE, key_THE, value_THE, sequences)
+    parts = []
+    for rows_ML, mask_ML, slots in sequences.buckets:
+        query, key, value = (
+            x_THE.index_select(0, rows_ML.flatten()).view(*rows_ML.shape, *x_THE.shape[1:]).transpose(1, 2)
+            for x_THE in (query_THE, key_THE, value_THE)
+        )
+        mask = None if mask_ML is None else mask_ML[:, None, None, :]
+        heads_MHLE = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        parts.append(heads_MHLE.transpose(1, 2).flatten(0, 1).index_select(0, slots))
+    return torch.cat(parts).index_select(0, sequences.places_T)
+
+
+def _on_gpu(query_THE: Tensor, key_THE: Tensor, value_THE: Tensor, sequences: Sequences) -> Tensor:
+    """Torch's attention over ragged sequences; a sequence's output has the same bits whatever else is in the batch."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds_S1, longest = sequences.offsets_S1.int(), sequences.longest
+    out = varlen_attn(query_THE, key_THE, value_THE, bounds_S1, bounds_S1, longest, longest, num_splits=1)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class BertLayer(nn.Module):
+    """`x = norm(x + drop(output(attention(x))))`, then `x = norm(x + drop(second(gelu(first(x)))))`.
+
+    Keys have no bias: it would shift all scores of a query equally, which does not change their softmax.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        width, hidden = config.width, config.feedforward or 4 * config.width
+        self.heads = config.heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.query_bias = nn.Parameter(torch.zeros(width))
+        self.value_bias = nn.Parameter(torch.zeros(width))
+        self.output = nn.Linear(width, width)
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.attention_norm = nn.LayerNorm(width, eps=config.epsilon)
+        self.feedforward_norm = nn.LayerNorm(width, eps=config.epsilon)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x_TD: Tensor, sequences: Sequences) -> Tensor:
+        """Apply the layer to the tokens of all sequences."""
+        bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+        qkv = F.linear(x_TD, self.qkv.weight, bias)
+        query, key, value = qkv.view(len(x_TD), 3, self.heads, x_TD.shape[1] // self.heads).unbind(1)
+        attended_TD = self.output(ragged_attention(query, key, value, sequences).flatten(1))
+        x_TD = self.attention_norm(x_TD + self.dropout(attended_TD))
+        added_TD = self.dropout(self.second(F.gelu(self.first(x_TD))))
+        y_TD: Tensor = self.feedforward_norm(x_TD + added_TD)
+        return y_TD
+
+
+class Bert(Stack):
+    """BERT without a head (Devlin et al. 2019), on sequences of any lengths, end to end.
+
+    A sequence's output depends on that sequence only. All layers but the attention work on tokens, so their cost does
+    not depend on how lengths differ.
+
+    Args:
+        config: sizes.
+        vocabulary: rows of the token embedding.
+
+    Example:
+        >>> bert = Bert(BertConfig(layers=1, width=8, heads=2), vocabulary=30)
+        >>> ids_T, types_T = torch.tensor([2, 7, 3, 2, 3]), torch.zeros(5, dtype=torch.int64)
+        >>> h_TD = bert(ids_T, types_T, torch.tensor([0, 3, 5]))
+        >>> h_TD.shape, bert.pool(h_TD, torch.tensor([0, 3, 5])).shape
+        (torch.Size([5, 8]), torch.Size([2, 8]))
+    """
+
+    def __init__(self, config: BertConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(vocabulary, config.width)
+        self.positions = nn.Embedding(config.positions, config.width)
+        self.types = nn.Embedding(2, config.width)
+        self.norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.layers))
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler == "tanh" else None
+        self.apply(initialise)
+
+    def forward(self, ids_T: Tensor, types_T: Tensor, offsets_S1: Tensor) -> Tensor:
+        """Embeddings [T, D] of the tokens of all sequences.
+
+        Args:
+            ids_T: tokens, below the size of the vocabulary.
+            types_T: 0 or 1, the part of the sequence that each token belongs to.
+            offsets_S1: offsets of the sequences, none longer than `positions`.
+        """
+        sequences = Sequences(offsets_S1)
+        x_TD = self.tokens(ids_T) + self.positions(sequences.positions_T) + self.types(types_T)
+        x_TD = self.dropout(self.norm(x_TD))
+        for layer in self.layers:
+            x_TD = layer(x_TD, sequences)
+        h_TD: Tensor = x_TD
+        return h_TD
+
+    def pool(self, h_TD: Tensor, offsets_S1: Tensor) -> Tensor:
+        """The embedding [S, D] of each sequence from its first token's; no sequence is empty."""
+        first_SD: Tensor = h_TD.index_select(0, offsets_S1[:-1])
+        if self.pooler is not None:
+            first_SD = self.pooler(first_SD).tanh()
+        return first_SD
+
+
+def initialise(module: nn.Module) -> None:
+    """BERT's initial weights: normal with deviation .02; biases 0."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

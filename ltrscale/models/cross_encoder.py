@@ -1,0 +1,234 @@
+"""The cross-encoder: a transformer over query and document, beside the dense features.
+
+Shapes: N documents, Q groups, F features, D embedding, K pieces of a sequence, T tokens of all sequences.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups, Tokens, group_index, to_offsets
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+from ltrscale.models.bert import Bert, BertConfig
+from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
+
+TOKENS_AT_ONCE = 1 << 16
+"""Tokens that are embedded together at inference, so that memory does not grow with a batch of scores."""
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Vocabulary(Config):
+    """Size of a vocabulary, and the numbers of its special tokens."""
+
+    size: int = Field(ge=1)
+    """Rows of the token embedding."""
+    cls: int = Field(ge=0)
+    """The token before a query."""
+    sep: int = Field(ge=0)
+    """The token after each field."""
+    mask: int = Field(ge=0)
+    """The token that hides another in masked language modelling."""
+    sha256: str = ""
+    """Hash of the file that the tokens come from."""
+
+    @model_validator(mode="after")
+    def _has_them(self) -> Self:
+        if max(self.cls, self.sep, self.mask) >= self.size:
+            raise ValueError(f"a special token is not below the size of the vocabulary, {self.size}")
+        return self
+
+
+class CrossEncoderConfig(EncoderSettings):
+    """A BERT over query and document, joined with the projected dense features ("wide and deep").
+
+    Source: SUN23, section 2.1.
+    Proof: transformers' `BertModel`; a loop over documents.
+    """
+
+    kind: Literal["cross_encoder"] = "cross_encoder"
+    """The kind of encoder."""
+    bert: BertConfig = BertConfig()
+    """Sizes of the transformer; those of `network.initial` replace them."""
+    query: Names = ("query",)
+    """Token fields of the query, in order."""
+    document: Names = ("title", "body")
+    """Token fields of the document, in order."""
+    max_tokens: int = Field(128, ge=4)
+    """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. What is over is cut from the end of the
+    last field, then of the one before, and of the query last; the special tokens stay."""
+    features: Sizes | None = (64,)
+    """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
+    embedding: int = Field(8, ge=1)
+    """Dimensions of the embedding of each categorical feature."""
+    vocabulary: Vocabulary | None = None
+    """The vocabulary of the tokens; empty takes that of the training data."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        fields = (*self.query, *self.document)
+        if self.max_tokens > self.bert.positions:
+            raise ValueError(f"max_tokens: {self.max_tokens} is above bert.positions, {self.bert.positions}")
+        if self.max_tokens < 2 + len(fields):
+            raise ValueError(f"max_tokens: {self.max_tokens} leaves no room for text beside {1 + len(fields)} specials")
+        if len(set(fields)) < len(fields):
+            raise ValueError("a token field is named twice in query and document")
+        return self
+
+    @property
+    def reads_tokens(self) -> TokenFields:
+        """Its fields."""
+        return TokenFields(self.query, self.document)
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        """See `CrossEncoder`."""
+        return CrossEncoder(self, numeric_F, cardinalities)
+
+
+class Pairs(NamedTuple):
+    """The token sequence of each document with its query, end to end."""
+
+    ids_T: Tensor
+    types_T: Tensor
+    """0 up to the end of the query, 1 after it."""
+    text_T: Tensor
+    """True for tokens of a field, False for [CLS] and [SEP]."""
+    offsets_N1: Tensor
+
+
+def pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
+    """The sequences `[CLS] query [SEP] title [SEP] body [SEP]` of all documents, one [SEP] after each field.
+
+    Fields get their room in order: what is above `max_tokens` is cut from the end of the last one first. An empty field
+    leaves its [SEP].
+
+    Raises:
+        InputError: the batch lacks a token field.
+
+    Example:
+        >>> def tokens(*lists):
+        ...     return Tokens(torch.tensor(sum(lists, [])), to_offsets(torch.tensor([len(x) for x in lists])))
+        >>> groups = QueryGroups(
+        ...     torch.zeros(2, 0), torch.tensor([0, 2]), query_tokens={"query": tokens([7])},
+        ...     document_tokens={"title": tokens([8, 9], [])},
+        ... )  # fmt: skip
+        >>> vocabulary = Vocabulary(size=10, cls=1, sep=2, mask=3)
+        >>> pairs = pairs_of(groups, CrossEncoderConfig(document=("title",), vocabulary=vocabulary))
+        >>> pairs.ids_T.tolist(), pairs.types_T.tolist(), pairs.offsets_N1.tolist()
+        ([1, 7, 2, 8, 9, 2, 1, 7, 2, 2], [0, 0, 0, 1, 1, 1, 0, 0, 0, 1], [0, 6, 10])
+    """
+    assert config.vocabulary is not None
+    n, device = groups.n_documents, groups.offsets_Q1.device
+    group_N, zeros_N = group_index(groups.offsets_Q1), groups.offsets_Q1.new_zeros(n)
+    ones_N, left_N = zeros_N + 1, zeros_N + config.max_tokens - 1 - len(config.query) - len(config.document)
+    pool, size = [torch.tensor([config.vocabulary.cls, config.vocabulary.sep], device=device)], 2
+    pieces, types, text = [(zeros_N, ones_N)], [0], [False]  # the place in the pool and the length of each piece
+    for of_query, name in [*((True, name) for name in config.query), *((False, name) for name in config.document)]:
+        tokens = _field(groups, name, of_query=of_query)
+        starts_N, lengths_N = tokens.offsets_R1[:-1], tokens.lengths_R
+        if of_query:
+            starts_N, lengths_N = starts_N[group_N], lengths_N[group_N]
+        taken_N = torch.minimum(lengths_N, left_N)
+        left_N = left_N - taken_N
+        pieces += [(starts_N + size, taken_N), (ones_N, ones_N)]
+        types, text = [*types, *[int(not of_query)] * 2], [*text, True, False]
+        pool, size = [*pool, tokens.ids_T.long()], size + len(tokens.ids_T)
+    starts_NK, lengths_NK = (torch.stack(values, 1) for values in zip(*pieces, strict=True))
+    bounds = to_offsets(lengths_NK.flatten())
+    places_T = torch.arange(int(bounds[-1]), device=device)
+    places_T += (starts_NK.flatten() - bounds[:-1]).repeat_interleave(lengths_NK.flatten())
+
+    def spread(values: list[int] | list[bool]) -> Tensor:
+        return torch.tensor(values, device=device).repeat(n).repeat_interleave(lengths_NK.flatten())
+
+    return Pairs(torch.cat(pool)[places_T], spread(types), spread(text), to_offsets(lengths_NK.sum(1)))
+
+
+def _field(groups: QueryGroups, name: str, *, of_query: bool) -> Tokens:
+    there = groups.query_tokens if of_query else groups.document_tokens
+    if name not in there:
+        raise InputError(
+            f"the model reads the token field {name!r} of the {'query' if of_query else 'documents'}, and the data has "
+            f"{sorted(there) or 'none'}; prepare the data with it, or name others in network.encoder"
+        )
+    return there[name]
+
+
+class CrossEncoder(Encoder):
+    """`[BERT(query, document), hidden layers(features)]` (SUN23, section 2.1).
+
+    A document's embedding depends on the document and its query only. At inference documents are embedded in parts of
+    at most `TOKENS_AT_ONCE` tokens.
+
+    Args:
+        config: sizes, fields and vocabulary.
+        numeric_F: True where a feature is numeric.
+        cardinalities: rows of each categorical feature's embedding.
+
+    Raises:
+        InputError: the config has no vocabulary.
+    """
+
+    def __init__(self, config: CrossEncoderConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        if config.vocabulary is None:
+            raise InputError("encoder.vocabulary is empty: a cross_encoder needs data with token fields")
+        self.config: CrossEncoderConfig = config
+        self.bert = Bert(config.bert, config.vocabulary.size)
+        self.width = config.bert.width
+        self.features, self.wide = None, nn.Sequential()
+        if config.features is not None:
+            self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
+            self.wide = hidden_layers(
+                self.features.width, config.features, activate="relu", dropout=config.bert.dropout
+            )
+            self.width += config.features[-1]
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        """Not defined: see `embed`."""
+        raise NotImplementedError("a cross-encoder reads the tokens of a batch; call embed")
+
+    def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:
+        """Embeddings [N, D] from transformed features and the tokens of the same documents.
+
+        Raises:
+            InputError: the batch lacks a token field.
+        """
+        text_ND = self._embed_text(self.pairs(groups))
+        if self.features is None:
+            return text_ND
+        return torch.cat([text_ND, self.wide(self.features(x_NF))], dim=1)
+
+    def pairs(self, groups: QueryGroups) -> Pairs:
+        """See `pairs_of`."""
+        return pairs_of(groups, self.config)
+
+    def _embed_text(self, pairs: Pairs) -> Tensor:
+        bounds = [0, len(pairs.offsets_N1) - 1] if torch.is_grad_enabled() else _cuts(pairs.offsets_N1)
+        parts = []
+        for first, last in pairwise(bounds):
+            begin, end = pairs.offsets_N1[[first, last]].tolist()
+            offsets_M1 = pairs.offsets_N1[first : last + 1] - begin
+            h_TD = self.bert(pairs.ids_T[begin:end], pairs.types_T[begin:end], offsets_M1)
+            parts.append(self.bert.pool(h_TD, offsets_M1))
+        return torch.cat(parts)
+
+
+def _cuts(offsets_N1: Tensor) -> list[int]:
+    """Numbers of documents between which the sequences have at most `TOKENS_AT_ONCE` tokens, or are one.
+
+    Example:
+        >>> _cuts(torch.tensor([0, 40_000, 80_000, 90_000])), _cuts(torch.tensor([0]))
+        ([0, 1, 3], [0, 0])
+    """
+    last, cuts = len(offsets_N1) - 1, [0]
+    while cuts[-1] < last:
+        limit = offsets_N1[cuts[-1]] + TOKENS_AT_ONCE
+        fitting = int(torch.searchsorted(offsets_N1, limit, right=True)) - 1
+        cuts.append(max(fitting, cuts[-1] + 1))
+    return cuts if last else [0, 0]

@@ -1,0 +1,115 @@
+"""Masked language modelling: restore hidden tokens of query and document, one value per hidden token.
+
+Shapes: N documents, T tokens of all sequences, M hidden tokens, D embedding, V tokens of the vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from ltrscale.models.bert import initialise
+from ltrscale.models.cross_encoder import CrossEncoder, Pairs, Vocabulary
+from ltrscale.models.layers import Encoder
+from ltrscale.pretext.augment import Draw
+from ltrscale.pretext.objective import Objective, Parts, Pretrainer
+
+MASKED, RANDOM = 0.8, 0.1
+"""Shares of the chosen tokens that become [MASK] and a random token; the others stay as they are (Devlin et al.)."""
+
+
+class MaskedLanguageConfig(Objective):
+    """Masked language modelling: restore hidden tokens of query and document from the others.
+
+    Source: Devlin et al. 2019, section 3.1.
+    Proof: loop; frequencies of the draws.
+    """
+
+    kind: Literal["masked_language"] = "masked_language"
+    reads_tokens: ClassVar[bool] = True
+    rate: float = Field(0.15, gt=0, le=1)
+    """Share of the tokens of queries and documents to restore. Of these 80% become [MASK], 10% a random token, and 10%
+    stay."""
+
+    def parts_on(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> Parts:  # noqa: ARG002
+        """A decoder of tokens; no projector."""
+        assert isinstance(encoder, CrossEncoder)
+        return Parts(decoder=TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
+
+    def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:  # noqa: ARG002
+        """See `masked_language`."""
+        encoder = net.encoder
+        assert isinstance(encoder, CrossEncoder)
+        assert isinstance(net.decoder, TokenDecoder)
+        assert draw.groups is not None
+        return masked_language(encoder, net.decoder, encoder.pairs(draw.groups), draw.generator, rate=self.rate)
+
+
+class TokenDecoder(nn.Module):
+    """BERT's head: `norm(gelu(linear(h)))` times the transposed token embedding, plus a bias for each token.
+
+    Args:
+        width: size of the embeddings, D.
+        vocabulary: number of tokens, V.
+    """
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.dense.apply(initialise)
+
+    def forward(self, h_MD: Tensor, tokens_VD: Tensor) -> Tensor:
+        """Logits [M, V] of tokens; `tokens_VD` is the encoder's embedding, which learns from both of its uses."""
+        logits_MV: Tensor = F.linear(self.norm(F.gelu(self.dense(h_MD))), tokens_VD, self.bias)
+        return logits_MV
+
+
+class Hidden(NamedTuple):
+    """Sequences with hidden tokens."""
+
+    ids_T: Tensor
+    rows_M: Tensor
+    """Places of the tokens to restore."""
+
+
+def hide(pairs: Pairs, vocabulary: Vocabulary, generator: torch.Generator, *, rate: float) -> Hidden:
+    """Hide tokens of the sequences, each independently.
+
+    [CLS] and [SEP] are never chosen. The number of draws depends on the number of tokens alone.
+
+    Args:
+        pairs: the sequences.
+        vocabulary: random tokens are uniform over all of it.
+        generator: source of randomness, on the device of the sequences.
+        rate: probability of each token of a text to be chosen.
+    """
+    chosen_T, how_T = torch.rand(2, len(pairs.ids_T), generator=generator, device=pairs.ids_T.device)
+    random_T = torch.randint(vocabulary.size, how_T.shape, generator=generator, device=how_T.device)
+    rows_M = (pairs.text_T & (chosen_T < rate)).nonzero()[:, 0]
+    how_M, ids_T = how_T[rows_M], pairs.ids_T.clone()
+    kept_M = torch.where(how_M < MASKED + RANDOM, random_T[rows_M], ids_T[rows_M])
+    ids_T[rows_M] = torch.where(how_M < MASKED, vocabulary.mask, kept_M)
+    return Hidden(ids_T, rows_M)
+
+
+def masked_language(
+    encoder: CrossEncoder, decoder: TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
+) -> Tensor:
+    """The cross entropy of each hidden token, shape [M] (Devlin et al. 2019, section 3.1).
+
+    Args:
+        encoder: its transformer reads the sequences; dense features play no part.
+        decoder: maps embeddings to tokens.
+        pairs: sequences of query and document.
+        generator: as in `hide`.
+        rate: as in `hide`.
+    """
+    assert encoder.config.vocabulary is not None
+    ids_T, rows_M = hide(pairs, encoder.config.vocabulary, generator, rate=rate)
+    h_TD = encoder.bert(ids_T, pairs.types_T, pairs.offsets_N1)
+    logits_MV = decoder(h_TD.index_select(0, rows_M), encoder.bert.tokens.weight)
+    return F.cross_entropy(logits_MV.float(), pairs.ids_T[rows_M], reduction="none")
