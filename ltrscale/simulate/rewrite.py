@@ -264,6 +264,7 @@ class GroupWriter:
             longest=self._longest,
             grouped=self._stats.grouped,
             accounting=accounting,
+            categories=self._source.categories,
             made_by=dict(origin),
         )
         self._commit.finish(manifest.model_dump(mode="json"))

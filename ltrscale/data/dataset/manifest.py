@@ -184,6 +184,9 @@ class Manifest(Config):
     grouped: int = 0
     """Documents in groups of at least two; 0 where they were not counted."""
     accounting: Accounting = Accounting()
+    categories: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
+    their own codes. A feature is absent if its texts were not recorded, or are more than 4,096."""
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""
     made_by: dict[str, Any] = Field(default_factory=dict)

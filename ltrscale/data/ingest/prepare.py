@@ -18,7 +18,7 @@ from ltrscale.data.dataset.relevant import none_relevant
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts, identifying
 from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, write_unit
-from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.categories import CategoryEncoder, Recorded, merged
 from ltrscale.data.ingest.inputs import (
     Expected,
     PrepareConfig,
@@ -167,6 +167,7 @@ class _Totals:
         self._schema, self._schema_of = schema, work.out
         self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
         self._encoders: dict[str, CategoryEncoder] = {}
+        self._texts: dict[str, Recorded] = {}
         self._accounting: list[Accounting] = []
         self._files: list[DataFile] = []
         self._quarantine: list[str] = []
@@ -182,6 +183,8 @@ class _Totals:
         self._longest = max(self._longest, written.longest)
         for name, values in written.categories.items():
             self._encoders.setdefault(name, CategoryEncoder()).note(values)
+        for name, texts in written.texts.items():
+            self._texts[name] = merged(self._texts.get(name, {}), texts)
         self._accounting.append(written.accounting)
         self._files += written.files
         self._quarantine += written.quarantine
@@ -198,6 +201,7 @@ class _Totals:
             longest=self._longest,
             grouped=self._stats.grouped,
             accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
+            categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )
