@@ -64,11 +64,7 @@ def write_treelite(trees: Trees) -> dict[str, bytes]:
 max_batch_size: 32768
 input [{{ name: "input__0" data_type: TYPE_FP32 dims: [ {len(trees.columns)} ] }}]
 output [{{ name: "output__0" data_type: TYPE_FP32 dims: [ 1 ] }}]
-parameters [
-  {{ key: "model_type" value: {{ string_value: "treelite_checkpoint" }} }},
-  {{ key: "predict_proba" value: {{ string_value: "false" }} }},
-  {{ key: "output_class" value: {{ string_value: "false" }} }}
-]
+parameters [{{ key: "model_type" value: {{ string_value: "treelite_checkpoint" }} }}]
 """
     return {CHECKPOINT: bytes(load(trees.booster).serialize_bytes()), TRITON: settings.encode()}
 

@@ -107,7 +107,7 @@ def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> ND
     return codes_N
 
 
-def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], dict[str, int]]:
+def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], Recorded]:
     """A 64-bit identity of each value, whose upper bits are the code; which are missing; the codes of hashed texts."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     values = encoded.dictionary
@@ -121,7 +121,7 @@ def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]
     return identities[index_N], missing[index_N], hashed
 
 
-def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], dict[str, int]]:
+def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recorded]:
     """The identities of a dictionary's values, arbitrary for a null; and the codes of the texts that are hashed."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
@@ -138,6 +138,8 @@ def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], dict[
     if len(others):
         hashed = [str(integers[i]) for i in others] if pa.types.is_integer(values.type) else [texts[i] for i in others]
         identities[others] = hash_ids(hashed, scope="category")
+    if len(hashed) > _MOST_TEXTS:
+        return identities, None
     null = values.is_null().to_numpy(zero_copy_only=False)[others]
     codes = (identities[others] >> _SHIFT).tolist()
     return identities, {text: code for text, code, none in zip(hashed, codes, null, strict=True) if not none}
