@@ -2,6 +2,7 @@
 
 from ltrscale.serving.features import ExportedFeatures, Format
 
+_MATRIX: tuple[Format, ...] = ("lightgbm", "xgboost", "onnx", "treelite")
 _TITLES: dict[Format, str] = {
     "lightgbm": "A ranker as LightGBM's own text",
     "xgboost": "A ranker in XGBoost's own formats",
@@ -66,24 +67,38 @@ def card(features: ExportedFeatures, documents: int, difference: float) -> str:
         documents: number of documents whose scores were compared.
         difference: the largest difference that was found.
     """
-    categorical = sum(column.kind == "categorical" for column in features.columns)
     use = _USES["elasticsearch" if features.to == "opensearch" else features.to]
-    number = "its text" if features.to == "vespa" else "the number that `values` gives to its text"
+    reads = _matrix(features) if features.to in _MATRIX else _engine(features)
     return f"""# {_TITLES[features.to]}
 
 The model scores documents; higher is better.
 
 {use}
 
-`matrix` has one row a document, of single precision, and {len(features.columns)} columns, {categorical} of them
-categorical, as `features.json` lists them in order:
-
-- a numeric column has the raw value; a missing value is {"0" if features.missing == "zero" else "NaN"};
-- a categorical column has {number}; a missing category, or one that is not listed, is missing. Where a column has
-  `codes`, the number is a place in this list, counted from 0. The code of a whole number below 2^24 is that number;
-  the code of another text is `int.from_bytes(hashlib.blake2b(b"category\\0" + text, digest_size=8).digest(),
-  "little") >> 40`.
+{reads}
 
 Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
 {documents:,} documents: they were at most {difference:.3g} apart (`parity.json`).
 """
+
+
+def _matrix(features: ExportedFeatures) -> str:
+    categorical = sum(column.kind == "categorical" for column in features.columns)
+    if features.to == "onnx":
+        number = "its code; one that the network has not learnt is the same as a missing one"
+    else:
+        number = "the place of its code in the column's `codes`, counted from 0; NaN if it is not listed"
+    return f"""`matrix` has one row a document, of single precision, and {len(features.columns)} columns, {categorical} of them
+categorical, as `features.json` lists them in order:
+
+- a numeric column has the raw value, a categorical one a number; a missing value is NaN;
+- the number of a category is {number};
+- `values` has the numbers of the texts that were recorded. The code of a whole number below 2^24 is that number; that
+  of another text is `int.from_bytes(digest, "little") >> 40`, where the digest is
+  `hashlib.blake2b(b"category\\0" + text.encode(), digest_size=8).digest()`."""
+
+
+def _engine(features: ExportedFeatures) -> str:
+    missing = "is read as 0" if features.missing == "zero" else "stays missing: it goes where the model says"
+    return f"""`features.json` lists the features: `name` in the data set, `label` in the model. A missing value
+{missing}."""

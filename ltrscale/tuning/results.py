@@ -76,7 +76,7 @@ def _journal(out: str, outcome: Outcome) -> bytes:
     with storage.scratch.directory() as folder:
         place = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
         study = optuna.create_study(storage=place, study_name=out.rstrip("/"), direction="maximize")
-        study.set_metric_names([outcome.metric])
+        study.set_user_attr("metric", outcome.metric)
         for trial in ended(outcome.trials):
             assert trial.result is not None
             inside = is_in(outcome.space, trial.begun.params)

@@ -242,6 +242,36 @@ def test_a_file_with_another_number_is_not_published(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("to", "model"), [("lightgbm", "lightgbm"), ("xgboost", "xgboost"), ("treelite", "xgboost"), ("vespa", "lightgbm")]
+)
+def test_the_code_on_the_card_gives_the_bundles_scores(
+    to: Format,
+    model: str,
+    models: dict[str, str],
+    synthetic_dataset: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = ExportJob(out=str(tmp_path / "out"), bundle=models[model], data=synthetic_dataset, to=to, rows=500)
+    assert job.run()
+    text = (tmp_path / "out" / "README.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    if to == "vespa":
+        assert "A missing value\nstays missing" in text
+        assert not code
+        return
+    bundle = load(models[model])
+    groups = rows_of(bundle, synthetic_dataset)
+    features = ExportedFeatures.model_validate_json((tmp_path / "out" / "features.json").read_bytes())
+    names = [feature.name for feature in bundle.features]
+    found: dict[str, Any] = {"matrix": features.matrix(names, groups.features_NF.numpy())}
+    monkeypatch.chdir(tmp_path / "out")
+    exec(code[0], found)
+    np.testing.assert_allclose(found["scores"], bundle.scorer()(groups).numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("to", "model", "reason"),
     [
         ("elasticsearch", "lightgbm", "split on the category 'c_.*compares numbers only; train without categories"),
