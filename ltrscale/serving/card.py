@@ -88,8 +88,8 @@ def _matrix(features: ExportedFeatures) -> str:
         number = "its code; one that the network has not learnt is the same as a missing one"
     else:
         number = "the place of its code in the column's `codes`, counted from 0; NaN if it is not listed"
-    return f"""`matrix` has one row a document, of single precision, and {len(features.columns)} columns, {categorical} of them
-categorical, as `features.json` lists them in order:
+    return f"""`matrix` has one row a document, of single precision, and {len(features.columns)} columns,
+{categorical} of them categorical, as `features.json` lists them in order:
 
 - a numeric column has the raw value, a categorical one a number; a missing value is NaN;
 - the number of a category is {number};

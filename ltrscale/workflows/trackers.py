@@ -27,7 +27,8 @@ from ltrscale.progress import Report, log
 TENSORBOARD, MLFLOW = "LTRSCALE_TENSORBOARD", "LTRSCALE_MLFLOW"
 EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 _REPORTS = ("report.md", "report.html", "metrics.json")
-_LONGEST_VALUE, _MOST_AT_ONCE = 6000, 100
+_LONGEST_VALUE, _MOST_PARAMS, _MOST_METRICS = 6000, 100, 1000  # MLflow's limits
+_EVERY_S = 5.0
 _parent: ContextVar[str | None] = ContextVar("parent", default=None)
 
 
@@ -162,6 +163,8 @@ class _MLflow:
 
     def __init__(self, uri: str, out: str, config: Config, stage: str) -> None:
         self._client, self._out = client(uri), out
+        from mlflow import entities  # only once it is known to be installed
+
         name = os.environ.get(EXPERIMENT, "ltrscale")
         try:
             there = self._client.get_experiment_by_name(name)
@@ -170,27 +173,31 @@ class _MLflow:
             if (parent := _parent.get()) is not None:
                 tags["mlflow.parentRunId"] = parent
             self.run_id: str = self._client.create_run(experiment, tags=tags).info.run_id
-            self._log(
-                "Param",
-                {plain(key): value[:_LONGEST_VALUE] for key, value in flat(config.model_dump(mode="json")).items()},
-            )
+            settings = flat(config.model_dump(mode="json"))
+            params = [entities.Param(plain(key), value[:_LONGEST_VALUE]) for key, value in settings.items()]
+            for first in range(0, len(params), _MOST_PARAMS):
+                self._client.log_batch(self.run_id, params=params[first : first + _MOST_PARAMS])
         except Exception as error:
             raise _unreachable(error) from error
+        self._metrics: list[Any] = []
+        self._metric, self._sent = entities.Metric, time.monotonic()
 
     def report(self, values: Mapping[str, float], step: int) -> None:
-        """Metrics by name, at a step."""
-        self._log("Metric", {plain(key): value for key, value in values.items()}, int(time.time() * 1000), step)
+        """Metrics by name, at a step; sent every few seconds, because a request at each step would slow training."""
+        now = int(time.time() * 1000)
+        self._metrics += [self._metric(plain(key), value, now, step) for key, value in values.items()]
+        if time.monotonic() - self._sent > _EVERY_S:
+            self._send()
 
-    def _log(self, kind: str, values: Mapping[str, Any], *when: int) -> None:
-        from mlflow import entities
-
-        made = [getattr(entities, kind)(key, value, *when) for key, value in values.items()]
-        for first in range(0, len(made), _MOST_AT_ONCE):
-            batch = {f"{kind.lower()}s": made[first : first + _MOST_AT_ONCE]}
-            self._client.log_batch(self.run_id, **batch)
+    def _send(self) -> None:
+        for first in range(0, len(self._metrics), _MOST_METRICS):
+            self._client.log_batch(self.run_id, metrics=self._metrics[first : first + _MOST_METRICS])
+        self._metrics.clear()
+        self._sent = time.monotonic()
 
     def end(self, folder: Path, *, failed: bool) -> None:
         """Attach the run's files and its report, and end the run."""
+        self._send()
         for path in sorted(folder.iterdir()):
             if path.is_file():
                 self._client.log_artifact(self.run_id, str(path), "run")
