@@ -1,15 +1,15 @@
-r"""Export a bundle of LightGBM trees in the library's text format, after checking that it gives equal scores.
+r"""Export a bundle for a program that serves it, after checking that its reader gives equal scores.
 
 After `make demo`:
 
-  python -m jobs.export --set out=runs/trees-as-text \
+  python -m jobs.export --to lightgbm --set out=runs/export/lightgbm \
       --set bundle=runs/demo/seed-0/gbdt/model --set data=runs/demo/data
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.tree_stages import ExportJob
+from ltrscale.workflows.export import ExportJob
 
-COMMAND = Command("export", ExportJob, ExportJob.run, __doc__)
+COMMAND = Command("export", ExportJob, ExportJob.run, __doc__, flags="to")
 
 if __name__ == "__main__":
     main(COMMAND)

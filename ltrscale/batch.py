@@ -13,13 +13,20 @@ import torch
 from torch import Tensor
 
 
-def group_index(offsets_Q1: Tensor) -> Tensor:
+def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
     """The group of each document, shape [N].
+
+    Args:
+        offsets_Q1: offsets of the groups.
+        documents: their number N, if it is known: a single group then needs no look at the values of the offsets, of
+            which an exported graph has none.
 
     Example:
         >>> group_index(torch.tensor([0, 2, 2, 5])).tolist()
         [0, 0, 2, 2, 2]
     """
+    if documents is not None and len(offsets_Q1) == 2:
+        return offsets_Q1.new_zeros(documents)
     lengths_Q = offsets_Q1.diff()
     return torch.arange(len(lengths_Q), device=offsets_Q1.device).repeat_interleave(lengths_Q)
 
@@ -89,13 +96,14 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
         >>> standardise_groups(x_NF, torch.tensor([0, 2, 3])).tolist()
         [[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
     """
-    group_N, counts_QF = group_index(offsets_Q1), offsets_Q1.diff().clamp(min=1)[:, None]
+    group_N, counts_QF = group_index(offsets_Q1, x_NF.shape[0]), offsets_Q1.diff().clamp(min=1)[:, None]
     # float64 holds the squares of the largest float32 values, and its rounding errors stay far below the threshold for
     # constants. Operations are in place, because allocating memory would cost as much as the arithmetic.
     y_NF = x_NF.to(torch.float64, copy=True)
     zeros_QF = y_NF.new_zeros(len(counts_QF), y_NF.shape[1])
     missing_NF = y_NF.isnan()
-    if some_missing := bool(missing_NF.any()):
+    # an exported graph cannot skip steps
+    if some_missing := torch.compiler.is_exporting() or bool(missing_NF.any()):
         y_NF.masked_fill_(missing_NF, 0.0)
         counts_QF = (counts_QF - zeros_QF.index_add(0, group_N, missing_NF.double())).clamp(min=1)
     mean_QF = zeros_QF.index_add(0, group_N, y_NF) / counts_QF

@@ -227,10 +227,10 @@ class RankFormer(ListContext):
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
         """See `ListContext.forward`."""
-        x_ND, offsets_Q1, group_N = self.input(h_ND), groups.offsets_Q1, group_index(groups.offsets_Q1)
+        x_ND, offsets_Q1, group_N = self.input(h_ND), groups.offsets_Q1, group_index(groups.offsets_Q1, h_ND.shape[0])
         lists_Q = torch.arange(groups.n_groups, device=offsets_Q1.device)
         # A list's token follows its documents.
-        document_N = torch.arange(len(x_ND), device=offsets_Q1.device) + group_N
+        document_N = torch.arange(x_ND.shape[0], device=offsets_Q1.device) + group_N
         token_Q = offsets_Q1[1:] + lists_Q
         tokens_QD = self.token.to(x_ND.dtype).expand(groups.n_groups, -1)
         x_TD = torch.cat([x_ND, tokens_QD]).index_select(0, inverse(torch.cat([document_N, token_Q])))

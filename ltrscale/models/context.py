@@ -94,6 +94,8 @@ def map_lists(
         >>> map_lists(lambda x, mask: x - x.sum(1, keepdim=True), x_ND, offsets, quadratic=False).flatten().tolist()
         [0.0, -7.0, -6.0, -5.0]
     """
+    if len(offsets_Q1) == 2 and x_ND.shape[0] > 0:  # one list, without a look at the values of the offsets
+        return layer(x_ND[None], x_ND.new_ones(1, x_ND.shape[0], dtype=torch.bool))[0]
     budget = PAIRS_PER_CHUNK if quadratic else SLOTS_PER_CHUNK
     # One call without lists: only the layer knows the width of its output, and its parameters stay in the graph.
     chunks = list(length_chunks(offsets_Q1, budget=budget, quadratic=quadratic)) or [_no_list(offsets_Q1)]
@@ -116,7 +118,7 @@ def inverse(order_N: Tensor) -> Tensor:
         [1, 2, 0]
     """
     inverse_N = torch.empty_like(order_N)
-    inverse_N[order_N] = torch.arange(len(order_N), device=order_N.device)
+    inverse_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device)
     return inverse_N
 
 
@@ -128,7 +130,7 @@ def order_within_lists(keys_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         [2, 0, 1, 4, 3]
     """
     order_N = keys_N.argsort(stable=True)
-    return order_N[group_index(offsets_Q1)[order_N].argsort(stable=True)]
+    return order_N if len(offsets_Q1) == 2 else order_N[group_index(offsets_Q1)[order_N].argsort(stable=True)]
 
 
 def initial_order(groups: QueryGroups, *, source: Literal["positions", "feature"], feature: int | None) -> Tensor:

@@ -114,7 +114,9 @@ class DeepFM(Encoder):
         x_NP, embedded_NCE = self.features.split(x_NF)
         in_fields_NP = x_NP[:, : len(self.vectors_PE)]
         with torch.autocast(x_NF.device.type, enabled=False):  # bfloat16 would lose the difference of large sums
-            first_N = x_NP @ self.weights_P + self.weights.split(x_NF)[1].sum((1, 2))
+            # a matrix, not a vector: onnxruntime 1.32 fuses the sum with a product by a vector, and gets it wrong
+            linear_N1 = x_NP @ self.weights_P[:, None]
+            first_N = linear_N1.squeeze(1) + self.weights.split(x_NF)[1].sum((1, 2))
             second_N = factorization(in_fields_NP, self.vectors_PE, embedded_NCE)
         inputs_ND = torch.cat([x_NP, embedded_NCE.flatten(1)], dim=1)
         h_NH = self.rest(F.linear(inputs_ND, self._first_weight(), self.first.bias))

@@ -107,15 +107,15 @@ class DLCM(ListContext):
         order_N = initial_order(groups, source=config.initial_rank, feature=config.feature)
         # Reverse each list: in a list [first, end), the document at first + end - 1 - p moves to place p.
         turn_Q = groups.offsets_Q1[:-1] + groups.offsets_Q1[1:] - 1
-        places_N = torch.arange(len(order_N), device=order_N.device)
-        order_N = order_N[turn_Q[group_index(groups.offsets_Q1)] - places_N]
+        places_N = torch.arange(order_N.shape[0], device=order_N.device)
+        order_N = order_N[turn_Q[group_index(groups.offsets_Q1, h_ND.shape[0])] - places_N]
         units_NU = map_lists(self._read, h_ND.index_select(0, order_N), groups.offsets_Q1, quadratic=False)
         return Contextual(units_NU.index_select(0, inverse(order_N)))
 
     def _read(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:
         o_MLA = self.gru(x_MLD)[0]  # padding follows the documents of a list, so it does not change their outputs
         last_M = mask_ML.sum(1) - 1
-        state_MA = o_MLA[torch.arange(len(o_MLA), device=last_M.device), last_M]
+        state_MA = o_MLA[torch.arange(o_MLA.shape[0], device=last_M.device), last_M]
         keys_MAU = self.compare(state_MA).tanh().unflatten(1, (o_MLA.shape[2], -1))
         units_MLU: Tensor = o_MLA @ keys_MAU
         return units_MLU

@@ -161,9 +161,9 @@ class SetRank(ListContext):
         """Rank of each document in the initial ranking, from 0."""
         assert self.config.initial_rank != "none"
         order_N = initial_order(groups, source=self.config.initial_rank, feature=self.config.feature)
-        first_N = groups.offsets_Q1[group_index(groups.offsets_Q1)]
+        first_N = groups.offsets_Q1[group_index(groups.offsets_Q1, order_N.shape[0])]
         ranks_N = torch.empty_like(order_N)
-        ranks_N[order_N] = torch.arange(len(order_N), device=order_N.device) - first_N
+        ranks_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device) - first_N
         return ranks_N
 
     def _blocks(self, x_MLD: Tensor, mask_ML: Tensor) -> Tensor:

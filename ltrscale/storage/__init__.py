@@ -28,6 +28,7 @@ from ltrscale.storage.committed import (
 )
 from ltrscale.storage.faults import is_disk_full, is_fault, named_errors
 from ltrscale.storage.files import (
+    below,
     children,
     create_exclusively,
     exists,
@@ -70,6 +71,7 @@ __all__ = [
     "Placed",
     "absolute",
     "arrow_filesystem",
+    "below",
     "check_lease",
     "check_scheme",
     "children",

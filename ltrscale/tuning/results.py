@@ -1,4 +1,4 @@
-"""The results of a search for people: a table of its trials, a report, and pictures."""
+"""The results of a search for people: a table of its trials, a report, pictures, and a storage for optuna-dashboard."""
 
 import csv
 import io
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from ltrscale import storage
@@ -18,7 +20,7 @@ from ltrscale.storage import join
 from ltrscale.tuning.history import TrialRecord, best, ended
 from ltrscale.tuning.space import Dimension, Space, is_in, label, to_optuna
 
-TABLE, REPORT = "trials.csv", "report.md"
+TABLE, REPORT, JOURNAL = "trials.csv", "report.md", "optuna.journal"
 PICTURES = ("history.png", "parallel.png", "importances.png")
 _LONGEST_LABEL = 24
 _FEWEST_FOR_IMPORTANCES = 4
@@ -50,7 +52,7 @@ class Outcome:
 
 
 def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> None:
-    """Write the table of the trials, the report, and pictures if there are values to compare.
+    """Write the table of the trials, the report, Optuna's journal, and pictures if there are values to compare.
 
     Args:
         out: directory of the search.
@@ -60,6 +62,35 @@ def write_results(out: str, outcome: Outcome, *, commands: Sequence[str]) -> Non
     drawn = _draw(out, outcome)
     storage.write_bytes(join(out, TABLE), _table(outcome).encode())
     storage.write_bytes(join(out, REPORT), _report(outcome, commands, drawn).encode())
+    storage.write_bytes(join(out, JOURNAL), _journal(out, outcome))
+
+
+def _journal(out: str, outcome: Outcome) -> bytes:
+    """The ended trials as a storage of Optuna, which optuna-dashboard opens; a stopped trial has its curve.
+
+    Optuna checks values by the space, so the settings as given, which may lie outside, have no parameters there.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    distributions = {key: dimension.distribution() for key, dimension in outcome.space.items()}
+    states = {"complete": TrialState.COMPLETE, "stopped": TrialState.PRUNED, "failed": TrialState.FAIL}
+    with storage.scratch.directory() as folder:
+        place = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        study = optuna.create_study(storage=place, study_name=out.rstrip("/"), direction="maximize")
+        study.set_user_attr("metric", outcome.metric)
+        for trial in ended(outcome.trials):
+            assert trial.result is not None
+            inside = is_in(outcome.space, trial.begun.params)
+            study.add_trial(
+                create_trial(
+                    state=states[trial.result.state],
+                    value=trial.result.value if trial.result.state == "complete" else None,
+                    params=to_optuna(outcome.space, trial.begun.params) if inside else {},
+                    distributions=distributions if inside else {},
+                    intermediate_values=dict(trial.result.curve),
+                    user_attrs={"trial": trial.number, "seconds": trial.result.seconds},
+                )
+            )
+        return (folder / JOURNAL).read_bytes()
 
 
 def _ending(key: str, space: Space) -> str:

@@ -36,17 +36,18 @@ from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.serving.export import ParityConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
-from ltrscale.trees.export import ParityConfig
+from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stage import Origin, Stage
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
-from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
+from ltrscale.workflows.tree_stages import GBDTJob
 
 
 class MLPStudent(Config):

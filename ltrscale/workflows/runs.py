@@ -29,6 +29,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.scores import read_period, scored_periods
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
+from ltrscale.workflows.trackers import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"
@@ -114,10 +115,14 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
         log.addHandler(handler)
         listener = _listener.get()
         try:
-            with (folder / _METRICS).open("ab", buffering=0) as metrics:  # unbuffered: a killed process loses nothing
+            with (
+                tracked(out, config, stage, folder) as track,
+                (folder / _METRICS).open("ab", buffering=0) as metrics,  # unbuffered: a killed process loses nothing
+            ):
 
                 def report(record: Mapping[str, object]) -> None:
                     _append(metrics, json.dumps({"time": round(time.time(), 3), **record}), folder)
+                    track(record)
                     if listener is not None:
                         listener(record)
 

@@ -1,24 +1,22 @@
-"""The stages that train and export trees; each but `StackedJob` can also run as a separate job."""
+"""The stages that train trees; each but `StackedJob` can also run as a separate job."""
 
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Periods, Split, Splits
+from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
-from ltrscale.trees.export import ParityConfig, check_parity, publish
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.origins import bundle_hashes, check_unseen, dataset_hashes
-from ltrscale.workflows.stage import LabelledStage, Origin, Stage
+from ltrscale.workflows.origins import check_unseen
+from ltrscale.workflows.stage import LabelledStage, Origin
 
 
 class _Ensemble(Config):
@@ -135,40 +133,3 @@ def check_ready(name: str, url: str, splits: Splits) -> None:
             f"bundles.{name}: {url} was trained or selected on labels of the training split, whose groups it would "
             f"score too well; list its method under members, or train the stack on other periods ({error})"
         ) from error
-
-
-class _Exported(ParityConfig):
-    """The settings of an export."""
-
-    periods: Periods
-
-
-class ExportJob(ParityConfig, Stage):
-    """Export a bundle of LightGBM trees as the library's own text, with a description of its features."""
-
-    stage: ClassVar = "export"
-    out: str
-    """Directory of the export."""
-    bundle: str
-    """Bundle of one LightGBM model."""
-    data: str
-    """Data set directory; scores are compared on its documents."""
-    periods: Periods = None
-    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
-
-    def identity(self) -> _Exported:
-        """The documents to compare, and the tolerance."""
-        return _Exported(rows=self.rows, tolerance=self.tolerance, periods=self.periods)
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data set and the bundle."""
-        return dataset_hashes([self._split]) | bundle_hashes([self.bundle])
-
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
-        files, parity = check_parity(load(self.bundle), self._split, self)
-        publish(files, parity, self.out, made_by=origin)
-
-    @property
-    def _split(self) -> Split:
-        return Split(data=(self.data,), periods=self.periods)

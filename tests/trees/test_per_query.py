@@ -18,9 +18,9 @@ from ltrscale.data.dataset.split import Split, Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.export import columns_of
 from ltrscale.trees.gbdt import seen_by, train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
@@ -151,8 +151,8 @@ def test_a_stack(both: tuple[Splits, Splits], tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_named(both: tuple[Splits, Splits], tmp_path: Path) -> None:
     bundle = train(LIGHTGBM, both[0], tmp_path / "out")
-    with pytest.raises(InputError, match=r"features standardised per query.*LightGBM alone cannot score"):
-        columns_of(bundle)
+    with pytest.raises(InputError, match=r"features standardised per query.*which lightgbm cannot express"):
+        trees_of(bundle, {}, to="lightgbm", libraries=["lightgbm"])
     first = LIGHTGBM.replace(per_query=False).model_dump()
     values = {"gbdt": LIGHTGBM.model_dump(), "pseudo_labels": {"grades": 5}, "first": first}
     with pytest.raises(InputError, match="set per_query in both, or in neither"):

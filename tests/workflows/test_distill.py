@@ -22,10 +22,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import Evaluation
-from ltrscale.trees import export
+from ltrscale.serving import export
 from ltrscale.workflows.distill import DistillJob, run_distill
+from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
-from ltrscale.workflows.tree_stages import ExportJob, GBDTJob
+from ltrscale.workflows.tree_stages import GBDTJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}
@@ -290,11 +291,11 @@ def test_an_export_whose_scores_differ_is_not_published(
 ) -> None:
     bundle = str(distilled / "students" / "softmax")
     wanted = validate(ExportJob, {"out": str(tmp_path / "out"), "bundle": bundle, "data": synthetic_dataset}, "test")
-    honest = export.matrix
-    with monkeypatch.context() as patch:
-        patch.setattr(export, "matrix", lambda *given: honest(*given)[:, ::-1])  # columns in the wrong order
+    honest = export.read
+    with monkeypatch.context() as patch:  # columns in the wrong order
+        patch.setattr(export, "read", lambda folder, features, x_NG, _: honest(folder, features, x_NG[:, ::-1], None))
         with pytest.raises(
-            InputError, match=r"scores up to .* away .* more than tolerance 1e-09; nothing is published"
+            InputError, match=r"scores up to .* away .* more than the tolerance of 1e-09; nothing is published"
         ):
             wanted.run()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"]  # its log
@@ -308,6 +309,6 @@ def test_an_export_whose_scores_differ_is_not_published(
 @pytest.mark.slow
 def test_networks_are_not_exported(teacher: str, synthetic_dataset: str, tmp_path: Path) -> None:
     wanted = {"out": str(tmp_path / "out"), "bundle": teacher, "data": synthetic_dataset}
-    with pytest.raises(InputError, match="a bundle of kind neural; only LightGBM's trees"):
+    with pytest.raises(InputError, match="a bundle of kind neural, and lightgbm takes trees of lightgbm only"):
         validate(ExportJob, wanted, "test").run()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["run"]  # its log

@@ -1,6 +1,7 @@
 """Searches over jobs: spaces that fit the job, output files, and a killed driver."""
 
 import csv
+import io
 import json
 import os
 import pickle
@@ -245,6 +246,35 @@ def test_a_search_leaves_a_table_a_report_pictures_and_the_best_settings(ended: 
         assert name in report
     best = configs.load(GBDTJob, str(out / "best.yaml"))
     assert best.gbdt.model_dump()["num_leaves"] == 4
+
+
+@pytest.mark.filterwarnings("ignore")  # of the dashboard's libraries
+def test_optuna_and_its_dashboard_open_the_trials_of_a_search(ended: TuneJob) -> None:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    write_found(ended, History(ended.out))
+    place = JournalStorage(JournalFileBackend(str(Path(ended.out) / "optuna.journal")))
+    (name,) = optuna.get_all_study_names(place)
+    study = optuna.load_study(study_name=name, storage=place)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "FAIL", "COMPLETE", "PRUNED"]
+    assert study.best_trial.number == 1
+    assert study.best_trial.params == {"gbdt.num_leaves": 4, "gbdt.learning_rate": 1 / 3}
+    assert study.user_attrs == {"metric": "validation_ndcg@5"}
+
+    dashboard = pytest.importorskip("optuna_dashboard", reason="the extra `dashboard` is not installed")
+    answer: list[str] = []
+    asked: dict[str, object] = {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": "/api/studies",
+        "SERVER_NAME": "here",
+        "SERVER_PORT": "80",
+    }
+    asked |= {"wsgi.input": io.BytesIO(), "wsgi.errors": io.StringIO(), "wsgi.url_scheme": "http"}
+    body = b"".join(dashboard.wsgi(place)(asked, lambda status, *_: answer.append(status)))
+    assert answer == ["200 OK"]
+    assert [found["study_name"] for found in json.loads(body)["study_summaries"]] == [name]
 
 
 def test_the_history_of_another_job_or_space_is_not_continued(ended: TuneJob) -> None:

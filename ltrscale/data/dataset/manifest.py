@@ -201,6 +201,9 @@ class Manifest(Config):
     statistics: ListedFile | None = None
     """A file with statistics of the texts, by which features were made."""
     accounting: Accounting = Accounting()
+    categories: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
+    their own codes. A feature is absent if its texts were not recorded, or are more than 4,096."""
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""
     made_by: dict[str, Any] = Field(default_factory=dict)

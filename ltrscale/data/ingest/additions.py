@@ -17,6 +17,7 @@ from ltrscale.data.dataset.manifest import Dataset, Feature, Manifest
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ingest import parquet
+from ltrscale.data.ingest.categories import merged
 from ltrscale.data.ingest.inputs import Work
 from ltrscale.data.ingest.seen import hash_ids
 from ltrscale.data.ingest.sources import takes_any_order, tokens_of
@@ -136,9 +137,16 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
         token_summaries=summed([before.token_summaries, new.token_summaries]),
         vocabulary=before.vocabulary,
         accounting=total([before.accounting, new.accounting]),
+        categories=_categories(before, new),
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )
+
+
+def _categories(before: Manifest, new: Manifest) -> dict[str, dict[str, int]]:
+    """The texts of both, without the features of which either has too many."""
+    both = {name: merged(before.categories.get(name), new.categories.get(name)) for name in before.categories}
+    return {name: dict(sorted(texts.items())) for name, texts in both.items() if texts is not None}
 
 
 def _label_counts(before: Manifest, new: Manifest) -> dict[str, int]:

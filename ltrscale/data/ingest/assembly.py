@@ -21,7 +21,7 @@ from ltrscale.data.dataset.manifest import Accounting, DataFile
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.categories import CategoryEncoder, Recorded
 from ltrscale.data.ingest.inputs import Start, Unit, Work, check_period
 from ltrscale.data.ingest.quarantine import Quarantine
 from ltrscale.data.ingest.rows import Rejection, RowBlock
@@ -40,7 +40,8 @@ class Written:
     """The result of a unit: its data files, and the manifest's statistics of the unit alone.
 
     The accounting excludes query ids that only rejected rows have, since other units may have rows of them.
-    `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`.
+    `categories` has the values of each categorical feature in the form of `CategoryEncoder.known`, and `texts` those of
+    `CategoryEncoder.texts`.
     """
 
     unit: Unit
@@ -54,6 +55,7 @@ class Written:
     first_rejections: tuple[Rejection, ...]
     categories: Mapping[str, NDArray[np.uint64]]
     tokens: Mapping[str, TokenSummary]
+    texts: Mapping[str, Recorded]
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def write_unit(
         first_rejections=tuple(quarantine.first),
         categories={name: encoder.known for name, encoder in encoders.items()},
         tokens=tokens,
+        texts={name: encoder.texts for name, encoder in encoders.items()},
     )
 
 

@@ -17,6 +17,9 @@ from ltrscale.data.ingest.seen import hash_ids
 N_CODES = 1 << 24
 _SHIFT = np.uint64(40)  # the upper 24 of 64 bits are the code
 _MOST_VALUES = 1 << 22
+_MOST_TEXTS = 4096
+Recorded = dict[str, int] | None
+"""The codes of texts; None if they are too many to record."""
 
 
 def encode(column: pa.Array) -> NDArray[np.float32]:
@@ -28,14 +31,15 @@ def encode(column: pa.Array) -> NDArray[np.float32]:
         >>> encode(pa.array([7, -1])).tolist()
         [7.0, 6998243.0]
     """
-    return _codes(*_identities(column))
+    identities_N, missing_N, _ = _identities(column)
+    return _codes(identities_N, missing_N)
 
 
 class CategoryEncoder:
     """Encodes one column block by block and counts `collisions`: pairs of different values with one code.
 
     It remembers 8 bytes for each of the first 2**22 different values (32 MiB). With more values `collisions` is a lower
-    bound; so many values must collide anyway.
+    bound; so many values must collide anyway. `texts` are those of hashed values with their codes, at most 4,096.
 
     Example:
         >>> encoder = CategoryEncoder()
@@ -48,11 +52,13 @@ class CategoryEncoder:
 
     def __init__(self) -> None:
         self.collisions = 0
+        self.texts: Recorded = {}
         self._known: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
 
     def encode(self, column: pa.Array) -> NDArray[np.float32]:
         """The codes of a block, as by the function `encode`."""
-        identities_N, missing_N = _identities(column)
+        identities_N, missing_N, hashed = _identities(column)
+        self.texts = merged(self.texts, hashed)
         self.note(np.unique(identities_N[~missing_N]))
         return _codes(identities_N, missing_N)
 
@@ -82,30 +88,44 @@ class CategoryEncoder:
         return int(((last - first) * (last - first - 1) // 2).sum())
 
 
+def merged(a: Recorded, b: Recorded) -> Recorded:
+    """The texts of both; None if they are too many, or were too many before.
+
+    Example:
+        >>> merged({"berlin": 6113811}, {"paris": 2319768}), merged({"berlin": 6113811}, None)
+        ({'berlin': 6113811, 'paris': 2319768}, None)
+    """
+    if a is None or b is None:
+        return None
+    both = a if b.keys() <= a.keys() else {**a, **b}
+    return both if len(both) <= _MOST_TEXTS else None
+
+
 def _codes(identities_N: NDArray[np.uint64], missing_N: NDArray[np.bool_]) -> NDArray[np.float32]:
     codes_N = (identities_N >> _SHIFT).astype(np.float32)
     codes_N[missing_N] = np.nan
     return codes_N
 
 
-def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """A 64-bit identity of each value, whose upper bits are the code, and which values are missing."""
+def _identities(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_], Recorded]:
+    """A 64-bit identity of each value, whose upper bits are the code; which are missing; the codes of hashed texts."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     values = encoded.dictionary
     if pa.types.is_floating(values.type):
         values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     identities = np.zeros(len(values) + 1, dtype=np.uint64)
-    identities[:-1] = _identities_of_distinct(values)
+    identities[:-1], hashed = _identities_of_distinct(values)
     missing = np.ones(len(values) + 1, dtype=bool)
     missing[:-1] = values.is_null().to_numpy(zero_copy_only=False)
     index_N = encoded.indices.cast(pa.int64()).fill_null(len(values)).to_numpy()
-    return identities[index_N], missing[index_N]
+    return identities[index_N], missing[index_N], hashed
 
 
-def _identities_of_distinct(values: pa.Array) -> NDArray[np.uint64]:
-    """The identities of a dictionary's values; arbitrary for a null."""
+def _identities_of_distinct(values: pa.Array) -> tuple[NDArray[np.uint64], Recorded]:
+    """The identities of a dictionary's values, arbitrary for a null; and the codes of the texts that are hashed."""
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.uint8())
+    hashed: list[str] = []
     if pa.types.is_integer(values.type):
         integers = values.fill_null(0).to_numpy()
         plain = (integers >= 0) & (integers < N_CODES)
@@ -118,7 +138,11 @@ def _identities_of_distinct(values: pa.Array) -> NDArray[np.uint64]:
     if len(others):
         hashed = [str(integers[i]) for i in others] if pa.types.is_integer(values.type) else [texts[i] for i in others]
         identities[others] = hash_ids(hashed, scope="category")
-    return identities
+    if len(hashed) > _MOST_TEXTS:
+        return identities, None
+    null = values.is_null().to_numpy(zero_copy_only=False)[others]
+    codes = (identities[others] >> _SHIFT).tolist()
+    return identities, {text: code for text, code, none in zip(hashed, codes, null, strict=True) if not none}
 
 
 def _text(value: object) -> str:

@@ -480,6 +480,8 @@ class _GroupBlocks:
                 encoder = self.encoders.setdefault(feature.name, CategoryEncoder())
                 codes = pa.array(features_NF[:, i]) if self.mapping.matrix else batch.column(feature.name).flatten()
                 features_NF[:, i] = encoder.encode(codes)
+                if self.mapping.matrix:  # codes of an earlier data set, whose texts are not here
+                    encoder.texts = None
             elif not self.mapping.matrix:
                 features_NF[:, i] = cols.numbers(batch.column(feature.name).flatten())
         return features_NF

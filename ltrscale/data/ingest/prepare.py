@@ -20,7 +20,7 @@ from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, training_texts, write_unit
 from ltrscale.data.ingest.baidu import BaiduUltr
-from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.categories import CategoryEncoder, Recorded, merged
 from ltrscale.data.ingest.inputs import (
     Expected,
     PrepareConfig,
@@ -186,6 +186,7 @@ class _Totals:
         self._schema, self._schema_of = schema, work.out
         self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
         self._encoders: dict[str, CategoryEncoder] = {}
+        self._texts: dict[str, Recorded] = {}
         self._accounting: list[Accounting] = []
         self._tokens: list[Mapping[str, TokenSummary]] = []
         self._files: list[DataFile] = []
@@ -202,6 +203,8 @@ class _Totals:
         self._longest = max(self._longest, written.longest)
         for name, values in written.categories.items():
             self._encoders.setdefault(name, CategoryEncoder()).note(values)
+        for name, texts in written.texts.items():
+            self._texts[name] = merged(self._texts.get(name, {}), texts)
         self._accounting.append(written.accounting)
         self._tokens.append(written.tokens)
         self._files += written.files
@@ -223,6 +226,7 @@ class _Totals:
             token_summaries=summed(self._tokens),
             vocabulary=encoding.vocabulary if encoding else None,
             accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
+            categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )

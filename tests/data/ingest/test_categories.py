@@ -98,3 +98,17 @@ def test_encoders_of_parts_add_up_to_that_of_the_whole() -> None:
         sum_of_parts.note(part.known)
     assert sum_of_parts.collisions == whole.collisions > 5
     np.testing.assert_array_equal(sum_of_parts.known, whole.known)
+
+
+def test_the_texts_of_hashed_values_are_recorded_with_their_codes_unless_they_are_too_many() -> None:
+    encoder = CategoryEncoder()
+    encoder.encode(pa.array(["berlin", "7", None, "paris", "berlin"]))
+    encoder.encode(pa.array(["rome", "paris"]).dictionary_encode())
+    encoder.encode(pa.array([-1, 3, None]))
+    texts = ["berlin", "paris", "rome", "-1"]
+    assert encoder.texts == dict(zip(texts, encode(pa.array(texts)).astype(int).tolist(), strict=True))
+    for block in (range(4093), range(4093, 5000)):
+        encoder.encode(pa.array([f"city {i}" for i in block]))
+        assert encoder.texts is None
+    encoder.encode(pa.array(["berlin"]))
+    assert encoder.texts is None

@@ -278,3 +278,26 @@ def test_more_labels_than_are_counted_stay_uncounted(tmp_path: Path) -> None:
         part = {"path": str(tmp_path / f"{k}.txt"), "period": f"p{k}"}
         manifest = prepare(config(part, source={"kind": "letor"}, add=True), out).manifest
         assert len(manifest.label_counts) == (40 if k == 0 else 0)
+
+
+def test_the_texts_of_categories_are_those_of_all_periods_until_they_are_too_many(tmp_path: Path) -> None:
+    columns = {**COLUMNS, "features": ["f"], "categorical": ["city", "c"]}
+
+    def day(number: int, cities: Sequence[str]) -> Path:
+        path = tmp_path / f"{number}.parquet"
+        rows = {"q": f"q{number}", "y": 1.0, "f": 0.5, "day": f"2026-03-0{number}"}
+        items = [{**rows, "d": f"d{i}", "city": city, "c": f"c{i % 3}"} for i, city in enumerate(cities)]
+        pq.write_table(pa.Table.from_pylist(items), path)
+        return path
+
+    def texts(path: Path, *, add: bool) -> dict[str, dict[str, int]]:
+        source = {"kind": "items", "columns": columns}
+        return dict(prepare(config(path, add=add, source=source), str(tmp_path / "out")).manifest.categories)
+
+    first = texts(day(1, ["rome", "7", "berlin"]), add=False)
+    assert list(first["city"]) == ["berlin", "rome"]
+    assert first["city"]["berlin"] == 6113811
+    second = texts(day(2, ["paris", "berlin"]), add=True)
+    assert list(second["city"]) == ["berlin", "paris", "rome"]
+    third = texts(day(3, [f"city {i}" for i in range(5000)]), add=True)
+    assert third == {"c": second["c"]}

@@ -1,0 +1,15 @@
+r"""Register a bundle in MLflow's model registry, as a model that `mlflow.pyfunc` loads.
+
+After `make demo`:
+
+  python -m jobs.register --set store=sqlite:///runs/mlflow.db --set name=demo \
+      --set bundle=runs/demo/seed-0/gbdt/model
+"""
+
+from jobs.cli import Command, main
+from ltrscale.workflows.register import RegisterJob
+
+COMMAND = Command("register", RegisterJob, RegisterJob.run, __doc__)
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,230 @@
+"""Exports of a bundle: files for another program, published only after that program's reader gave the same scores.
+
+    model.*          the model; `tree_files`, `onnx_graph`, `ltr_plugin` and `vespa` say which files
+    features.json    the columns that the model reads: order, names, kinds, missing values, numbers of categories
+    parity.json      number of documents whose scores were compared, and the largest difference
+    README.md        how to read these files, for people
+
+Shapes: N documents, F raw features, Q1 = groups + 1 offsets.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ltrscale import storage
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle
+from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.serving import ltr_plugin, onnx_graph, tree_files, vespa
+from ltrscale.serving.card import card
+from ltrscale.serving.features import ExportedFeatures, Format, Texts
+from ltrscale.serving.trees import trees_of
+
+FEATURES, PARITY, CARD = "features.json", "parity.json", "README.md"
+_DISTURBED = 0.02
+_UNSEEN = (1 << 24) - 1
+_Files = dict[str, bytes]
+
+
+class ParityConfig(Config):
+    """The check that exported models must pass."""
+
+    rows: int = Field(10_000, ge=1)
+    """Number of documents whose scores are compared; all if there are fewer."""
+    tolerance: float | None = Field(None, ge=0)
+    """Largest difference of scores that passes, as a share of the largest score (at least 1); by default 1e-9 for
+    LightGBM's text and Vespa, which compute in double precision, 1e-4 for ONNX, and 1e-5 for the others."""
+
+    def allowed(self, to: Format) -> float:
+        """The tolerance for a format."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return {"lightgbm": 1e-9, "vespa": 1e-9, "onnx": 1e-4}.get(to, 1e-5)
+
+
+class Parity(Config):
+    """`parity.json`."""
+
+    to: Format
+    documents: int
+    missing: int
+    """Missing values among the features of these documents."""
+    unseen: int
+    """Categories among them that the model has never seen."""
+    largest_difference: float
+    largest_score: float
+    tolerance: float
+    bundle: str
+    data: tuple[str, ...]
+    periods: tuple[str, ...] | None
+    """As named; null for all."""
+
+
+def write(to: Format, bundle: Bundle, texts: Texts) -> tuple[_Files, ExportedFeatures]:
+    """The files of the model, and its columns.
+
+    Raises:
+        InputError: the format cannot express the bundle; a library that writes it is not installed.
+    """
+    if to == "onnx":
+        files = onnx_graph.write(bundle)
+        return files, ExportedFeatures(to=to, columns=onnx_graph.columns_of(bundle, texts))
+    both = ("lightgbm", "xgboost")
+    libraries = {"lightgbm": ("lightgbm",), "vespa": ("lightgbm",), "xgboost": ("xgboost",)}.get(to, both)
+    trees = trees_of(bundle, texts, to=to, libraries=libraries)
+    match to:
+        case "lightgbm":
+            files = tree_files.write_lightgbm(trees)
+        case "xgboost":
+            files = tree_files.write_xgboost(trees)
+        case "treelite":
+            files = tree_files.write_treelite(trees)
+        case "vespa":
+            files = vespa.write(trees)
+        case "elasticsearch" | "opensearch":
+            files = ltr_plugin.write(trees, to=to)
+    missing = "zero" if to == "elasticsearch" else "nan"
+    return files, ExportedFeatures(to=to, missing=missing, columns=trees.columns)
+
+
+def read(
+    folder: Path, features: ExportedFeatures, matrix_NG: NDArray[np.float32], offsets_Q1: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """Scores [N] by the reader of the format from the files in a folder; no bundle is at hand.
+
+    Args:
+        folder: with the files.
+        features: content of `features.json`.
+        matrix_NG: the matrix that the model reads.
+        offsets_Q1: offsets of the lists, if the scores of documents depend on their lists.
+    """
+    match features.to:
+        case "lightgbm":
+            return tree_files.read_lightgbm(folder, matrix_NG)
+        case "xgboost":
+            return tree_files.read_xgboost(folder, matrix_NG)
+        case "treelite":
+            return tree_files.read_treelite(folder, matrix_NG)
+        case "vespa":
+            return vespa.read(folder, features, matrix_NG)
+        case "elasticsearch" | "opensearch":
+            return ltr_plugin.read(folder, features, matrix_NG)
+        case "onnx":
+            return onnx_graph.read(folder, matrix_NG, offsets_Q1)
+
+
+def check_parity(to: Format, bundle: Bundle, split: Split, config: ParityConfig) -> tuple[_Files, Parity]:
+    """The files to publish, and how well a reader of only these files agrees with the bundle.
+
+    Raises:
+        InputError: scores differ by more than the tolerance; the bundle cannot be exported or has other features.
+    """
+    texts: dict[str, Mapping[str, int]] = {}
+    for url in split.data:
+        texts |= open_dataset(url).manifest.categories
+    files, features = write(to, bundle, texts)
+    files[FEATURES] = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
+    groups = _rows(bundle, split, config.rows, disturbed=features.missing == "nan")
+    names = [feature.name for feature in bundle.features]
+    with storage.scratch.directory() as folder:
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        read_features = ExportedFeatures.model_validate_json((folder / FEATURES).read_bytes())
+        matrix_NG = read_features.matrix(names, groups.features_NF.numpy())
+        offsets_Q1 = groups.offsets_Q1.numpy() if onnx_graph.is_listwise(bundle) else None
+        theirs_N = read(folder, read_features, matrix_NG, offsets_Q1)
+    ours_N = bundle.scorer()(groups).double().numpy()
+    missing_NF, tolerance = groups.features_NF.isnan(), config.allowed(to)
+    apart, largest = (float(np.abs(x_N).max(initial=0.0)) for x_N in (ours_N - theirs_N, ours_N))
+    if not apart <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
+        lacking = [name for name, some in zip(names, missing_NF.any(0).tolist(), strict=True) if some]
+        raise InputError(
+            f"{bundle.url}: {to} gives scores up to {apart:.3g} away from the bundle's on {len(ours_N):,} documents, "
+            f"more than the tolerance of {tolerance:g}; nothing is published"
+            + (_zeros(lacking) if features.missing == "zero" and lacking else "")
+        )
+    return files, Parity(
+        to=to,
+        documents=len(ours_N),
+        missing=int(missing_NF.sum()),
+        unseen=int((groups.features_NF == _UNSEEN).sum()),
+        largest_difference=apart,
+        largest_score=largest,
+        tolerance=tolerance,
+        bundle=bundle.url,
+        data=split.data,
+        periods=split.periods,
+    )
+
+
+def _zeros(lacking: Sequence[str]) -> str:
+    """The likely reason where missing values count as 0."""
+    some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
+    return (
+        f"; it reads a missing value as 0, and {some} are missing in some documents: give them a value in the log "
+        "before prepare, and train again"
+    )
+
+
+def publish(files: Mapping[str, bytes], parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
+    """Commit the checked files to a directory."""
+    text = card(ExportedFeatures.model_validate_json(files[FEATURES]), parity.documents, parity.largest_difference)
+    more = {PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), CARD: text.encode()}
+    with storage.Commit(out) as commit:
+        for name, content in {**files, **more}.items():
+            with commit.file(name) as path:
+                path.write_bytes(content)
+        commit.finish({"made_by": made_by})
+    log.info(
+        "export: %s: the scores of %s documents are at most %.2g from the bundle's", out, f"{parity.documents:,}",
+        parity.largest_difference,
+    )  # fmt: skip
+
+
+def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:
+    """The first groups of a split that together have at least `rows` documents, cut to that number.
+
+    Args:
+        bundle: whose features are read.
+        split: the data.
+        rows: number of documents.
+        disturbed: whether to take some values away, and to put categories in that no data set has.
+    """
+    groups = _cut(QueryGroups.concat(list(_first(bundle, split, rows))), rows)
+    if not disturbed:
+        return groups
+    generator = torch.Generator().manual_seed(0)
+    features_NF = groups.features_NF.clone()
+    categorical_F = torch.tensor([feature.kind == "categorical" for feature in bundle.features])
+    lost_NF, new_NF = (torch.rand(features_NF.shape, generator=generator) < _DISTURBED for _ in range(2))
+    features_NF[new_NF & categorical_F] = _UNSEEN
+    features_NF[lost_NF] = torch.nan
+    return replace(groups, features_NF=features_NF)
+
+
+def _first(bundle: Bundle, split: Split, rows: int) -> Iterator[QueryGroups]:
+    selection = select(split, labelled=False).serving(bundle.features, whose=bundle.url)
+    for groups in iterate(selection, docs_per_batch=min(rows, 1 << 14)):
+        yield groups
+        rows -= groups.n_documents
+        if rows <= 0:
+            return
+
+
+def _cut(groups: QueryGroups, rows: int) -> QueryGroups:
+    """The first documents of some groups; the last group may become shorter."""
+    offsets_Q1 = groups.offsets_Q1.clamp(max=rows)
+    offsets_Q1 = offsets_Q1[: int((offsets_Q1 < offsets_Q1[-1]).sum()) + 1]
+    return QueryGroups(groups.features_NF[:rows], offsets_Q1)

@@ -1,0 +1,218 @@
+"""A network as an ONNX graph, its feature transform included: raw features in, scores out.
+
+    model.onnx       input `features`, float32 [documents, features]; output `scores`, float32 [documents]
+
+The documents are those of one query if a score depends on the other documents of its list (a listwise network, features
+standardised per query), and any otherwise. Opset 18.
+
+Shapes: N documents, Q groups, F features, V sorted values, R rows.
+"""
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle
+from ltrscale.errors import InputError
+from ltrscale.models.combine import AnyRanker, CombinedArchitecture
+from ltrscale.models.listwise import GSFConfig
+from ltrscale.models.ranker import Architecture
+from ltrscale.serving.features import Column, Texts, labels_of
+
+MODEL = "model.onnx"
+_OPSET = 18
+# Giles 2012, "Approximating the erfinv function", single precision: coefficients for w < 5 and w >= 5
+_CENTRE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
+           -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
+_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+         1.00167406, 2.83297682)  # fmt: skip
+
+
+class _OneList(nn.Module):
+    """The scores [N] of documents [N, F] that are taken for one list."""
+
+    def __init__(self, ranker: AnyRanker) -> None:
+        super().__init__()
+        self.ranker = ranker
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        documents_1 = torch.ones_like(features_NF[:, 0], dtype=torch.int64).sum(0, keepdim=True)
+        offsets_Q1 = torch.cat([torch.zeros_like(documents_1), documents_1])
+        scores_N: Tensor = self.ranker(QueryGroups(features_NF, offsets_Q1))
+        return scores_N
+
+
+def parts_of(bundle: Bundle) -> Sequence[Architecture]:
+    """The architectures of all rankers in a bundle."""
+    made = bundle.architecture
+    return made.parts if isinstance(made, CombinedArchitecture) else (made,) if made else ()
+
+
+def is_listwise(bundle: Bundle) -> bool:
+    """Whether the score of a document depends on the others of its list."""
+    return any(part.context is not None or part.transform.per_query for part in parts_of(bundle))
+
+
+def columns_of(bundle: Bundle, texts: Texts) -> tuple[Column, ...]:
+    """The columns that the graph reads: the raw features."""
+    labels = labels_of(feature.name for feature in bundle.features)
+    return tuple(
+        Column(
+            column=i,
+            name=feature.name,
+            label=label,
+            kind=feature.kind,
+            values=dict(texts.get(feature.name, {})) if feature.kind == "categorical" else None,
+        )
+        for i, (feature, label) in enumerate(zip(bundle.features, labels, strict=True))
+    )
+
+
+def write(bundle: Bundle) -> dict[str, bytes]:
+    """The graph.
+
+    Raises:
+        InputError: the bundle holds no network that scores, or one that has no such graph; onnx is not installed.
+    """
+    _check(bundle)
+    try:
+        import onnxscript
+    except ImportError as error:
+        raise InputError("onnx is not installed; pip install 'ltrscale[serve]'") from error
+    example_NF = torch.zeros(5, len(bundle.features))
+    with _quiet("torch.onnx", onnxscript.__name__, "onnx_ir"):
+        program = torch.onnx.export(
+            _OneList(bundle.ranker()).eval(),
+            (example_NF,),
+            input_names=["features"],
+            output_names=["scores"],
+            dynamic_shapes=({0: torch.export.Dim("documents", min=1)},),
+            custom_translation_table=_translations(),
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    model: Any = program.model_proto
+    for each in (model.graph, *model.functions):  # the names of the exporter's own source files
+        for described in (each, *each.node, *each.value_info):
+            described.ClearField("metadata_props")
+    return {MODEL: bytes(model.SerializeToString())}
+
+
+def read(folder: Path, matrix_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    """Scores [N] of onnxruntime.
+
+    Args:
+        folder: of the file.
+        matrix_NF: raw features.
+        offsets_Q1: of lists that are scored one by one; None to score all documents at once.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError("onnxruntime is not installed; pip install 'ltrscale[serve]'") from error
+    session = onnxruntime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
+    bounds = [0, len(matrix_NF)] if offsets_Q1 is None else offsets_Q1.tolist()
+    lists = [matrix_NF[a:b] for a, b in pairwise(bounds) if b > a]
+    scores = [session.run(["scores"], {"features": features_NF})[0] for features_NF in lists]
+    return np.concatenate([np.zeros(0), *scores]).astype(np.float64)
+
+
+def _check(bundle: Bundle) -> None:
+    if bundle.architecture is None:
+        raise InputError(
+            f"{bundle.url}: holds trees, and onnx takes networks only; export trees to lightgbm, xgboost or treelite"
+        )
+    if bundle.reads_positions:
+        raise InputError(
+            f"{bundle.url}: ranks documents by the positions at which they were shown, which the graph does not get; "
+            "train with context.initial_rank: feature, or export a student that jobs.distill trains"
+        )
+    if any(isinstance(part.context, GSFConfig) for part in parts_of(bundle)):
+        raise InputError(
+            f"{bundle.url}: a groupwise network (gsf) chooses groups by the length of a list and by hashes, which a "
+            "graph cannot express; export a student that jobs.distill trains from it"
+        )
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """How to write operations that the exporter does not know."""
+    from onnxscript import opset18 as op
+
+    def searchsorted(
+        sorted_RV: Any,
+        values: Any,
+        out_int32: bool = False,  # noqa: ARG001
+        right: bool = False,
+        side: str | None = None,
+        sorter: Any = None,  # noqa: ARG001
+    ) -> Any:
+        """The number of sorted values below each value, or not above it, found by halving the step."""
+        after = right or side == "right"
+        n, rows = sorted_RV.shape[-1], len(sorted_RV.shape) > 1
+        found = op.Mul(op.Cast(op.IsNaN(values), to=7), op.Constant(value_int=0))
+        for bit in reversed(range(int(n).bit_length())):
+            next_found = op.Add(found, op.Constant(value_int=1 << bit))
+            place = op.Min(op.Sub(next_found, op.Constant(value_int=1)), op.Constant(value_int=n - 1))
+            there = op.GatherElements(sorted_RV, place, axis=1) if rows else op.Gather(sorted_RV, place)
+            passes = op.LessOrEqual(there, values) if after else op.Less(there, values)
+            fits = op.LessOrEqual(next_found, op.Constant(value_int=n))
+            found = op.Where(op.And(passes, fits), next_found, found)
+        return found
+
+    def polynomial(w: Any, coefficients: Sequence[float]) -> Any:
+        total = op.Constant(value_float=coefficients[0])
+        for coefficient in coefficients[1:]:
+            total = op.Add(op.Mul(total, w), op.Constant(value_float=coefficient))
+        return total
+
+    def erfinv(x: Any) -> Any:
+        one = op.Constant(value_float=1.0)
+        w = op.Neg(op.Log(op.Mul(op.Sub(one, x), op.Add(one, x))))
+        centre = polynomial(op.Sub(w, op.Constant(value_float=2.5)), _CENTRE)
+        tail = polynomial(op.Sub(op.Sqrt(w), op.Constant(value_float=3.0)), _TAIL)
+        return op.Mul(op.Where(op.Less(w, op.Constant(value_float=5.0)), centre, tail), x)
+
+    def sort(keys: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:  # noqa: ARG001
+        """Of equal keys, TopK takes the first first; a missing key comes last."""
+        last = op.CastLike(op.Constant(value_float=-math.inf if descending else math.inf), keys)
+        length = op.Gather(op.Shape(keys), op.Constant(value_ints=[dim]))
+        return op.TopK(op.Where(op.IsNaN(keys), last, keys), length, axis=dim, largest=int(descending), sorted=1)
+
+    def copysign(x: Any, y: Any) -> Any:
+        size = op.Abs(x)
+        return op.Where(op.Less(y, op.CastLike(op.Constant(value_float=0.0), y)), op.Neg(size), size)
+
+    aten = torch.ops.aten
+    return {
+        aten.searchsorted.Tensor: searchsorted,
+        aten.erfinv.default: erfinv,
+        aten.sort.stable: sort,
+        aten.copysign.Tensor: copysign,
+    }
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Silence the warnings of some libraries while the block runs."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in levels:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in levels.items():
+                logger.setLevel(level)

@@ -1,0 +1,119 @@
+"""LightGBM's trees for Vespa: `model.json` is LightGBM's dump, made to mean in Vespa what it means in LightGBM.
+
+Vespa turns each split into a ranking expression. A numeric one is `feature < threshold`, or
+`!(feature >= threshold)` where `default_left` says that a missing value goes left; LightGBM has `<=`. A category is
+compared as text with the entries of `pandas_categorical`, whose lists belong to the features that have values in
+`feature_infos`, in the order of the features.
+
+Source: Vespa's documentation (Ranking with LightGBM Models) and its importer, version 8.
+
+Shapes: N documents, G columns.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.errors import InputError
+from ltrscale.serving.features import ExportedFeatures
+from ltrscale.serving.ltr_plugin import missing_goes_left
+from ltrscale.serving.trees import Trees
+
+MODEL = "model.json"
+
+
+def write(trees: Trees) -> dict[str, bytes]:
+    """The file.
+
+    Raises:
+        InputError: the texts of some categories are not recorded.
+    """
+    dump = trees.booster.dump_model()
+    roots = [_node(tree["tree_structure"]) for tree in dump["tree_info"]]
+    infos = dump["feature_infos"]
+    texts = [_texts(trees, i) for i, c in enumerate(trees.columns) if c.codes and infos.get(c.label, {}).get("values")]
+    model = {
+        "name": "tree",
+        "version": dump["version"],
+        "objective": dump.get("objective", "regression"),  # a custom one has no name; both leave scores as they are
+        "feature_names": dump["feature_names"],
+        "feature_infos": infos,
+        "tree_info": [{"tree_index": i, "tree_structure": root} for i, root in enumerate(roots)],
+        "pandas_categorical": texts,
+    }
+    return {MODEL: (json.dumps(model) + "\n").encode()}
+
+
+def _node(node: Mapping[str, Any]) -> dict[str, Any]:
+    if "leaf_value" in node:
+        return {"leaf_value": node["leaf_value"]}
+    numeric = node["decision_type"] == "<="
+    return {
+        "split_feature": node["split_feature"],
+        # x <= threshold if and only if x < the next number
+        "threshold": float(np.nextafter(node["threshold"], np.inf)) if numeric else node["threshold"],
+        "decision_type": node["decision_type"],
+        "default_left": numeric and missing_goes_left(node),  # a missing category goes right
+        "missing_type": node["missing_type"],
+        **{side: _node(node[side]) for side in ("left_child", "right_child")},
+    }
+
+
+def _texts(trees: Trees, i: int) -> list[str]:
+    """The text of each category of a column, in the order of the model's numbers."""
+    column = trees.columns[i]
+    by_place = {place: text for text, place in (column.values or {}).items()}
+    unnamed = [code for place, code in enumerate(column.codes or ()) if place not in by_place]
+    if unnamed or len(by_place) < len(column.values or {}):
+        raise InputError(
+            f"{trees.url}: Vespa compares categories as text, and the data set does not record one text for each code "
+            f"of {column.name!r} ({len(unnamed):,} have none); prepare the data again, or train without the feature "
+            "(leave_out in the training split)"
+        )
+    return [by_place[place] for place in range(len(by_place))]
+
+
+def read(folder: Path, features: ExportedFeatures, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Scores [N] of the ranking expression that Vespa makes of the file."""
+    model = json.loads((folder / MODEL).read_bytes())
+    with_values = [i for i, name in enumerate(model["feature_names"]) if _values(model, name)]
+    texts = dict(zip(with_values, model["pandas_categorical"], strict=True))
+    columns: list[Any] = list(matrix_NG.T.astype(np.float64))
+    for i, column in enumerate(features.columns):
+        if column.kind == "categorical":
+            by_place = {place: text for text, place in (column.values or {}).items()}
+            columns[i] = np.array([by_place.get(place, "") for place in columns[i].tolist()])
+    scores_N = np.zeros(len(matrix_NG))
+    for tree in model["tree_info"]:
+        scores_N += _walk(tree["tree_structure"], columns, texts, len(matrix_NG))
+    return scores_N
+
+
+def _values(model: Mapping[str, Any], name: str) -> Any:
+    return model["feature_infos"].get(name, {}).get("values")
+
+
+def _walk(
+    root: Mapping[str, Any], columns: Sequence[Any], texts: Mapping[int, Sequence[str]], documents: int
+) -> NDArray[np.float64]:
+    leaves_N = np.empty(documents)
+    waiting = [(root, np.arange(documents))]
+    while waiting:
+        node, rows = waiting.pop()
+        if "leaf_value" in node:
+            leaves_N[rows] = node["leaf_value"]
+            continue
+        values_n = columns[node["split_feature"]][rows]
+        if node["decision_type"] == "==":
+            named = texts[node["split_feature"]]
+            left_n = np.isin(values_n, [named[int(place)] for place in node["threshold"].split("||")])
+        elif node["default_left"]:
+            left_n = ~(values_n >= node["threshold"])
+        else:
+            left_n = values_n < node["threshold"]
+        waiting += [(node["left_child"], rows[left_n]), (node["right_child"], rows[~left_n])]
+    return leaves_N

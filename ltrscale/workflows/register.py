@@ -1,0 +1,82 @@
+"""A bundle in MLflow's model registry, as a model of the flavour `python_function` without a pickle."""
+
+import os
+from typing import Any
+
+from pydantic import Field
+
+from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.errors import InputError, without_credentials
+from ltrscale.progress import log
+from ltrscale.workflows.estimator import Ranker
+from ltrscale.workflows.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
+
+
+class RegisterJob(Config):
+    """Register a bundle as a new version of a model in MLflow's registry."""
+
+    bundle: str
+    """Bundle of a model that scores."""
+    name: str = Field(min_length=1)
+    """Name of the registered model."""
+    store: str | None = None
+    """Tracking store and registry, such as sqlite:///mlflow.db or http://host:5000; by default what the environment
+    variable LTRSCALE_MLFLOW names."""
+
+    def run(self) -> str:
+        """Log the model with the bundle's metrics and settings, and register it; returns its version.
+
+        Raises:
+            InputError: the bundle is missing or cannot score, no store is named, or MLflow is not installed.
+        """
+        store = self.store or os.environ.get(MLFLOW)
+        if not store:
+            raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
+        bundle = bundles.load(self.bundle)
+        bundle.scorer()  # refuses what cannot score
+        client(store)
+        import mlflow
+
+        mlflow.set_tracking_uri(store)
+        mlflow.set_registry_uri(store)
+        mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
+        manifest = bundles.read_manifest(self.bundle)
+        with mlflow.start_run(run_name=self.name), storage.scratch.directory() as folder:
+            for path in [file["path"] for file in manifest["files"]]:
+                place = folder / "bundle" / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(storage.read_verified(self.bundle, path, manifest))
+            (folder / "bundle" / storage.MANIFEST).write_bytes(
+                storage.read_bytes(storage.join(self.bundle, storage.MANIFEST))
+            )
+            mlflow.log_metrics({plain(name): value for name, value in numbers(bundle.metrics).items()})
+            mlflow.set_tags({"bundle": self.bundle, "content_hash": bundles.content_hash(self.bundle)})
+            mlflow.log_dict(dict(bundle.config), "training.json")
+            made = mlflow.pyfunc.log_model(
+                name="model",
+                loader_module=__name__,
+                data_path=str(folder / "bundle"),
+                pip_requirements=["ltrscale"],
+                registered_model_name=self.name,
+            )
+        version = str(made.registered_model_version)
+        log.info("register: %s is version %s of %s in %s", self.bundle, version, self.name, without_credentials(store))
+        return version
+
+
+class _Model:
+    """What MLflow calls; see `Ranker.predict`."""
+
+    def __init__(self, ranker: Ranker) -> None:
+        self._ranker = ranker
+
+    def predict(self, model_input: Any, params: Any = None) -> Any:  # noqa: ARG002
+        """Scores [N] of the rows of a data frame, in their order; it has the columns of the raw log."""
+        return self._ranker.predict(model_input)
+
+
+def _load_pyfunc(path: str) -> _Model:
+    """MLflow finds this function by its name: the model in a directory with the bundle's files."""
+    return _Model(Ranker.load(path))

@@ -1,0 +1,311 @@
+"""Exports agree with the bundle, by readers that know only the files; broken ones are refused."""
+
+import json
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exported_models import last_rows, score_alone
+from reference import serving as reference
+
+from ltrscale.batch import QueryGroups
+from ltrscale.bundle import Bundle, load
+from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import Feature, open_dataset
+from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.stream.batches import iterate
+from ltrscale.errors import InputError
+from ltrscale.serving import export
+from ltrscale.serving.export import ParityConfig, check_parity
+from ltrscale.serving.features import ExportedFeatures, Format
+from ltrscale.workflows.export import ExportJob
+from ltrscale.workflows.tree_stages import GBDTJob
+
+PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
+ROWS = ParityConfig(rows=500)
+
+
+def trees(folder: Path, data: str, kind: str, *, leave_out: tuple[str, ...] = (), **settings: Any) -> str:
+    splits = {name: {"data": data, "periods": periods} for name, periods in PERIODS.items()}
+    splits["train"] |= {"leave_out": leave_out}  # type: ignore[dict-item]
+    gbdt = {"kind": kind, "num_trees": 12, "num_threads": 1, **settings}
+    validate(GBDTJob, {"out": str(folder), "splits": splits, "gbdt": gbdt}, "test").run()
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def models(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Trees with categories and missing values, and without categories."""
+    folder = tmp_path_factory.mktemp("models")
+    kinds = ("lightgbm", "xgboost")
+    with_categories = {kind: trees(folder / kind, synthetic_dataset, kind) for kind in kinds}
+    numbers = {
+        f"{kind} numbers": trees(folder / f"{kind}-numbers", synthetic_dataset, kind, leave_out=("categorical",))
+        for kind in kinds
+    }
+    return with_categories | numbers
+
+
+def split_of(data: str) -> Split:
+    return Split(data=(data,), periods=("2026-W04",))
+
+
+def rows_of(bundle: Bundle, data: str) -> QueryGroups:
+    return export._rows(bundle, split_of(data), ROWS.rows, disturbed=True)
+
+
+def document(features: ExportedFeatures, bundle: Bundle, row: torch.Tensor) -> dict[str, Any]:
+    """A row as an engine has it: no entry for a missing value, categories as text."""
+    names = [feature.name for feature in bundle.features]
+    found: dict[str, Any] = {}
+    for column in features.columns:
+        value = float(row[names.index(column.name)])
+        if np.isnan(value):
+            continue
+        if column.codes is not None:
+            by_code = {column.codes[place]: text for text, place in (column.values or {}).items()}
+            found[column.label] = by_code.get(int(value), "nobody has seen this")
+        else:
+            found[column.label] = value
+    return found
+
+
+FORMATS: list[tuple[Format, str]] = [
+    ("lightgbm", "lightgbm"),
+    ("xgboost", "xgboost"),
+    ("treelite", "lightgbm"),
+    ("treelite", "xgboost"),
+    ("vespa", "lightgbm"),
+    ("opensearch", "lightgbm numbers"),
+    ("opensearch", "xgboost numbers"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "model"), FORMATS)
+def test_scores_agree_with_missing_values_and_unseen_categories(
+    to: Format, model: str, models: dict[str, str], synthetic_dataset: str
+) -> None:
+    _, parity = check_parity(to, load(models[model]), split_of(synthetic_dataset), ROWS)
+    assert (parity.documents, parity.missing > 100) == (500, True)
+    assert (parity.unseen > 10) == (model in ("lightgbm", "xgboost"))
+    assert parity.largest_difference <= (0.0 if to == model else 1e-6) < parity.largest_score
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
+def test_opensearch_scores_one_document_as_the_bundle_does(
+    kind: str, models: dict[str, str], synthetic_dataset: str
+) -> None:
+    bundle = load(models[f"{kind} numbers"])
+    files, features = export.write("opensearch", bundle, {})
+    model = json.loads(files["model.json"])["model"]["model"]
+    assert model["type"] == "model/xgboost+json"
+    known = [query["name"] for query in json.loads(files["featureset.json"])["featureset"]["features"]]
+    groups = rows_of(bundle, synthetic_dataset)
+    ours_N = bundle.scorer()(groups)
+    for row, score in zip(groups.features_NF[:100], ours_N, strict=False):
+        values = {name: value for name, value in document(features, bundle, row).items() if name in known}
+        theirs = reference.ltr_plugin(model["definition"], values, missing_is_zero=False)
+        assert theirs == pytest.approx(float(score), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_vespa_scores_one_document_as_the_bundle_does(models: dict[str, str], synthetic_dataset: str) -> None:
+    bundle = load(models["lightgbm"])
+    files, features = export.write("vespa", bundle, open_dataset(synthetic_dataset).manifest.categories)
+    groups = rows_of(bundle, synthetic_dataset)
+    ours_N = bundle.scorer()(groups)
+    for row, score in zip(groups.features_NF[:100], ours_N, strict=False):
+        theirs = reference.vespa(files["model.json"].decode(), document(features, bundle, row))
+        assert theirs == pytest.approx(float(score), abs=1e-12)
+
+
+def full(rows: int, seed: int) -> list[tuple[Any, Any]]:
+    """Groups without a missing value."""
+    generator = np.random.default_rng(seed)
+    x_NF = np.round(generator.normal(size=(rows, 10, 3)), 1).astype(np.float32)
+    return [(x_LF, (x_LF[:, 0] > 0.5).astype(np.float32)) for x_LF in x_NF]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
+def test_elasticsearch_takes_trees_that_never_met_a_missing_value(
+    kind: str, write_dataset: Any, models: dict[str, str], synthetic_dataset: str, tmp_path: Path
+) -> None:
+    data = write_dataset({f"2026-W0{week}": full(60, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])
+    bundle = load(trees(tmp_path / kind, data, kind))
+    files, parity = check_parity("elasticsearch", bundle, split_of(data), ROWS)
+    assert parity.missing == 0
+    assert parity.largest_difference < 1e-6
+    definition = json.loads(files["model.json"])["model"]["model"]["definition"]
+    row = {"a": 0.75, "c": -1.0}
+    groups = QueryGroups(torch.tensor([[0.75, 0.0, -1.0]]), torch.tensor([0, 1]))
+    expected = float(bundle.scorer()(groups)[0])
+    assert reference.ltr_plugin(definition, row, missing_is_zero=True) == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(InputError, match="it reads a missing value as 0, and f_0"):
+        check_parity("elasticsearch", load(models[f"{kind} numbers"]), split_of(synthetic_dataset), ROWS)
+
+
+@pytest.mark.slow
+def test_a_missing_value_counts_as_0_where_lightgbm_never_met_one(write_dataset: Any, tmp_path: Path) -> None:
+    data = write_dataset({f"2026-W0{week}": full(60, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])
+    bundle = load(trees(tmp_path / "model", data, "lightgbm"))
+    for to in ("vespa", "opensearch", "treelite"):
+        _, parity = check_parity(to, bundle, split_of(data), ROWS)
+        assert parity.missing > 10
+        assert parity.largest_difference < 1e-6
+
+
+def other_digit(text: bytes) -> bytes:
+    """A number of the same length whose first digits differ."""
+    return re.sub(rb"[1-9]", lambda digit: b"1" if digit[0] != b"1" else b"7", text, count=1)
+
+
+def in_json(change: Callable[[Any], None]) -> Callable[[bytes], bytes]:
+    def changed(content: bytes) -> bytes:
+        value = json.loads(content)
+        change(value)
+        return json.dumps(value).encode()
+
+    return changed
+
+
+def other_leaf(value: Any) -> None:
+    model = value["model"]["model"]
+    model["definition"] = re.sub(r'("leaf":-?)0?\.\d+', r"\g<1>0.9", model["definition"], count=1)
+
+
+def other_threshold(value: Any) -> None:
+    value["tree_info"][0]["tree_structure"]["threshold"] += 0.5
+
+
+def other_split(value: Any) -> None:
+    value["learner"]["gradient_booster"]["model"]["trees"][0]["split_conditions"][0] += 0.5
+
+
+def other_checkpoint(content: bytes) -> bytes:
+    """The same with another value wherever the first tree's first leaf has its own."""
+    treelite = pytest.importorskip("treelite")
+    nodes = json.loads(treelite.Model.deserialize_bytes(content).dump_as_json())["trees"][0]["nodes"]
+    leaf = next(node["leaf_value"] for node in nodes if "leaf_value" in node)
+    changed = content.replace(struct.pack("<d", leaf), struct.pack("<d", leaf + 0.5))
+    assert changed != content
+    return changed
+
+
+BREAKS: list[tuple[Format, str, str, Callable[[bytes], bytes]]] = [
+    (
+        "lightgbm",
+        "lightgbm",
+        "model.txt",
+        lambda text: re.sub(rb"(?<=\nleaf_value=)\S+", lambda leaf: other_digit(leaf[0]), text, count=1),
+    ),
+    ("xgboost", "xgboost", "model.json", in_json(other_split)),
+    ("treelite", "lightgbm", "checkpoint.tl", other_checkpoint),
+    ("vespa", "lightgbm", "model.json", in_json(other_threshold)),
+    ("opensearch", "lightgbm numbers", "model.json", in_json(other_leaf)),
+    ("elasticsearch", "xgboost numbers", "model.json", in_json(other_leaf)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "model", "file", "change"), BREAKS, ids=lambda value: str(value)[:13])
+def test_a_file_with_another_number_is_not_published(
+    to: Format,
+    model: str,
+    file: str,
+    change: Callable[[bytes], bytes],
+    models: dict[str, str],
+    synthetic_dataset: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = export.write
+
+    def broken(*given: Any) -> Any:
+        files, features = honest(*given)
+        assert change(files[file]) != files[file]
+        return {**files, file: change(files[file])}, features
+
+    monkeypatch.setattr(export, "write", broken)
+    job = ExportJob(out=str(tmp_path / "out"), bundle=models[model], data=synthetic_dataset, to=to, rows=500)
+    with pytest.raises(InputError, match=r"away from the bundle.s on 500 documents|give scores that are .* apart"):
+        job.run()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("to", "model"), [("lightgbm", "lightgbm"), ("xgboost", "xgboost"), ("treelite", "xgboost"), ("vespa", "lightgbm")]
+)
+def test_the_code_on_the_card_gives_the_bundles_scores(
+    to: Format,
+    model: str,
+    models: dict[str, str],
+    synthetic_dataset: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = ExportJob(out=str(tmp_path / "out"), bundle=models[model], data=synthetic_dataset, to=to, rows=500)
+    assert job.run()
+    text = (tmp_path / "out" / "README.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    if to == "vespa":
+        assert "A missing value\nstays missing" in text
+        assert not code
+        return
+    bundle = load(models[model])
+    groups = rows_of(bundle, synthetic_dataset)
+    features = ExportedFeatures.model_validate_json((tmp_path / "out" / "features.json").read_bytes())
+    names = [feature.name for feature in bundle.features]
+    found: dict[str, Any] = {"matrix": features.matrix(names, groups.features_NF.numpy())}
+    monkeypatch.chdir(tmp_path / "out")
+    exec(code[0], found)
+    np.testing.assert_allclose(found["scores"], bundle.scorer()(groups).numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("to", "model", "reason"),
+    [
+        ("elasticsearch", "lightgbm", "split on the category 'c_.*compares numbers only; train without categories"),
+        ("opensearch", "xgboost", "split on the category 'c_.*compares numbers only; train without categories"),
+        ("vespa", "xgboost", "vespa takes trees of lightgbm only"),
+        ("lightgbm", "xgboost", "lightgbm takes trees of lightgbm only"),
+        ("onnx", "lightgbm", "onnx takes networks only; export trees to"),
+    ],
+)
+def test_what_a_format_cannot_express_is_refused_in_one_line(
+    to: Format, model: str, reason: str, models: dict[str, str], synthetic_dataset: str
+) -> None:
+    with pytest.raises(InputError, match=reason) as error:
+        check_parity(to, load(models[model]), split_of(synthetic_dataset), ROWS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_vespa_needs_the_texts_of_categories(models: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"does not record one text for each code of 'c_category'.*prepare the data"):
+        export.write("vespa", load(models["lightgbm"]), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
+def test_the_library_alone_scores_the_raw_log(
+    kind: Format, models: dict[str, str], synthetic_dataset: str, tmp_path: Path
+) -> None:
+    last_rows(synthetic_dataset, tmp_path / "rows.csv")
+    job = ExportJob(out=str(tmp_path / "out"), bundle=models[kind], data=synthetic_dataset, to=kind, rows=500)
+    assert job.run()
+    bundle = load(models[kind])
+    selection = select(split_of(synthetic_dataset), labelled=False)
+    groups = QueryGroups.concat(list(iterate(selection, docs_per_batch=1000)))
+    ours_N = bundle.scorer()(groups).numpy()
+    theirs_n = score_alone(tmp_path / "out", tmp_path / "rows.csv")
+    np.testing.assert_allclose(theirs_n, ours_N[: len(theirs_n)], rtol=0, atol=1e-6)  # the log has whole queries

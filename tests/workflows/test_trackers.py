@@ -1,0 +1,183 @@
+"""Trackers and MLflow's registry hold what a run reports, read back from local stores."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from exported_models import last_rows
+
+from ltrscale import storage
+from ltrscale.bundle import load
+from ltrscale.config import Config, validate
+from ltrscale.errors import InputError
+from ltrscale.progress import Report
+from ltrscale.workflows import trackers
+from ltrscale.workflows.register import RegisterJob
+from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.workflows.tree_stages import GBDTJob
+
+RECORDS: list[dict[str, Any]] = [
+    {"groups": 7, "workers": [{"memory_gb": 0.5}]},
+    {"phase": "full", "step": 10, "loss": 0.75},
+    {"phase": "full", "step": 20, "loss": 0.5},
+    {"phase": "full", "epoch": 1, "loss": 0.625, "validation_ndcg@5": 0.25},
+]
+
+
+class Settings(Config):
+    width: int = 3
+
+
+class Example(Stage):
+    """A stage that reports some records."""
+
+    stage: ClassVar[str] = "example"
+    settings: Settings = Settings()
+    fails: bool = False
+
+    def identity(self) -> Settings:
+        return self.settings
+
+    def inputs(self) -> dict[str, str]:
+        return {}
+
+    def work(self, origin: Origin, report: Report) -> None:
+        for record in RECORDS:
+            report(record)
+        if self.fails:
+            raise InputError("no good")
+        with storage.Commit(self.out) as commit:
+            with commit.file("report.md") as path:
+                path.write_text("# A report\n")
+            commit.finish({"made_by": origin})
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps the artefacts of such a store
+    monkeypatch.setenv(trackers.MLFLOW, uri)
+    return uri
+
+
+def run_of(store: str, name: str) -> Any:
+    client = trackers.client(store)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "ltrscale"]
+    (run,) = [r for r in client.search_runs([experiment.experiment_id]) if r.info.run_name == name]
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_settings_metrics_by_step_and_files(store: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "stage")
+    Example(out=out, settings=Settings(width=5)).run()
+    client, run = trackers.client(store), run_of(store, out.strip("/"))
+    assert (run.info.status, run.data.tags["stage"]) == ("FINISHED", "example")
+    assert run.data.params == {"out": out, "settings.width": "5", "fails": "False"}
+    history = client.get_metric_history(run.info.run_id, "full/step/loss")
+    assert [(point.step, point.value) for point in history] == [(10, 0.75), (20, 0.5)]
+    assert run.data.metrics["full/epoch/validation_ndcg_5"] == 0.25
+    assert run.data.metrics["example/groups"] == 7
+    folder = Path(client.download_artifacts(run.info.run_id, "."))
+    assert (folder / "report.md").read_text() == "# A report\n"
+    assert "width: 5" in (folder / "run" / "config.yaml").read_text()
+    assert {path.name for path in (folder / "run").iterdir()} >= {"log.txt", "metrics.jsonl", "environment.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_says_which_runs_failed_and_which_belong_together(store: str, tmp_path: Path) -> None:
+    from ltrscale.workflows.runs import recorded
+
+    with recorded(str(tmp_path / "whole"), Settings(), "pipeline"):
+        Example(out=str(tmp_path / "part")).run()
+    with pytest.raises(InputError, match="no good"):
+        Example(out=str(tmp_path / "bad"), fails=True).run()
+    whole, part, bad = (run_of(store, str(tmp_path / name).strip("/")) for name in ("whole", "part", "bad"))
+    assert part.data.tags["mlflow.parentRunId"] == whole.info.run_id
+    assert bad.info.status == "FAILED"
+    assert "mlflow.parentRunId" not in bad.data.tags
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
+    store: str, synthetic_dataset: str, tmp_path: Path
+) -> None:
+    import mlflow
+    import pandas
+
+    splits = {
+        name: {"data": synthetic_dataset, "periods": f"2026-W0{week}"}
+        for week, name in enumerate(("train", "validation", "test"), 1)
+    }
+    gbdt = {"num_trees": 5, "num_threads": 1}
+    validate(GBDTJob, {"out": str(tmp_path / "gbdt"), "splits": splits, "gbdt": gbdt}, "test").run()
+    job = RegisterJob(bundle=str(tmp_path / "gbdt"), name="shop")
+    assert (job.run(), job.run()) == ("1", "2")
+    model = mlflow.pyfunc.load_model("models:/shop/2")
+    last_rows(synthetic_dataset, tmp_path / "rows.csv")
+    rows = pandas.read_csv(tmp_path / "rows.csv")
+    from ltrscale.workflows.estimator import Ranker
+
+    expected_N = Ranker.load(str(tmp_path / "gbdt")).predict(rows)
+    np.testing.assert_array_equal(model.predict(rows), expected_N)
+    assert len(set(expected_N.tolist())) > 10
+    run = trackers.client(store).get_run(model.metadata.run_id)
+    assert run.data.metrics["trees"] == load(job.bundle).metrics["trees"]
+    files = [path for path in tmp_path.rglob("mlruns/**/*") if path.is_file()]
+    assert any(path.name == "model.txt" for path in files)
+    assert not [path for path in files if path.suffix in (".pkl", ".pickle")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_has_settings_and_metrics_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv(trackers.TENSORBOARD, str(tmp_path / "events"))
+    out = str(tmp_path / "stage")
+    Example(out=out).run()
+    events = EventAccumulator(str(tmp_path / "events" / out.strip("/")))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("full/step/loss")] == [(10, 0.75), (20, 0.5)]
+    assert [(event.step, event.value) for event in events.Scalars("full/epoch/validation_ndcg@5")] == [(1, 0.25)]
+    (text,) = events.Tensors("config/text_summary")
+    assert b"| settings.width | 3 |" in text.tensor_proto.string_val[0]
+
+
+def test_a_tracker_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def report(self, *_: object) -> None:
+            raise ConnectionError("the server is gone")
+
+        def end(self, *_: object, **__: object) -> None:
+            raise AssertionError("it was left out")
+
+    monkeypatch.setattr(trackers, "_TensorBoard", Broken)
+    monkeypatch.setenv(trackers.TENSORBOARD, "anywhere")
+    assert Example(out=str(tmp_path / "stage")).run()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == "Broken: the server is gone; this run is not tracked there any more"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_store_that_cannot_be_opened_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    monkeypatch.setenv(trackers.MLFLOW, "nowhere://store")
+    with pytest.raises(InputError, match="LTRSCALE_MLFLOW: MLflow cannot be reached") as error:
+        Example(out=str(tmp_path / "stage")).run()
+    assert "\n" not in str(error.value)
+    monkeypatch.delenv(trackers.MLFLOW)
+    with pytest.raises(InputError, match="store: name MLflow's store"):
+        RegisterJob(bundle="any", name="shop").run()
