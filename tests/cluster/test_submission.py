@@ -1,9 +1,10 @@
-"""Jobs run unchanged by `ray job submit` to a cluster of processes of their own, with data on S3."""
+"""Jobs run unchanged on a cluster of processes of their own, with data on S3: submitted, followed, stopped, found."""
 
 import ipaddress
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from cluster_scripts import ROOT, error_line, exported_environment, run_script
@@ -21,6 +23,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3]
 
+PREPARE = "jobs/configs/prepare-distributed-dev.yaml"
 SMALL_LOG = ("--set=synthetic.weeks=2", "--set=synthetic.groups_per_week=100")
 SMALL_RUN = (
     "--set=train.periods=2026-W01..2026-W02",
@@ -48,38 +51,30 @@ def cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
         assert [line for line in running.splitlines() if scratch in line] == []
 
 
-def ray_job(client: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `ray job ...` from the top of the checkout, in a shell with the cluster's address but without S3 keys."""
-    shell = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("ray")), "job", *words],
-        cwd=ROOT,
-        env={**shell, **client},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def shell(client: Mapping[str, str]) -> dict[str, str]:
+    """A shell's environment with the cluster's address but without S3 keys."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("AWS_")}, **client}
 
 
-def submit(client: Mapping[str, str], name: str, job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ("python", "-m", f"jobs.{job}", *arguments)
-    return ray_job(client, "submit", f"--submission-id={name}", "--working-dir=.", "--", *command)
+def submit(client: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `jobs.submit` from the top of the checkout."""
+    command = [sys.executable, "-m", "jobs.submit", *words]
+    return subprocess.run(command, cwd=ROOT, env=shell(client), capture_output=True, text=True, timeout=240)
 
 
 def test_prepare_and_pretrain(cluster: dict[str, str], s3: str) -> None:
     data, out = f"{s3}/submitted/data", f"{s3}/submitted/bundle"
-    config = "jobs/configs/prepare-distributed-dev.yaml"
-    prepared = submit(cluster, "prepare", "prepare", "--config", config, f"--set=out={data}", *SMALL_LOG)
+    # the config is read where the keys are not: data are named, not read
+    prepared = submit(cluster, "--", "prepare", "--config", PREPARE, f"--set=out={data}", *SMALL_LOG)
     assert prepared.returncode == 0, prepared.stdout + prepared.stderr
     documents = open_dataset(data).manifest.counts().documents
 
     uploaded = f"{s3}/configs/pretrain.yaml"  # a config at a URL, as on a cluster that has no checkout
     storage.write_bytes(uploaded, (ROOT / "jobs" / "configs" / "distributed-dev.yaml").read_bytes())
     arguments = ("--config", uploaded, f"--set=out={out}", f"--set=train.data={data}", *SMALL_RUN)
-    pretrained = submit(cluster, "pretrain", "pretrain", *arguments)
+    pretrained = submit(cluster, "--set=check=false", "--", "pretrain", *arguments)
     assert pretrained.returncode == 0, pretrained.stdout + pretrained.stderr
-
-    log = ray_job(cluster, "logs", "pretrain").stdout
+    log = pretrained.stdout
     assert re.search(rf"(?m)^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d pretrain: writing {re.escape(out)}", log)
     assert "training on 2 workers" in log
     assert bundle.read_manifest(out)["made_by"]["stage"] == "pretrain"
@@ -88,14 +83,45 @@ def test_prepare_and_pretrain(cluster: dict[str, str], s3: str) -> None:
     assert [record["documents"] for record in epochs] == [documents]
 
 
-def test_a_failing_job_fails_the_command(cluster: dict[str, str], s3: str) -> None:
+def test_a_failing_job_fails_the_command_with_its_status(cluster: dict[str, str], s3: str) -> None:
     config = "jobs/configs/distributed-dev.yaml"
-    done = submit(cluster, "failing", "pretrain", "--config", config, f"--set=train.data={s3}/none")
-    assert done.returncode != 0
-    log = ray_job(cluster, "logs", "failing").stdout
-    assert f"error: {s3}/none: no data set is committed there" in log
-    assert "Traceback" not in log
-    assert "exit code 2" in done.stdout + done.stderr
+    words = ("--config", config, f"--set=train.data={s3}/none")
+    done = submit(cluster, "--set=environment.LTRSCALE_STORAGE_PATIENCE_S=30", "--", "pretrain", *words)
+    assert done.returncode == 2
+    assert f"error: {s3}/none: no data set is committed there" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "failed with status 2" in done.stderr
+
+
+def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(cluster: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    job = ("--", "prepare", "--config", PREPARE, f"--set=out={out}", *SMALL_LOG)
+    with storage.hold(f"{out}-log"):  # the job waits for its turn
+        first = submit(cluster, "--set=follow=false", *job)
+        assert first.returncode == 0, first.stderr
+        attempt = first.stdout.strip()
+        assert re.fullmatch(r"prepare-[0-9a-f]{12}", attempt)
+
+        # other words for the same settings
+        command = [sys.executable, "-m", "jobs.submit", *job, f"--set=out={out}"]
+        follower = subprocess.Popen(command, cwd=ROOT, env=shell(cluster), stdout=PIPE, stderr=PIPE, text=True)
+        assert follower.stdout is not None
+        assert any("waiting" in line for line in follower.stdout), "the log of the first"
+        follower.send_signal(signal.SIGINT)
+        _, said = follower.communicate(timeout=60)
+        assert follower.returncode == 130
+        assert "not submitted again" in said
+        assert f"--id {attempt} --action stop" in said
+        shown = submit(cluster, "--action=status", *job)
+        assert re.match(rf"{attempt}  running  since ", shown.stdout)
+
+        assert submit(cluster, f"--id={attempt}", "--action=stop").returncode == 0
+        assert submit(cluster, "--action=stop", *job).returncode == 0, "it is stopped already"
+    assert submit(cluster, f"--id={attempt}").returncode == 143, "the status of a stopped job"
+    again = submit(cluster, *job)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"{attempt}-2: succeeded" in again.stderr
+    assert open_dataset(str(out)).manifest.counts().groups == 200
 
 
 def test_nobody_elsewhere_can_reach_it(cluster: dict[str, str]) -> None:
@@ -113,7 +139,8 @@ def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:
         assert refused.value.code == 401
     token = Path(cluster["RAY_AUTH_TOKEN_PATH"])
     assert token.stat().st_mode & 0o077 == 0
-    assert submit({**cluster, "RAY_AUTH_TOKEN": "0" * 64}, "stranger", "prepare", "--help").returncode != 0
+    stranger = submit({**cluster, "RAY_AUTH_TOKEN": "0" * 64}, "--action=status")
+    assert "the dashboard asks for a token" in error_line(stranger)
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
