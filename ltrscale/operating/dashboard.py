@@ -51,7 +51,7 @@ def connected(address: str) -> Iterator[Any]:
     from ray.exceptions import AuthenticationError  # imported late: many processes never use Ray
     from ray.job_submission import JobSubmissionClient
 
-    _check_answers(address)
+    check_answers(address)
     try:
         with _quiet_ray():
             with environment(**{ADDRESS: address}):  # Ray heeds the variable before the argument
@@ -85,8 +85,12 @@ def _quiet_ray() -> Iterator[None]:
             handler.setLevel(level)
 
 
-def _check_answers(address: str) -> None:
-    """Check that a process listens there, since Ray itself would try for minutes."""
+def check_answers(address: str) -> None:
+    """Check that a process listens at an address, since Ray itself would try for minutes.
+
+    Raises:
+        UnavailableError: none does.
+    """
     parts = urlsplit(address)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import logging
 import os
 import re
 import signal
@@ -10,20 +11,32 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from subprocess import PIPE
+from typing import NamedTuple
 
 import pytest
 from cluster_scripts import ROOT, error_line, exported_environment, run_script
 from cluster_sockets import listening_sockets
 
+from jobs.submit import run
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.engine import environment
+from ltrscale.errors import InputError
+from ltrscale.operating.dashboard import ADDRESS, connected
+from ltrscale.operating.submission import SubmitConfig
+from ltrscale.progress import log
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.s3,
+    pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # Ray's client says it
+]
 
-PREPARE = "jobs/configs/prepare-distributed-dev.yaml"
+PREPARE, PRETRAIN = "jobs/configs/prepare-distributed-dev.yaml", "jobs/configs/distributed-dev.yaml"
 SMALL_LOG = ("--set=synthetic.weeks=2", "--set=synthetic.groups_per_week=100")
 SMALL_RUN = (
     "--set=train.periods=2026-W01..2026-W02",
@@ -56,25 +69,52 @@ def shell(client: Mapping[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if not name.startswith("AWS_")}, **client}
 
 
-def submit(client: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `jobs.submit` from the top of the checkout."""
-    command = [sys.executable, "-m", "jobs.submit", *words]
-    return subprocess.run(command, cwd=ROOT, env=shell(client), capture_output=True, text=True, timeout=240)
+class Given(NamedTuple):
+    """What a command has left."""
+
+    status: int
+    out: str
+    log: str
 
 
-def test_prepare_and_pretrain(cluster: dict[str, str], s3: str) -> None:
+Give = Callable[..., Given]
+
+
+@pytest.fixture
+def give(
+    cluster: dict[str, str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> Iterator[Give]:
+    """Runs `jobs.submit` with a job's words and with settings of its own, in this process, from the checkout's top."""
+
+    def given(*words: str, **settings: object) -> Given:
+        caplog.clear()
+        config = SubmitConfig.model_validate({"command": words, **settings})
+        with pytest.MonkeyPatch.context() as patch:
+            for name in set(os.environ) - set(shell(cluster)):
+                patch.delenv(name)
+            for name, value in cluster.items():
+                patch.setenv(name, value)
+            patch.chdir(ROOT)
+            with pytest.raises(SystemExit) as ended:
+                run(config)
+        return Given(int(str(ended.value.code)), capsys.readouterr().out, caplog.text)
+
+    with caplog.at_level(logging.INFO, logger=log.name):
+        yield given
+
+
+def test_prepare_and_pretrain(give: Give, s3: str) -> None:
     data, out = f"{s3}/submitted/data", f"{s3}/submitted/bundle"
-    # the config is read where the keys are not: data are named, not read
-    prepared = submit(cluster, "--", "prepare", "--config", PREPARE, f"--set=out={data}", *SMALL_LOG)
-    assert prepared.returncode == 0, prepared.stdout + prepared.stderr
+    prepared = give("prepare", "--config", PREPARE, f"--set=out={data}", *SMALL_LOG)
+    assert prepared.status == 0, prepared
     documents = open_dataset(data).manifest.counts().documents
 
-    uploaded = f"{s3}/configs/pretrain.yaml"  # a config at a URL, as on a cluster that has no checkout
-    storage.write_bytes(uploaded, (ROOT / "jobs" / "configs" / "distributed-dev.yaml").read_bytes())
+    uploaded = f"{s3}/configs/pretrain.yaml"  # a config at a URL, which only the cluster has the keys for
+    storage.write_bytes(uploaded, (ROOT / PRETRAIN).read_bytes())
     arguments = ("--config", uploaded, f"--set=out={out}", f"--set=train.data={data}", *SMALL_RUN)
-    pretrained = submit(cluster, "--set=check=false", "--", "pretrain", *arguments)
-    assert pretrained.returncode == 0, pretrained.stdout + pretrained.stderr
-    log = pretrained.stdout
+    pretrained = give("pretrain", *arguments, check=False)
+    assert pretrained.status == 0, pretrained
+    log = pretrained.out
     assert re.search(rf"(?m)^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d pretrain: writing {re.escape(out)}", log)
     assert "training on 2 workers" in log
     assert bundle.read_manifest(out)["made_by"]["stage"] == "pretrain"
@@ -83,27 +123,27 @@ def test_prepare_and_pretrain(cluster: dict[str, str], s3: str) -> None:
     assert [record["documents"] for record in epochs] == [documents]
 
 
-def test_a_failing_job_fails_the_command_with_its_status(cluster: dict[str, str], s3: str) -> None:
-    config = "jobs/configs/distributed-dev.yaml"
-    words = ("--config", config, f"--set=train.data={s3}/none")
-    done = submit(cluster, "--set=environment.LTRSCALE_STORAGE_PATIENCE_S=30", "--", "pretrain", *words)
-    assert done.returncode == 2
-    assert f"error: {s3}/none: no data set is committed there" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "failed with status 2" in done.stderr
+def test_a_failing_job_fails_the_command_with_its_status(give: Give, s3: str) -> None:
+    words = ("pretrain", "--config", PRETRAIN, f"--set=train.data={s3}/none")
+    done = give(*words, environment={"LTRSCALE_STORAGE_PATIENCE_S": 30})
+    assert done.status == 2
+    assert f"error: {s3}/none: no data set is committed there" in done.out
+    assert "Traceback" not in done.out + done.log
+    assert "failed with status 2" in done.log
 
 
-def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(cluster: dict[str, str], tmp_path: Path) -> None:
+def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(
+    cluster: dict[str, str], give: Give, tmp_path: Path
+) -> None:
     out = tmp_path / "data"
-    job = ("--", "prepare", "--config", PREPARE, f"--set=out={out}", *SMALL_LOG)
+    job = ("prepare", "--config", PREPARE, f"--set=out={out}", *SMALL_LOG)
     with storage.hold(f"{out}-log"):  # the job waits for its turn
-        first = submit(cluster, "--set=follow=false", *job)
-        assert first.returncode == 0, first.stderr
-        attempt = first.stdout.strip()
-        assert re.fullmatch(r"prepare-[0-9a-f]{12}", attempt)
+        first = give(*job, follow=False)
+        attempt = first.out.strip()
+        assert (first.status, bool(re.fullmatch(r"prepare-[0-9a-f]{12}", attempt))) == (0, True)
 
         # other words for the same settings
-        command = [sys.executable, "-m", "jobs.submit", *job, f"--set=out={out}"]
+        command = [sys.executable, "-m", "jobs.submit", "--", *job, "--set=ray=false"]
         follower = subprocess.Popen(command, cwd=ROOT, env=shell(cluster), stdout=PIPE, stderr=PIPE, text=True)
         assert follower.stdout is not None
         assert any("waiting" in line for line in follower.stdout), "the log of the first"
@@ -112,16 +152,38 @@ def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(cluster: d
         assert follower.returncode == 130
         assert "not submitted again" in said
         assert f"--id {attempt} --action stop" in said
-        shown = submit(cluster, "--action=status", *job)
-        assert re.match(rf"{attempt}  running  since ", shown.stdout)
+        assert re.match(rf"{attempt}  running  since ", give(*job, action="status").out)
 
-        assert submit(cluster, f"--id={attempt}", "--action=stop").returncode == 0
-        assert submit(cluster, "--action=stop", *job).returncode == 0, "it is stopped already"
-    assert submit(cluster, f"--id={attempt}").returncode == 143, "the status of a stopped job"
-    again = submit(cluster, *job)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert f"{attempt}-2: succeeded" in again.stderr
+        assert give(id=attempt, action="stop").status == 0
+        assert give(*job, action="stop").status == 0, "it is stopped already"
+    stopped = give(id=attempt)
+    assert (stopped.status, "waiting" in stopped.out) == (143, True), "its status, after its log"
+    assert give(*job).status == 0
+    assert re.search(rf"(?m)^{attempt}-2  succeeded ", give(action="status").out)
     assert open_dataset(str(out)).manifest.counts().groups == 200
+
+
+def test_the_doctor_looks_at_every_node(cluster: dict[str, str], s3: str) -> None:
+    def doctor(store: str, *words: str) -> tuple[int, list[dict[str, str]]]:
+        command = [sys.executable, "-m", "jobs.doctor", "--store", store, "--set=format=json", *words]
+        done = subprocess.run(command, cwd=ROOT, env=shell(cluster), capture_output=True, text=True, timeout=240)
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    status, well = doctor(f"{s3}/doctor", "--set=ports=[6379]")
+    nodes = {line["where"] for line in well} - {"this machine", "cluster"}
+    assert len(nodes) == 2
+    found = {node: " ".join(line["what"] for line in well if line["where"] == node) for node in nodes}
+    assert all("heeds conditional puts" in text and "Ray's object store has" in text for text in found.values()), well
+    assert "asks for a token" in next(line["what"] for line in well if line["where"] == "cluster")
+    assert {line["level"] for line in well if "disk" not in line["remedy"]} == {"ok"}, well
+
+    status, ill = doctor("s3://nothing/doctor", "--set=ports=[6379]", "--set=expected={ray: 2.1.0}")
+    for node in nodes:
+        errors = [line for line in ill if (line["where"], line["level"]) == (node, "error")]
+        assert len(errors) >= 2, ill
+        assert any("expected are: ray 2.1.0" in line["what"] for line in errors)
+        assert any("s3://nothing/doctor" in line["what"] for line in errors)
+    assert status == 1
 
 
 def test_nobody_elsewhere_can_reach_it(cluster: dict[str, str]) -> None:
@@ -133,14 +195,16 @@ def test_nobody_elsewhere_can_reach_it(cluster: dict[str, str]) -> None:
 
 
 def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:
+    address = cluster[ADDRESS]
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{cluster['RAY_API_SERVER_ADDRESS']}/api/jobs/", timeout=10)
+        urllib.request.urlopen(f"{address}/api/jobs/", timeout=10)
     with refused.value:
         assert refused.value.code == 401
     token = Path(cluster["RAY_AUTH_TOKEN_PATH"])
     assert token.stat().st_mode & 0o077 == 0
-    stranger = submit({**cluster, "RAY_AUTH_TOKEN": "0" * 64}, "--action=status")
-    assert "the dashboard asks for a token" in error_line(stranger)
+    cluster = {**cluster, "RAY_AUTH_TOKEN": "0" * 64}
+    with environment(**cluster), pytest.raises(InputError, match="the dashboard asks for a token"), connected(address):
+        pass
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
