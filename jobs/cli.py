@@ -229,7 +229,7 @@ def _show_log(rank: int) -> None:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if rank == 0 and console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_level=False)
-    else:  # a file, or the output of `ray job submit`, which shows no times of its own
+    else:  # a file, or the log of a job on a cluster, where Ray adds no times
         console.quiet = rank > 0
         whose = f"rank {rank}: " if rank > 0 else ""
         handler.setFormatter(logging.Formatter(f"%(asctime)s {whose}%(message)s", "%Y-%m-%d %H:%M:%S"))

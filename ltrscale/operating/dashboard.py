@@ -74,7 +74,7 @@ def connected(address: str) -> Iterator[Any]:
 @contextmanager
 def _quiet_ray() -> Iterator[None]:
     """Keep Ray's lines about packages and sockets from our output; its modules set the levels of their own loggers."""
-    handlers = logging.getLogger("ray").handlers
+    handlers = [each for each in logging.getLogger("ray").handlers if type(each).__module__.startswith("ray.")]
     before = [handler.level for handler in handlers]
     try:
         for handler in handlers:

@@ -4,7 +4,6 @@ The id of a submission is the job's name and a hash of its settings. The same co
 first submission and follows it; if that has ended it makes another attempt, which resumes as the job itself does.
 """
 
-import asyncio
 import io
 import os
 import re
@@ -12,24 +11,22 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
-import aiohttp
 from pydantic import Field
 
 from ltrscale import ray_internals
 from ltrscale.config import Config
-from ltrscale.errors import InputError, Stopped, UnavailableError, without_credentials
+from ltrscale.errors import InputError, without_credentials
 from ltrscale.operating.dashboard import address_of, connected
+from ltrscale.operating.following import follow, shown, state
 from ltrscale.progress import log
-from ltrscale.signals import handling
 
 _POLL_S = 1.0
 _PATIENCE_S = 60.0
-_STOPPED = 128 + 15
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """Ray's variable of a job for the seconds between SIGTERM and SIGKILL; by default 3."""
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|SIGNATURE", re.IGNORECASE)
@@ -39,7 +36,7 @@ _SECRET_VALUE = re.compile(
     r"|\b(?:gh[pousr]|glpat|hf|xox[abp]|sk)[-_][\w-]{16,}"  # tokens of well-known services
     r"|\beyJ[\w-]+\.[\w-]+\."  # a JSON web token
     r"|^[0-9a-f]{32,}$"
-    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[\w+=-][\w+/=-]{30,}$"
+    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+][A-Za-z0-9+/=]{30,}$"
 )
 
 
@@ -137,7 +134,7 @@ def submit(config: SubmitConfig, job: Submission | None) -> int:
             case "run":
                 chosen = _started(client, attempts, job, config, address)
                 if config.follow:
-                    return _follow(client, chosen, address)
+                    return follow(client, chosen, address)
                 sys.stdout.write(f"{chosen}\n")
                 return 0
 
@@ -152,7 +149,7 @@ def read_log(config: SubmitConfig) -> str:
     job = submission(config.replace(id=name), "", ())
     with connected(address_of(config.address)) as client:
         text = io.StringIO()
-        _shown(client, _started(client, [], job, config, str(config.address)), text)
+        shown(client, _started(client, [], job, config, str(config.address)), text)
         return text.getvalue()
 
 
@@ -185,7 +182,7 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
     """The id of the attempt that runs, or of one that is submitted now."""
     last = attempts[-1] if attempts else None
     if last is not None and (job is None or not last.status.is_terminal()):
-        log.info("%s: %s since %s; not submitted again", last.submission_id, _state(last), _when(last.start_time))
+        log.info("%s: %s since %s; not submitted again", last.submission_id, state(last), _when(last.start_time))
         return str(last.submission_id)
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
@@ -252,7 +249,7 @@ def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
         raise InputError(f"{name}: no such submission; `python -m jobs.submit --action status` lists all")
     running = [job.submission_id for job in attempts if not job.status.is_terminal()]
     if not running:
-        log.info("%s: %s already", attempts[-1].submission_id, _state(attempts[-1]))
+        log.info("%s: %s already", attempts[-1].submission_id, state(attempts[-1]))
     for each in running:
         client.stop_job(each)
         deadline = time.monotonic() + seconds + _PATIENCE_S
@@ -260,7 +257,7 @@ def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
             if time.monotonic() > deadline:
                 raise InputError(f"{each}: still runs after {seconds} s; look for it in the dashboard")
             time.sleep(_POLL_S)
-        log.info("%s: %s", each, _state(job))
+        log.info("%s: %s", each, state(job))
     return 0
 
 
@@ -269,88 +266,9 @@ def _show(attempts: Sequence[Any], name: str | None, address: str) -> int:
     if not attempts:
         log.info("%s: no submission%s", address, f" {name}" if name else "")
     for job in attempts:
-        sys.stdout.write(f"{job.submission_id}  {_state(job)}  since {_when(job.start_time)}  {job.entrypoint}\n")
+        sys.stdout.write(f"{job.submission_id}  {state(job)}  since {_when(job.start_time)}  {job.entrypoint}\n")
     return 0
-
-
-def _state(job: Any) -> str:
-    """How an attempt stands, in words."""
-    state = str(job.status).lower()
-    return f"{state} with status {job.driver_exit_code}" if job.driver_exit_code else state
 
 
 def _when(milliseconds: int | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((milliseconds or 0) / 1000))
-
-
-def _follow(client: Any, attempt: str, address: str) -> int:
-    """Show the log of an attempt until it ends; returns its exit status.
-
-    Raises:
-        Stopped: at Ctrl-C or SIGTERM; the attempt goes on.
-        UnavailableError: the dashboard did not answer for a minute.
-    """
-    come: list[int] = []
-
-    def leave(number: int, _frame: object) -> None:
-        come.append(number)
-        raise KeyboardInterrupt  # the one exception that an event loop lets through
-
-    try:
-        with handling(leave):
-            job = _shown(client, attempt, sys.stdout)
-    except KeyboardInterrupt:
-        again = f"python -m jobs.submit --address {address} --id {attempt}"
-        message = f"following; {attempt} goes on. `{again}` follows it again, `{again} --action stop` stops it"
-        raise Stopped(message, status=128 + come[0]) from None
-    log.info("%s: %s", attempt, _state(job))
-    match str(job.status):
-        case "SUCCEEDED":
-            return 0
-        case "STOPPED":
-            return _STOPPED
-    if job.driver_exit_code is None:  # it did not begin; otherwise its own log explains the failure
-        log.error("%s: %s", attempt, " ".join((job.message or "").split()))
-    code = int(job.driver_exit_code or 1)
-    return code if code > 0 else 128 - code  # -9 where signal 9 ended it
-
-
-def _shown(client: Any, attempt: str, sink: TextIO) -> Any:
-    """The details of an attempt after its end; its log was written to `sink` meanwhile."""
-    whole = _Log(sink)
-    answered = time.monotonic()
-    while True:
-        try:
-            asyncio.run(whole.show(client.tail_job_logs(attempt)))
-            job = client.get_job_info(attempt)
-            if job.status.is_terminal():
-                whole.show_rest(client.get_job_logs(attempt))
-                return job
-            answered = time.monotonic()
-        except (OSError, RuntimeError, aiohttp.ClientError) as error:  # the dashboard may start again
-            if time.monotonic() - answered > _PATIENCE_S:
-                raise UnavailableError(
-                    f"{attempt}: the dashboard has not answered for {_PATIENCE_S:.0f} s ({error}); if the cluster "
-                    "lives the job goes on, and the same command follows it again"
-                ) from error
-        time.sleep(_POLL_S)
-
-
-class _Log:
-    """A log of which no character is shown twice, however often it is read from its beginning."""
-
-    def __init__(self, sink: TextIO) -> None:
-        self._sink, self._shown = sink, 0
-
-    async def show(self, texts: AsyncIterator[str]) -> None:
-        """Show the parts of the log, each as it comes."""
-        end = 0
-        async for text in texts:
-            end += len(text)
-            self.show_rest(text, end - len(text))
-
-    def show_rest(self, text: str, begin: int = 0) -> None:
-        """Show what is new in a text that begins at a position of the log."""
-        self._sink.write(text[max(0, self._shown - begin) :])
-        self._sink.flush()
-        self._shown = max(self._shown, begin + len(text))

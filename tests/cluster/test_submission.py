@@ -33,6 +33,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
     pytest.mark.s3,
+    pytest.mark.timeout(900),  # each job starts several processes
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # Ray's client says it
 ]
 

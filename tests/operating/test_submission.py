@@ -1,9 +1,6 @@
-"""What `jobs.submit` refuses before anything is sent, and how it shows a log."""
+"""What `jobs.submit` refuses before anything is sent."""
 
-import asyncio
 import socket
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from jobs.submit import COMMAND
 from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.operating import dashboard
-from ltrscale.operating.submission import SubmitConfig, _check_folder, _Log, submission, submit
+from ltrscale.operating.submission import SubmitConfig, _check_folder, submission, submit
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "http://127.0.0.1:1"
@@ -117,15 +114,3 @@ def test_a_config_that_is_not_sent_is_named(tmp_path: Path) -> None:
         check("pretrain", "/etc/a.yaml")
     with pytest.raises(InputError, match=r"jobs/finetune\.py is not in .* working_dir=null"):
         check("finetune")
-
-
-def test_a_log_that_is_read_again_shows_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
-    async def read(*texts: str) -> AsyncIterator[str]:
-        for text in texts:
-            yield text
-
-    log = _Log(sys.stdout)
-    asyncio.run(log.show(read("one\ntw")))
-    asyncio.run(log.show(read("on", "e\ntwo\n", "thr")))
-    log.show_rest("one\ntwo\nthree\n")
-    assert capsys.readouterr().out == "one\ntwo\nthree\n"
