@@ -9,7 +9,8 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +46,8 @@ class Command(Generic[ConfigT]):
     flags: str = ""
     """The keys that have an option of their own, separated by white space."""
     argument: str = ""
-    """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none."""
+    """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none. A list takes all words
+    that stand alone, and after `--` every word does."""
 
     def help(self, asked: str) -> str:
         """The text of `--help`: the keys that people set, `all` keys, or one key and all below it.
@@ -107,8 +109,12 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         help="show this help; with a key of the config, that key and all below it; with `all`, every key",
     )
     if command.argument:
+        several = typing.get_origin(cls.model_fields[command.argument].annotation) is tuple
         options.add_argument(
-            "argument", nargs="?", metavar=command.argument.upper(), help=f"short for --set {command.argument}=..."
+            "argument",
+            nargs="*" if several else "?",
+            metavar=command.argument.upper(),
+            help=f"short for --set {command.argument}=..." + ("; write -- before the first" if several else ""),
         )
     options.add_argument(
         "--config",
@@ -148,18 +154,12 @@ def main(command: Command[ConfigT]) -> None:
     options = _parser(command).parse_args()
     if getattr(options, "if_running", None):
         os.environ[storage.WHEN_BUSY] = options.if_running  # Ray's processes inherit the environment
-    workers = getattr(options, "workers", None)
-    overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
-    overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
-    if getattr(options, "argument", None):
-        overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    overrides += [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
 
     def job() -> None:
         if options.help is not None:
             print(command.help(options.help), end="")
             return
-        config = configs.load(command.config, options.config, overrides)
+        config = configs.load(command.config, options.config, _overrides(command, options))
         if options.print_config:
             print(configs.dump(config), end="")
         else:
@@ -181,6 +181,26 @@ def main(command: Command[ConfigT]) -> None:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[str]:
+    """All that the options set, as `key=value`."""
+    workers = getattr(options, "workers", None)
+    overrides = [*options.set, *([] if workers is None else [f"workers={workers}"])]
+    overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
+    if getattr(options, "argument", None):
+        overrides.append(f"{command.argument}={json.dumps(options.argument)}")
+    return overrides + [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
+
+
+def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:
+    """The config of a command line that another process will run, and the files that it names with `--config`.
+
+    Raises:
+        InputError: a file cannot be read, or a key or a value is wrong.
+    """
+    options = _parser(command).parse_args(words)
+    return configs.load(command.config, options.config, _overrides(command, options)), options.config
 
 
 @contextmanager
@@ -209,7 +229,7 @@ def _show_log(rank: int) -> None:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if rank == 0 and console.is_terminal:
         handler = RichHandler(console=console, show_path=False, show_level=False)
-    else:  # a file, or the output of `ray job submit`, which shows no times of its own
+    else:  # a file, or the log of a job on a cluster, where Ray adds no times
         console.quiet = rank > 0
         whose = f"rank {rank}: " if rank > 0 else ""
         handler.setFormatter(logging.Formatter(f"%(asctime)s {whose}%(message)s", "%Y-%m-%d %H:%M:%S"))

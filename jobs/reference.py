@@ -3,9 +3,7 @@
 A config that several jobs or keys share appears once, and they link to it.
 """
 
-import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -14,8 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-import jobs
-from jobs.cli import Command
+from jobs.commands import commands
 from jobs.help import MISSING, choices, default_of, meaning, shown, summary
 from ltrscale.config import kind_of, members, models_in
 from ltrscale.models.choices import ContextConfig, EncoderConfig
@@ -44,15 +41,6 @@ KINDS: dict[str, tuple[str, Any]] = {
     "Metrics of LETOR's script": ("`jobs.evaluate` also reports them with `policy: letor4`.", LetorMetricConfig),
 }
 """Unions with a table of their kinds: the title, how a kind is chosen, and the union."""
-
-
-def commands() -> list[Command[Any]]:
-    """Every job, by name."""
-    names = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
-    modules = [importlib.import_module(f"jobs.{name}") for name in names]
-    packages = [importlib.import_module(f"{m.__name__}.__main__") for m in modules if hasattr(m, "__path__")]
-    found = [module.COMMAND for module in [*modules, *packages] if hasattr(module, "COMMAND")]
-    return sorted(found, key=lambda command: command.name)
 
 
 def reference() -> str:

@@ -102,14 +102,14 @@ def _own_cluster(cpus: int) -> Iterator[None]:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        environment = _environment(
+        settings = environment(
             RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN=None,
             RAY_AUTH_TOKEN_PATH=str(token),
             TMPDIR=str(folder),  # killed processes of Ray leave sockets there, and the scratch directory goes away
             GLOO_SOCKET_IFNAME=os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
         )
-        with environment, ray_internals.only_this_machine(folder / "ray") as private:
+        with settings, ray_internals.only_this_machine(folder / "ray") as private:
             try:
                 _connect(address="local", num_cpus=cpus, include_dashboard=False, **private)
                 with _ending_with_the_cluster():
@@ -168,7 +168,7 @@ def _ending_with_the_cluster() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(**values: str | None) -> Iterator[None]:
+def environment(**values: str | None) -> Iterator[None]:
     """Give the environment these values while the block runs, and let Ray read its token settings again."""
 
     def change(to: Mapping[str, str | None]) -> None:

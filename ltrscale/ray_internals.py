@@ -4,12 +4,16 @@ Every version of Ray may change them without notice. A test compares `VERSION` w
 changes, check each function here, run the tests that start Ray, and change `VERSION`.
 """
 
+import logging
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
 from typing import Any
+
+from ltrscale import storage
 
 VERSION = "2.60.0"
 """The version of Ray with which this module was tested."""
@@ -81,3 +85,28 @@ def keep_keys_out_of_trials() -> None:
     from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 
     ENV_VARS_TO_PROPAGATE.difference_update([name for name in ENV_VARS_TO_PROPAGATE if name.startswith("AWS_")])
+
+
+def working_directory(folder: Path) -> dict[str, int]:
+    """The files of a folder that Ray sends along with a job, and their bytes.
+
+    Ray leaves out what .gitignore and .rayignore name, and has no public list of the rest.
+    """
+    from ray._private.ray_constants import get_runtime_env_default_excludes
+    from ray._private.runtime_env.packaging import create_package
+
+    quiet = logging.getLogger("ltrscale.packaging")
+    quiet.propagate = False  # of the files: nothing is sent here
+    with storage.scratch.directory() as scratch:
+        package = scratch / "package.zip"
+        excludes = get_runtime_env_default_excludes()
+        create_package(str(folder), package, include_gitignore=True, excludes=excludes, logger=quiet)
+        with zipfile.ZipFile(package) as archive:
+            return {file.filename: file.file_size for file in archive.infolist() if not file.is_dir()}
+
+
+def session_folder() -> Path:
+    """Where Ray keeps sockets, logs and spilled objects on the node of this process."""
+    from ray._private import worker
+
+    return Path(worker._global_node.get_session_dir_path())

@@ -40,11 +40,14 @@ def blocks(page: Path, language: str) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The commands of a page's shell blocks, with continued lines joined; for a submission, the command of the job."""
+    """The commands of a page's shell blocks, with continued lines joined; after a submission, its job."""
     for block in blocks(page, "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
-                yield words[words.index("--") + 1 :] if words[:3] == ["ray", "job", "submit"] else words
+                yield words
+                if words[2:3] == ["jobs.submit"] and "--" in words:
+                    job, *arguments = words[words.index("--") + 1 :]
+                    yield ["python", "-m", f"jobs.{job}", *arguments]
 
 
 JOBS = [(page, words) for page in PAGES for words in commands(page) if words[:2] == ["python", "-m"]]
@@ -95,7 +98,7 @@ def test_job_commands_parse(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(workplaces / page.stem)
-    monkeypatch.setattr(sys, "argv", [*words[2:], "--print-config"])
+    monkeypatch.setattr(sys, "argv", [words[2], "--print-config", *words[3:]])
     monkeypatch.setattr(log, "handlers", [])
     monkeypatch.delitem(sys.modules, words[2], raising=False)
     runpy.run_module(words[2], run_name="__main__")

@@ -26,6 +26,8 @@ from ltrscale.storage.committed import (
     withdraw,
     withdraw_below,
 )
+from ltrscale.storage.conditions import clock_ahead_s
+from ltrscale.storage.conditions import heeded as heeds_conditions
 from ltrscale.storage.faults import is_disk_full, is_fault, named_errors
 from ltrscale.storage.files import (
     below,
@@ -57,12 +59,13 @@ from ltrscale.storage.names import (
     local_path,
     period_name,
 )
-from ltrscale.storage.patience import patiently
+from ltrscale.storage.patience import PATIENCE, patiently
 
 __all__ = [
     "HIDDEN_MANIFEST",
     "HIDDEN_RUN",
     "MANIFEST",
+    "PATIENCE",
     "RUN",
     "WHEN_BUSY",
     "Commit",
@@ -75,10 +78,12 @@ __all__ = [
     "check_lease",
     "check_scheme",
     "children",
+    "clock_ahead_s",
     "create_exclusively",
     "exists",
     "filesystem",
     "fingerprint",
+    "heeds_conditions",
     "held",
     "hold",
     "is_disk_full",

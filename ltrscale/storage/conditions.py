@@ -9,6 +9,8 @@ import functools
 import logging
 import os
 import secrets
+import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends th
 def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
     """See `files.swap`; False also where the answer was lost."""
     fs, path = filesystem(url)
-    if not _honoured(url):
+    if not heeded(url):
         with named_errors(url, "write"):
             if (fs.cat_file(path) if fs.exists(path) else None) != old:
                 return False
@@ -47,7 +49,7 @@ def swap(url: str, old: bytes | None, new: bytes | None) -> bool:
 def put_file(local: Path, url: str, digest: str, seen: str | None) -> bool:
     """See `files.put_over`."""
     fs, path = filesystem(url)
-    condition = _condition(seen) if _honoured(url) else {}
+    condition = _condition(seen) if heeded(url) else {}
     put = functools.partial(fs.put_file, str(local), path, chunksize=_LARGEST_PUT, Metadata={DIGEST: digest})
     with named_errors(url, "write", need=local.stat().st_size):
         return _accepted(lambda: put(**condition)) or describes(url, local.stat().st_size, digest)
@@ -81,6 +83,17 @@ def _warn(_store: str, what: str) -> None:
     logging.getLogger("ltrscale").warning("%s: run one writer of a directory at a time", what)
 
 
+def clock_ahead_s(url: str) -> float:
+    """Seconds by which the clock of S3 is ahead of this machine's, to about a second.
+
+    Args:
+        url: an object that is there.
+    """
+    head = _head(url)
+    date = head["ResponseMetadata"]["HTTPHeaders"].get("date") if head else None
+    return parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
+
+
 def _head(url: str) -> dict[str, Any] | None:
     fs, path = filesystem(url)
     bucket, key, _ = fs.split_path(path)
@@ -108,8 +121,8 @@ def _accepted(put: Any) -> bool:
     return True
 
 
-def _honoured(url: str) -> bool:
-    """Whether the store respects conditions."""
+def heeded(url: str) -> bool:
+    """Whether the store respects conditions, so that two writers cannot overwrite each other unseen."""
     if not url.startswith("s3://"):
         scheme = url.partition("://")[0]
         warn(scheme, f"{scheme}:// has no conditional put that is used here")

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import yaml
 from example_configs import Circle, Square, Strict, Tuned
 from pydantic import BaseModel, Field
 
 from jobs.cli import Command, main
+from jobs.commands import commands
 from jobs.help import find, keys_of, show
-from jobs.reference import commands, reference
+from jobs.reference import reference
 from ltrscale.config import Config, kind_of, models_in
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -146,11 +148,11 @@ def test_the_example_is_a_command_that_can_be_run(
     program, *words = shlex.split(example.split("  python -m ")[1].replace("\\\n", " "))
     assert program == f"jobs.{command.name}"
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [program, *words, "--print-config"])
+    monkeypatch.setattr(sys, "argv", [program, "--print-config", *words])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(log, "handlers", [])
     main(command)
-    assert "out:" in capsys.readouterr().out
+    assert command.config.model_validate(yaml.safe_load(capsys.readouterr().out))
 
 
 def test_the_docs_ask_for_keys_that_exist() -> None:

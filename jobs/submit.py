@@ -1,0 +1,41 @@
+r"""Run a job on a Ray cluster: submit it through the dashboard, show its log, and exit with its status.
+
+What follows `--` is the job and its arguments, as after `python -m jobs.`; its
+config is checked here first. For a cluster on this machine, which
+`eval "$(python cluster/local.py start)"` starts and names in the environment:
+
+  python -m jobs.submit -- pretrain --config jobs/configs/distributed-dev.yaml \
+      --set out=s3://ltrscale/runs/submitted --workers 2
+
+`--address http://HEAD:8265` names another one. Ctrl-C stops following, not the
+job: the same command follows it again, `--action stop` before the `--` stops it,
+and `--action status` shows its attempts. If the job has ended, the same command
+is a new attempt, which resumes.
+
+The checkout is sent along without what .gitignore and .rayignore name, so the
+nodes need only the installed packages. S3 keys do not travel: the nodes have
+them. docs/operating.md explains more.
+"""
+
+import sys
+
+from jobs.cli import Command, main, read
+from jobs.commands import command
+from ltrscale.config import digest
+from ltrscale.operating.submission import SubmitConfig, submission, submit
+
+
+def run(config: SubmitConfig) -> None:
+    """Submit, with the job's own config checked and hashed."""
+    settings = "\n".join(config.command)
+    files: list[str] = []
+    if config.command and config.check:
+        own, files = read(command(config.command[0]), config.command[1:])
+        settings = digest(own)
+    sys.exit(submit(config, submission(config, digest(settings), files)))
+
+
+COMMAND = Command("submit", SubmitConfig, run, __doc__, flags="address action id", argument="command")
+
+if __name__ == "__main__":
+    main(COMMAND)

@@ -1,0 +1,268 @@
+"""What may be wrong with a machine, a store or a config: each check is a function that returns one line."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+from platform import python_version
+from typing import Literal
+
+from ltrscale import config as configs
+from ltrscale import storage
+from ltrscale.config import Config
+from ltrscale.errors import InputError
+
+Level = Literal["ok", "warning", "error"]
+PACKAGES = ("ray", "torch", "pyarrow", "lightgbm")
+"""The packages whose versions decide whether processes understand each other and compute the same."""
+_DRIVER = Path("/proc/driver/nvidia/version")
+_SHM = Path("/dev/shm")
+_SHARE_OF_MEMORY = 0.3  # which Ray takes for its object store by default
+_MOST_STORE = 200e9  # and the most that it takes
+_FULL = 0.95  # from which Ray lets no task write to the disk
+_CLOCK_WARNING_S, _CLOCK_ERROR_S = 10.0, 300.0  # S3 refuses requests that are 15 minutes off
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a check has found."""
+
+    level: Level
+    what: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it; empty where nothing need be done."""
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of `PACKAGES` here; an empty text for a package that is not installed."""
+    found = {"python": python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def pinned_versions() -> dict[str, str]:
+    """The versions of cluster/constraints.txt in this checkout; empty where the package stands without one."""
+    path = Path(__file__).resolve().parents[2] / "cluster" / "constraints.txt"
+    if not path.exists():
+        return {}
+    pins = dict(line.split("==") for line in path.read_text().split())
+    return {name: pins[name] for name in PACKAGES}
+
+
+def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] | None = None) -> Line:
+    """Whether the versions are the expected ones; those of Ray and of Python must be.
+
+    Args:
+        expected: versions by package; `python` may be one of them.
+        whose: where they come from.
+        found: the versions to check, by default those of this process.
+    """
+    found = versions() if found is None else found
+    what = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
+    missing = [name for name, version in found.items() if not version]
+    # 2.13.0+cpu is the same torch as 2.13.0; processes with different minor versions of Python cannot exchange objects
+    differ = {
+        name: version
+        for name, version in expected.items()
+        if found.get(name, "").partition("+")[0] != version.partition("+")[0]
+        and (name != "python" or _minor(found[name]) != _minor(version))
+    }
+    if not missing and not differ:
+        return Line("ok", what)
+    wanted = ", ".join(f"{name} {version}" for name, version in differ.items())
+    level: Level = "error" if missing or {"ray", "python"} & set(differ) else "warning"
+    remedy = "pip install -c cluster/constraints.txt, or build the image anew (cluster/Dockerfile)"
+    return Line(level, f"{what}; {whose}: {wanted or 'all of them'}", f"install these versions: {remedy}")
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def gpus(declared: float = 0) -> Line:
+    """Whether torch sees and can use the GPUs, and has NCCL.
+
+    Args:
+        declared: the GPUs that Ray counts on this node.
+    """
+    import torch  # imported late: it takes seconds
+
+    driver = next(iter(_DRIVER.read_text().splitlines()), "") if _DRIVER.exists() else ""
+    seen = torch.cuda.device_count()
+    if driver and torch.version.cuda is None:
+        remedy = "install torch from PyPI, or from the index of your CUDA version (README.md)"
+        return Line("error", f"a driver is there ({driver}), but torch {torch.__version__} has no CUDA", remedy)
+    if (driver and not seen) or declared > seen:
+        what = (
+            f"Ray counts {declared:g} GPUs, torch {seen}" if declared else f"a driver is there ({driver}), but no GPU"
+        )
+        remedy = "update the driver; start the container with its GPUs (docker run --gpus all, nvidia.com/gpu)"
+        return Line("error", f"{what}; torch is for CUDA {torch.version.cuda}", remedy)
+    if not seen:
+        return Line("ok", "no GPU; torch computes on the CPU")
+    for i in range(seen):
+        try:
+            torch.ones(2, device=f"cuda:{i}").sum().item()
+        except RuntimeError as error:
+            said = str(error).splitlines()[0]
+            return Line("error", f"GPU {i} cannot compute ({said})", "see nvidia-smi; restart the node if it is faulty")
+    name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
+    what = f"{seen} x {name} ({memory / 1e9:.0f} GB), CUDA {torch.version.cuda}"
+    if not torch.distributed.is_nccl_available():
+        return Line("error", f"{what}, no NCCL: workers cannot train together", "install a torch build with NCCL")
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return Line("ok", f"{what}, NCCL {nccl}")
+
+
+def shared_memory(store: float | None = None) -> Line:
+    """Whether /dev/shm has room for Ray's object store.
+
+    Args:
+        store: bytes of the object store; by default the share of memory that Ray would take.
+    """
+    if not _SHM.is_dir():
+        return Line("ok", "no /dev/shm on this system; Ray uses files")
+    size = shutil.disk_usage(_SHM).total
+    wanted = default_store() if store is None else store
+    what = f"/dev/shm has {_gb(size)}, Ray's object store {'wants' if store is None else 'has'} {_gb(wanted)}"
+    if size >= wanted:
+        return Line("ok", what)
+    remedy = f"enlarge it: docker run --shm-size={wanted * 1.1 / 1e9:.0f}g, or on Kubernetes an emptyDir with medium"
+    return Line(
+        "warning", f"{what}: it would be on a disk", f"{remedy} Memory at /dev/shm (cluster/kuberay-rayjob.yaml)"
+    )
+
+
+def default_store() -> float:
+    """Bytes of the object store that Ray makes on this machine if nothing says otherwise."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
+        memory = min(memory, int(text))
+    return min(_SHARE_OF_MEMORY * memory, _MOST_STORE)
+
+
+def spill_disk(folder: Path | None = None, store: float | None = None) -> Line:
+    """Whether the disk to which Ray spills objects has room for as much as the object store holds.
+
+    Args:
+        folder: of Ray's session; by default the one for temporary files.
+        store: bytes of the object store.
+    """
+    folder = folder or Path(tempfile.gettempdir())
+    usage = shutil.disk_usage(folder)
+    what = f"{folder} has {_gb(usage.free)} free of {_gb(usage.total)}"
+    remedy = "make room, or put Ray's files on another disk: ray start --temp-dir, and TMPDIR for scratch"
+    if usage.free < (1 - _FULL) * usage.total:
+        return Line("error", f"{what}; Ray writes nothing to a disk that is {_FULL:.0%} full", remedy)
+    wanted = default_store() if store is None else store
+    return Line("warning" if usage.free < wanted else "ok", what, remedy if usage.free < wanted else "")
+
+
+def _gb(bytes_: float) -> str:
+    return f"{bytes_ / 1e9:.1f} GB"
+
+
+def told(error: InputError) -> Line:
+    """The line of an error, whose message has what was found and the remedy."""
+    found, _, remedy = str(error).rpartition("; ")
+    return Line("error", found or remedy, remedy if found else "")
+
+
+def _errors_told(check: Callable[[str], Line]) -> Callable[[str], Line]:
+    """A check whose `InputError` is its result."""
+
+    @wraps(check)
+    def checked(url: str) -> Line:
+        try:
+            return check(url)
+        except InputError as error:
+            return told(error)
+
+    return checked
+
+
+@_errors_told
+def store_access(url: str) -> Line:
+    """Whether files below a URL can be written, read and deleted, with the keys that this process finds."""
+    file, content = storage.join(url, f".doctor-{secrets.token_hex(8)}"), secrets.token_bytes(64)
+    storage.write_bytes(file, content)
+    try:
+        if storage.read_bytes(file) != content:
+            return Line("error", f"{url}: returns other bytes than were written", "use another store")
+    finally:
+        storage.remove(file)
+    if storage.exists(file):
+        return Line("error", f"{url}: a deleted file is still there", "allow s3:DeleteObject to these keys")
+    return Line("ok", f"{url}: writes, reads and deletes")
+
+
+@_errors_told
+def store_conditions(url: str) -> Line:
+    """Whether the store puts a file only where none exists, which keeps two writers apart; a disk has locks instead."""
+    if storage.is_local(url):
+        return Line("ok", f"{url}: a disk, where locks keep writers apart")
+    if storage.heeds_conditions(storage.join(url, ".doctor")):
+        return Line("ok", f"{url}: heeds conditional puts (If-None-Match, If-Match)")
+    remedy = "run one writer of a directory at a time, or use a store that heeds them"
+    return Line("warning", f"{url}: puts without heeding a condition, so two writers may overwrite each other", remedy)
+
+
+@_errors_told
+def store_clock(url: str) -> Line:
+    """Whether the clocks of S3 and of this machine agree."""
+    if not url.startswith("s3://"):
+        return Line("ok", f"{url}: has no clock of its own")
+    file = storage.join(url, f".doctor-{secrets.token_hex(8)}")
+    storage.write_bytes(file, b"")
+    try:
+        return clocks({url: storage.clock_ahead_s(file)})
+    finally:
+        storage.remove(file)
+
+
+def clocks(ahead_s: Mapping[str, float]) -> Line:
+    """Whether clocks agree with this machine's.
+
+    Args:
+        ahead_s: seconds by which each is ahead, which include the delay of its answer.
+
+    Example:
+        >>> clocks({"a": 0.2, "b": -400.0}).what
+        "clocks differ from this machine's by up to 400 s (b)"
+    """
+    where, most = max(ahead_s.items(), key=lambda each: abs(each[1]))
+    what = f"clocks differ from this machine's by up to {abs(most):.0f} s ({where})"
+    level: Level = "error" if abs(most) > _CLOCK_ERROR_S else "warning" if abs(most) > _CLOCK_WARNING_S else "ok"
+    remedy = "synchronise the clocks (chronyd, systemd-timesyncd); S3 refuses requests that are 15 minutes off"
+    return Line(level, what, "" if level == "ok" else remedy)
+
+
+def config_validity(url: str, job: str | None, config_of: Callable[[str], type[Config]]) -> Line:
+    """Whether a file is a config of its job.
+
+    Args:
+        url: the file.
+        job: the job; by default the first part of the file's name, as `pretrain` of `pretrain-news.yaml`.
+        config_of: the config of a job, by its name.
+    """
+    name = job or PurePosixPath(url).stem.partition("-")[0]
+    try:
+        cls = config_of(name)
+    except InputError as error:
+        return Line("error", f"{url}: its name does not begin with a job's ({error})", "name it with --set job=NAME")
+    try:
+        configs.load(cls, url)
+    except InputError as error:
+        return told(error)
+    return Line("ok", f"{url}: is a config of jobs.{name}")

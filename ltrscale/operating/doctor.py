@@ -1,0 +1,249 @@
+"""Looks at this machine, at the nodes of a cluster and at a store, and says what is wrong and what to do about it."""
+
+import json
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import Field
+from rich.console import Console
+from rich.text import Text
+
+from ltrscale import ray_internals, storage
+from ltrscale.config import Config
+from ltrscale.engine import ray_cluster
+from ltrscale.errors import InputError, without_credentials
+from ltrscale.operating import checks
+from ltrscale.operating.checks import Line
+from ltrscale.operating.dashboard import ADDRESS, check_answers
+from ltrscale.operating.ports import PORTS, open_dashboard, open_ports
+from ltrscale.operating.submission import SubmitConfig, read_log
+
+_HERE = "this machine"
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+class DoctorConfig(Config):
+    """What is looked at."""
+
+    address: str | None = None
+    """A cluster, each node of which is looked at: its dashboard, http://HEAD:8265, or from one of its nodes HEAD:6379.
+    By default RAY_ADDRESS, else RAY_API_SERVER_ADDRESS of the environment; with neither, only this machine."""
+    store: str | None = None
+    """A directory, s3://bucket/path or local, below which files are written, read and deleted for a moment, from every
+    node of the cluster or else from here, with the keys that are found there."""
+    config: str | None = None
+    """A config to check; the first part of its name is its job, as of pretrain-news.yaml."""
+    job: str | None = None
+    """The job whose config it is, if its name does not say so."""
+    ports: tuple[int, ...] = PORTS
+    """Ports on which Ray may serve others without a token."""
+    expected: dict[str, str] = Field(default_factory=dict)
+    """Versions that the nodes should have, by package; by default those of this machine."""
+    working_dir: str | None = "."
+    """The checkout that is sent to a cluster; null if its nodes have the jobs installed."""
+    patience_s: float = Field(10, ge=0)
+    """Seconds for which a store that does not answer is asked again."""
+    format: Literal["text", "json"] = "text"
+    """Text to read, or a line of JSON for each check."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line, and the machine that it is about."""
+
+    where: str
+    line: Line
+
+
+def doctor(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> int:
+    """Run all checks, and print what they find.
+
+    Args:
+        config: what is looked at.
+        config_of: the config of a job, by its name.
+
+    Returns:
+        The exit status: 1 with an error, otherwise 0.
+    """
+    page, failed = _Page(), False
+    for finding in _findings(config, config_of):
+        failed |= finding.line.level == "error"
+        if config.format == "json":
+            sys.stdout.write(json.dumps({"where": finding.where, **vars(finding.line)}) + "\n")
+            sys.stdout.flush()
+        else:
+            page.show(finding)
+    if config.format != "json":
+        page.end()
+    return int(failed)
+
+
+def _findings(config: DoctorConfig, config_of: Callable[[str], type[Config]]) -> Iterator[Finding]:
+    address = config.address or os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS)
+    if config.config is not None:
+        yield Finding(_HERE, checks.config_validity(config.config, config.job, config_of))
+    pins = checks.pinned_versions()
+    alone = Look(
+        pins, "cluster/constraints.txt has", config.ports, config.patience_s, None if address else config.store
+    )
+    for line in alone.lines():
+        yield Finding(_HERE, line)
+    if address is None:
+        return
+    try:
+        yield from _of_dashboard(address, config) if "://" in address else _of_nodes(address, config)
+    except InputError as error:
+        yield Finding("cluster", checks.told(error))
+
+
+@dataclass(frozen=True)
+class Look:
+    """The checks of one machine, and what they expect."""
+
+    expected: Mapping[str, str]
+    whose: str
+    ports: tuple[int, ...]
+    patience_s: float
+    store: str | None = None
+    """The URL of a store to try."""
+    object_store: float | None = None
+    """Bytes of Ray's object store there."""
+    gpus: float = 0
+    """GPUs that Ray counts there."""
+    on_node: bool = False
+    """Whether Ray runs there."""
+
+    def lines(self) -> Iterator[Line]:
+        """What the checks find on the machine of this process."""
+        os.environ.setdefault(storage.PATIENCE, str(self.patience_s))
+        yield checks.packages(self.expected, self.whose)
+        yield checks.gpus(self.gpus)
+        yield checks.shared_memory(self.object_store)
+        yield checks.spill_disk(ray_internals.session_folder() if self.on_node else None, self.object_store)
+        yield open_ports(self.ports)
+        if self.store is not None:
+            access = checks.store_access(self.store)
+            yield access
+            if access.level == "ok":  # otherwise the others would only repeat the reason
+                yield checks.store_conditions(self.store)
+                yield checks.store_clock(self.store)
+
+
+def _of_nodes(address: str, config: DoctorConfig) -> Iterator[Finding]:
+    """Look at every node of the cluster to which this process belongs."""
+    import ray  # imported late, as below: a laptop without a cluster needs no Ray to be looked at
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    os.environ["RAY_ADDRESS"] = address
+    with ray_cluster(0):
+        ports = (*config.ports, int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
+        here = Look(
+            config.expected or checks.versions(), "expected are", tuple({*ports}), config.patience_s, config.store
+        )
+        look = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(_looked)  # max_calls: a process of its own
+        waiting = {}
+        for node in (node for node in ray.nodes() if node["Alive"]):
+            has = node["Resources"]
+            there = replace(here, object_store=has.get("object_store_memory"), gpus=has.get("GPU", 0), on_node=True)
+            task = look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            waiting[task.remote(there)] = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
+        yield from _answers(ray, waiting)
+
+
+def _answers(ray: Any, waiting: dict[Any, str]) -> Iterator[Finding]:
+    """What the nodes report, then how their clocks differ."""
+    ahead_s = {}
+    while waiting:
+        done, _ = ray.wait([*waiting], timeout=_NODE_S)
+        now = time.time()
+        if not done:
+            break
+        where = waiting.pop(done[0])
+        try:
+            lines, then = ray.get(done[0])
+        except ray.exceptions.RayError as error:
+            said = " ".join(str(error).split())
+            yield Finding(
+                where, Line("error", f"the checks failed there ({said[-300:]})", "see Ray's log of that node")
+            )
+            continue
+        ahead_s[where] = then - now
+        for line in lines:
+            yield Finding(where, line)
+    for where in waiting.values():
+        what = f"ran no task within {_NODE_S:.0f} s"
+        yield Finding(where, Line("error", what, "see whether the node lives, and its log in the dashboard"))
+    if ahead_s:
+        yield Finding("cluster", checks.clocks(ahead_s))
+
+
+_NODE_S = 180.0
+
+
+def _looked(look: Look) -> tuple[list[Line], float]:
+    """What the checks find on a node, and its time at the end."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides the GPUs from tasks that ask for none
+    lines = list(look.lines())
+    return lines, time.time()
+
+
+def _of_dashboard(address: str, config: DoctorConfig) -> Iterator[Finding]:
+    """Look at a cluster from outside: at its dashboard, and at its nodes by a job that runs these very checks there."""
+    check_answers(address)
+    yield Finding("cluster", open_dashboard(address))
+    asked = {
+        "format": "json",
+        "patience_s": config.patience_s,
+        "expected": config.expected or checks.versions(),
+        "ports": config.ports,
+        "store": config.store,
+    }
+    words = [word for key, value in asked.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    job = SubmitConfig(command=("doctor", *words), address=address, working_dir=config.working_dir)
+    log = read_log(job)
+    found = [_finding(line) for line in log.splitlines() if line.startswith('{"where": ')]
+    if not any(finding.where != _HERE for finding in found):
+        last = next(iter(log.strip().splitlines()[-1:]), "it has no log")
+        yield Finding(
+            "cluster", Line("error", f"the checks did not run there ({last})", "see the job in the dashboard")
+        )
+    # the submitted process is on a node, at which its own task looked as well
+    yield from (finding for finding in found if finding.where != _HERE)
+
+
+def _finding(text: str) -> Finding:
+    values = json.loads(text)
+    return Finding(values.pop("where"), Line(**values))
+
+
+class _Page:
+    """The findings as text: a heading for each machine, and below it its lines, each as soon as it is there."""
+
+    def __init__(self) -> None:
+        self._console, self._where = Console(highlight=False, soft_wrap=True), ""
+        self._counts = dict.fromkeys(_COLOURS, 0)
+
+    def show(self, finding: Finding) -> None:
+        """Print a finding, with its remedy below it."""
+        if finding.where != self._where:
+            self._where = finding.where
+            self._console.print(Text(finding.where, style="bold"))
+        line, margin = finding.line, " " * 11
+        self._counts[line.level] += 1
+        width = min(max(self._console.width, 60), 120)
+        texts = [line.what, *([f"-> {line.remedy}"] if line.remedy else [])]
+        told = "\n".join(
+            textwrap.fill(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+            for text in map(without_credentials, texts)
+        )
+        level = Text(f"  {line.level:9}", style=_COLOURS[line.level])
+        self._console.print(level.append(told[len(margin) :], style="default"))
+
+    def end(self) -> None:
+        """Print how many findings there are of each level."""
+        self._console.print(", ".join(f"{count} {level}" for level, count in self._counts.items()))

@@ -1,0 +1,274 @@
+"""Jobs on a Ray cluster: submitted through its dashboard, followed, stopped, and found again.
+
+The id of a submission is the job's name and a hash of its settings. The same command given twice therefore finds the
+first submission and follows it; if that has ended it makes another attempt, which resumes as the job itself does.
+"""
+
+import io
+import os
+import re
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ltrscale import ray_internals
+from ltrscale.config import Config
+from ltrscale.errors import InputError, without_credentials
+from ltrscale.operating.dashboard import address_of, connected
+from ltrscale.operating.following import follow, shown, state
+from ltrscale.progress import log
+
+_POLL_S = 1.0
+_PATIENCE_S = 60.0
+_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+"""Ray's variable of a job for the seconds between SIGTERM and SIGKILL; by default 3."""
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|SIGNATURE", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"-----BEGIN"  # a private key
+    r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"  # an access key of Amazon's
+    r"|\b(?:gh[pousr]|glpat|hf|xox[abp]|sk)[-_][\w-]{16,}"  # tokens of well-known services
+    r"|\beyJ[\w-]+\.[\w-]+\."  # a JSON web token
+    r"|^[0-9a-f]{32,}$"
+    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+][A-Za-z0-9+/=]{30,}$"
+)
+
+
+class EntrypointConfig(Config):
+    """What the submitted process reserves on its node. Its workers reserve more, by the job's own `workers`."""
+
+    cpus: float = Field(0, ge=0)
+    """Logical CPUs; with 0 of everything the process runs on the head."""
+    gpus: float = Field(0, ge=0)
+    """GPUs, for a job that trains in its own process."""
+    memory_gb: float = Field(0, ge=0)
+    """Memory in 10^9 bytes, for a job that holds much data in its own process, such as trees."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom Ray resources, such as {reader: 1}."""
+
+
+class SubmitConfig(Config):
+    """A job for a Ray cluster."""
+
+    command: tuple[str, ...] = ()
+    """The job and its arguments, as after `python -m jobs.`: what follows `--` on the command line."""
+    address: str | None = None
+    """The cluster's dashboard, http://HEAD:8265; by default RAY_API_SERVER_ADDRESS of the environment."""
+    action: Literal["run", "status", "stop"] = "run"
+    """Run the job, or follow it if it runs already; show its attempts, or without a job all of the cluster; stop it."""
+    id: str | None = Field(None, pattern=r"^[\w.-]+$")
+    """Name of the submission; by default the job's name and a hash of its settings."""
+    follow: bool = True
+    """Show the job's log until it ends, and exit with its status; otherwise print the id and leave."""
+    check: bool = True
+    """Read the job's config here first. With false only the cluster reads it, for files that only the cluster has."""
+    working_dir: str | None = "."
+    """Directory to send, without what its .gitignore and .rayignore name; null if the nodes have the jobs installed."""
+    environment: dict[str, Annotated[str, Field(coerce_numbers_to_str=True)]] = Field(default_factory=dict)
+    """Variables for the job and its workers. Credentials are refused: the dashboard shows the variables."""
+    entrypoint: EntrypointConfig = EntrypointConfig()
+    """What the submitted process reserves."""
+    stop_seconds: int = Field(120, ge=1)
+    """How long a job that is asked to stop may write its checkpoint before Ray kills it."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is submitted: a job that was looked at here."""
+
+    name: str
+    """The id of its first attempt."""
+    module: str
+    """The job's name, which is that of its module."""
+    entrypoint: str
+    """The command."""
+    files: tuple[str, ...]
+    """Files that it reads from the working directory."""
+
+
+def submission(config: SubmitConfig, digest: str, files: Sequence[str]) -> Submission | None:
+    """The submission that a config describes; None if it names no job.
+
+    Args:
+        config: of the submission.
+        digest: of the job's settings.
+        files: configs that the job reads.
+    """
+    if not config.command:
+        return None
+    module, *arguments = config.command
+    entrypoint = shlex.join(["python", "-m", f"jobs.{module}", *arguments])
+    here = tuple(file for file in files if "://" not in file)
+    return Submission(config.id or f"{module}-{digest[:12]}", module, entrypoint, here)
+
+
+def submit(config: SubmitConfig, job: Submission | None) -> int:
+    """Run, show or stop a job on a cluster.
+
+    Returns:
+        The exit status: of the job if it was followed to its end, otherwise 0.
+
+    Raises:
+        InputError: the cluster does not answer, something looks like a credential, or there is no such job.
+        Stopped: by Ctrl-C, while the job went on.
+    """
+    name = job.name if job else config.id
+    if name is None and config.action != "status":
+        raise InputError("no job is named; give it after --, as in `-- pretrain --config C.yaml`, or its --id")
+    address = address_of(config.address)
+    if config.action == "run":
+        _refuse_credentials(config.environment, config.command)
+    with connected(address) as client:
+        attempts = _attempts(client, name)
+        match config.action:
+            case "status":
+                return _show(attempts, name, address)
+            case "stop":
+                return _stop(client, attempts, str(name), config.stop_seconds)
+            case "run":
+                chosen = _started(client, attempts, job, config, address)
+                if config.follow:
+                    return follow(client, chosen, address)
+                sys.stdout.write(f"{chosen}\n")
+                return 0
+
+
+def read_log(config: SubmitConfig) -> str:
+    """The log of a job, which is run on the cluster to its end; nothing is shown meanwhile.
+
+    Raises:
+        InputError: as for `submit`.
+    """
+    name = f"{config.command[0]}-{secrets.token_hex(6)}"  # each run is a new one
+    job = submission(config.replace(id=name), "", ())
+    with connected(address_of(config.address)) as client:
+        text = io.StringIO()
+        shown(client, _started(client, [], job, config, str(config.address)), text)
+        return text.getvalue()
+
+
+def _refuse_credentials(environment: Mapping[str, str], command: Sequence[str]) -> None:
+    """Refuse to hand credentials to Ray, whose dashboard, logs and client show them.
+
+    Raises:
+        InputError: a variable or a word of the command looks like one.
+    """
+    remedy = (
+        "everybody who sees the dashboard can read it; give the nodes a role or an instance profile, or mount a "
+        "secret into them (cluster/kuberay-rayjob.yaml, envFrom)"
+    )
+    for name, value in environment.items():
+        if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value) or without_credentials(value) != value:
+            raise InputError(f"environment.{name}: looks like a credential, and {remedy}")
+    for word in command:
+        if without_credentials(word) != word:
+            raise InputError(f"{word}: has a credential in its URL, and {remedy}")
+
+
+def _attempts(client: Any, name: str | None) -> list[Any]:
+    """The attempts of a submission, or all submissions, oldest first."""
+    own = re.compile(rf"{re.escape(name)}(?:-\d+)?" if name else ".*")
+    known = [job for job in client.list_jobs() if job.submission_id and own.fullmatch(job.submission_id)]
+    return sorted(known, key=lambda job: (job.start_time or 0, job.submission_id))
+
+
+def _started(client: Any, attempts: Sequence[Any], job: Submission | None, config: SubmitConfig, address: str) -> str:
+    """The id of the attempt that runs, or of one that is submitted now."""
+    last = attempts[-1] if attempts else None
+    if last is not None and (job is None or not last.status.is_terminal()):
+        log.info("%s: %s since %s; not submitted again", last.submission_id, state(last), _when(last.start_time))
+        return str(last.submission_id)
+    if job is None:
+        raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
+    chosen = job.name if last is None else f"{job.name}-{1 + max(_number(each, job.name) for each in attempts)}"
+    runtime: dict[str, Any] = {"env_vars": {**config.environment, _STOP_WAIT: str(config.stop_seconds)}}
+    if config.working_dir is not None:
+        _check_folder(config.working_dir, job)
+        runtime["working_dir"] = config.working_dir
+    reserved = config.entrypoint
+    try:
+        client.submit_job(
+            entrypoint=job.entrypoint,
+            submission_id=chosen,
+            runtime_env=runtime,
+            entrypoint_num_cpus=reserved.cpus,
+            entrypoint_num_gpus=reserved.gpus,
+            entrypoint_memory=round(reserved.memory_gb * 1e9),
+            entrypoint_resources=reserved.resources or None,
+        )
+    except RuntimeError as error:
+        if "already exists" not in str(error):
+            raise
+        log.info("%s: submitted at the same moment elsewhere", chosen)
+    else:
+        log.info("%s: submitted `%s`; %s/#/jobs/%s shows it", chosen, job.entrypoint, address, chosen)
+    return chosen
+
+
+def _number(attempt: Any, name: str) -> int:
+    return int(attempt.submission_id.removeprefix(name).lstrip("-") or 1)
+
+
+def _check_folder(folder: str, job: Submission) -> None:
+    """Check that the directory that is sent has the job and its configs.
+
+    Raises:
+        InputError: the cluster would not find one of them.
+    """
+    if "://" in folder:  # an archive that Ray fetches
+        return
+    if not Path(folder).is_dir():
+        raise InputError(
+            f"working_dir: {folder} is no directory; name the checkout, or null if the nodes have the jobs"
+        )
+    sent = ray_internals.working_directory(Path(folder))
+    if not {f"jobs/{job.module}.py", f"jobs/{job.module}/__main__.py"} & set(sent):
+        raise InputError(
+            f"working_dir: jobs/{job.module}.py is not in {Path(folder).resolve()}; give the command in the checkout, "
+            "or set working_dir=null if the nodes have the jobs installed"
+        )
+    for file in job.files:
+        name = os.path.relpath(file, folder)
+        if name not in sent:
+            raise InputError(
+                f"{file}: is not sent with {folder}, as it is outside, or .gitignore or .rayignore names it; move it, "
+                "for instance to jobs/configs, or upload it and give its URL"
+            )
+    log.info("sending %d files of %s, %.1f MB", len(sent), folder, sum(sent.values()) / 1e6)
+
+
+def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:
+    """Stop the attempts that run, and wait for their ends."""
+    if not attempts:
+        raise InputError(f"{name}: no such submission; `python -m jobs.submit --action status` lists all")
+    running = [job.submission_id for job in attempts if not job.status.is_terminal()]
+    if not running:
+        log.info("%s: %s already", attempts[-1].submission_id, state(attempts[-1]))
+    for each in running:
+        client.stop_job(each)
+        deadline = time.monotonic() + seconds + _PATIENCE_S
+        while not (job := client.get_job_info(each)).status.is_terminal():
+            if time.monotonic() > deadline:
+                raise InputError(f"{each}: still runs after {seconds} s; look for it in the dashboard")
+            time.sleep(_POLL_S)
+        log.info("%s: %s", each, state(job))
+    return 0
+
+
+def _show(attempts: Sequence[Any], name: str | None, address: str) -> int:
+    """Print a line for each attempt."""
+    if not attempts:
+        log.info("%s: no submission%s", address, f" {name}" if name else "")
+    for job in attempts:
+        sys.stdout.write(f"{job.submission_id}  {state(job)}  since {_when(job.start_time)}  {job.entrypoint}\n")
+    return 0
+
+
+def _when(milliseconds: int | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((milliseconds or 0) / 1000))

@@ -1,0 +1,116 @@
+"""What `jobs.submit` refuses before anything is sent."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from jobs.commands import command
+from jobs.submit import COMMAND
+from ltrscale import config as configs
+from ltrscale.errors import InputError
+from ltrscale.operating import dashboard
+from ltrscale.operating.submission import SubmitConfig, _check_folder, submission, submit
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = "http://127.0.0.1:1"
+
+
+def send(**settings: object) -> int:
+    given = configs.validate(SubmitConfig, {"command": ["pretrain"], "address": NOBODY, **settings}, "test")
+    return submit(given, submission(given, "0" * 64, ()))
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"AWS_SECRET_ACCESS_KEY": "x"},
+        {"AWS_ACCESS_KEY_ID": "x"},
+        {"MY_API_TOKEN": "x"},
+        {"db_password": "x"},
+        {"STORE": "s3://me:pass@bucket/x"},
+        {"LINK": "https://host/x?X-Amz-Signature=ab"},
+        {"PLAIN": "AKIA" + "ABCDEFGH12345678"},
+        {"PLAIN": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYzzzzEXAMPL3"},
+        {"PLAIN": "0123456789abcdef" * 2},
+        {"PLAIN": "-----BEGIN PRIVATE" + " KEY-----"},
+    ],
+    ids=lambda variable: "=".join(*variable.items()),
+)
+def test_what_looks_like_a_credential_is_refused_and_not_repeated(variable: dict[str, str]) -> None:
+    ((name, value),) = variable.items()
+    with pytest.raises(
+        InputError, match=rf"environment\.{name}: looks like a credential, .* mount a secret"
+    ) as refused:
+        send(environment=variable)
+    assert value == "x" or value not in str(refused.value)
+
+
+def test_a_credential_in_the_command_is_refused() -> None:
+    with pytest.raises(InputError, match=r"s3://\*\*\*@bucket/x: has a credential"):
+        send(command=["pretrain", "--set=out=s3://me:pass@bucket/x"])
+
+
+def test_harmless_variables_are_sent() -> None:
+    harmless = {"AWS_ENDPOINT_URL": "http://10.0.0.7:9000", "LTRSCALE_STORAGE_PATIENCE_S": 600, "NCCL_DEBUG": "INFO"}
+    with pytest.raises(InputError, match="no dashboard answers there"):  # the next thing that is looked at
+        send(environment={**harmless, "PATH": "/opt/conda3/envs/Ranking/bin:/usr/local/bin:/usr/bin:/bin"})
+
+
+def test_a_cluster_that_is_missing_or_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(dashboard.ADDRESS, raising=False)
+    with pytest.raises(InputError, match="no cluster is named; give --address"):
+        send(address=None)
+    with pytest.raises(InputError, match=r"head:6379: no address of a dashboard; write it as http://"):
+        send(address="head:6379")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(dashboard.socket, "create_connection", lambda *_, **__: silent.accept())
+        silent.settimeout(0.1)  # as a connection whose packets a firewall drops
+        with pytest.raises(InputError, match=r"no dashboard answers there \(timed out\)"):
+            send()
+
+
+def test_a_job_and_a_way_to_find_it_are_needed() -> None:
+    with pytest.raises(InputError, match="no job is named"):
+        send(command=[])
+    with pytest.raises(InputError, match="pretain: no such job; did you mean 'pretrain'"):
+        command("pretain")
+
+
+def test_the_id_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("jobs.submit.submit", lambda _, job: seen.append(job) or 0)
+    path = "jobs/configs/prepare-mq2008.yaml"
+    monkeypatch.chdir(ROOT)
+    for words in (
+        ["prepare", "--config", path],
+        ["prepare", "--config", path, "--set", "ray=false"],
+        ["prepare", "--config", path, "--set", "out=elsewhere"],
+    ):
+        with pytest.raises(SystemExit):
+            COMMAND.run(SubmitConfig(command=tuple(words)))
+    assert seen[0].name == seen[1].name != seen[2].name
+    assert seen[1].entrypoint == f"python -m jobs.prepare --config {path} --set ray=false"
+    assert seen[0].files == (path,)
+
+
+def test_a_config_that_is_not_sent_is_named(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "pretrain.py").touch()
+    (tmp_path / ".rayignore").write_text("/runs/\n")
+    for place in ("runs", "mine"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "a.yaml").touch()
+
+    def check(module: str, *files: str) -> None:
+        job = submission(SubmitConfig(command=(module,)), "0", files)
+        assert job is not None
+        _check_folder(str(tmp_path), job)
+
+    check("pretrain", f"{tmp_path}/mine/a.yaml", "s3://bucket/a.yaml")
+    with pytest.raises(InputError, match=r"runs/a\.yaml: is not sent with .* \.rayignore"):
+        check("pretrain", f"{tmp_path}/runs/a.yaml")
+    with pytest.raises(InputError, match=r"/etc/a\.yaml: is not sent"):
+        check("pretrain", "/etc/a.yaml")
+    with pytest.raises(InputError, match=r"jobs/finetune\.py is not in .* working_dir=null"):
+        check("finetune")
