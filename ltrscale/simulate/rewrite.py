@@ -307,7 +307,7 @@ class GroupWriter:
             vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
             statistics=self._statistics or self._copied_statistics(),
             accounting=accounting,
-            categories=self._source.categories,
+            categories=source.categories,
             made_by=dict(origin),
         )
         self._commit.finish(manifest.model_dump(mode="json"))

@@ -13,7 +13,6 @@ from rich.table import Table
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.workflows.runs import HIDDEN_RUN, RUN
 from ltrscale.workflows.trackers import flat, numbers
 
 _WIDEST = 1000
@@ -71,7 +70,7 @@ def runs_below(under: str) -> Iterator[Run]:
     Raises:
         InputError: there is none.
     """
-    ends = tuple(f"/{name}/{_CONFIG}" for name in (RUN, HIDDEN_RUN))
+    ends = tuple(f"/{name}/{_CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
     names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
     found = sorted(storage.join(under, name) if name else under for name in names)
     if not found:
@@ -86,7 +85,12 @@ def read_run(out: str) -> Run:
         InputError: no run is recorded there.
     """
     folder = next(
-        (f for name in (RUN, HIDDEN_RUN) if storage.exists(storage.join(f := storage.join(out, name), _CONFIG))), ""
+        (
+            f
+            for name in (storage.RUN, storage.HIDDEN_RUN)
+            if storage.exists(storage.join(f := storage.join(out, name), _CONFIG))
+        ),
+        "",
     )
     if not folder:
         raise InputError(f"{out}: no run is recorded there; name the output directory of a job")
