@@ -4,12 +4,8 @@ What position does to clicks, whether relevance can be told from it, and which
 click models predict later clicks. The data set needs positions, clicks and
 document ids: columns.positions, columns.clicks and columns.item of jobs.prepare.
 
-After `jobs.prepare --config jobs/configs/prepare-mq2008.yaml`, simulate a log
-and look at it:
+On a simulated log, after the three commands at the head of that config:
 
-  python -m jobs.relabel --config jobs/configs/relabel-log-mq2008.yaml
-  python -m jobs.relabel --config jobs/configs/relabel-log-mq2008.yaml \
-      --set relabel.seed=1 --set out=runs/data/mq2008-log-later
   python -m jobs.clicks --config jobs/configs/clicks-mq2008.yaml
 
 Read the report from top to bottom. If positions do not overlap, it says so and

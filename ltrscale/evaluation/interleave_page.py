@@ -128,14 +128,17 @@ def page(found: Interleaved) -> str:
 
 def _explanations(found: Interleaved) -> Iterator[str]:
     match found.user:
-        case PositionBased(eta=eta):
-            examines, outside = f"examines position p with p^-{eta:g}", ""
+        case PositionBased(eta=eta, trust=0):
+            examines, outside, trusts = f"examines position p with p^-{eta:g}", "", ""
+        case PositionBased(eta=eta, trust=trust):
+            examines, outside = f"examines position p with p^-{eta:g}", "; users who trust the order are none of them"
+            trusts = f", or, with probability {trust:g} / p, because it stands at position p"
         case Cascade():
-            examines, outside = "reads from the top to the first click", "; a cascade is none of them"
+            examines, outside, trusts = "reads from the top to the first click", "; a cascade is none of them", ""
     depth = "the whole list" if found.depth is None else f"the first {found.depth} positions"
     yield (
         f"A simulated user sees {depth}, {examines}, and clicks an examined document with {found.noise:g} + "
-        f"{1 - found.noise:g} times the probability of its grade."
+        f"{1 - found.noise:g} times the probability of its grade{trusts}."
     )
     yield (
         "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, so that "

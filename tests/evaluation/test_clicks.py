@@ -331,5 +331,5 @@ def test_clicks_that_are_not_there_are_named(judged: tuple[str, str], rows: list
     less = [{name: value for name, value in row.items() if name != "clicks"} for row in rows[:80]]
     url = write_log(str(tmp_path / "less"), less)
     config = evaluation((url, judged[1]), clicks=True)
-    with pytest.raises(InputError, match=r"no column 'clicks', which evaluate.clicks names; leave it out"):
+    with pytest.raises(InputError, match=r"no column 'clicks', which evaluate\.clicks names; leave it out"):
         evaluate(config, str(tmp_path / "out"), made_by={}, report=lambda _: None)

@@ -17,7 +17,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation import impressions
 from ltrscale.evaluation.impressions import METHODS, Lists, Pair, Traffic, simulate
-from ltrscale.evaluation.interleave_page import Interleaved
+from ltrscale.evaluation.interleave_page import Interleaved, page
 from ltrscale.evaluation.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.simulate.clicks import Cascade, PositionBased, User
@@ -234,8 +234,12 @@ def test_the_job_reports_all_pairs_and_is_skipped_when_it_is_up_to_date(
     rows = pq.read_table(tmp_path / "out" / "groups.parquet")
     assert rows.num_rows == 6 * found.groups == 6 * 180
     assert found.impressions == sum(rows["impressions"].to_pylist()) / 6
-    page = (tmp_path / "out" / "report.md").read_text()
-    assert "<b>" not in page.replace("`again <b>`", "")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "<b>" not in text.replace("`again <b>`", "")
+    assert "because it stands at" not in text
+    trusting = page(found.replace(user=PositionBased(trust=0.3)))
+    assert "probability 0.3 / p, because it stands at position p" in trusting
+    assert "users who trust the order are none of them" in trusting
     assert "| good - poor " in capsys.readouterr().out
 
 

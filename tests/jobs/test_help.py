@@ -164,8 +164,8 @@ def test_the_docs_ask_for_keys_that_exist() -> None:
         assert by_name[job].help(key)
 
 
-def test_there_is_a_command_for_each_row_of_the_readme() -> None:
-    rows = re.findall(r"^\| `jobs\.(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_there_is_a_command_for_each_row_of_the_page_of_jobs() -> None:
+    rows = re.findall(r"^\| \[`jobs\.(\w+)`\]", (ROOT / "docs" / "jobs.md").read_text(), re.MULTILINE)
     assert sorted(rows) == [command.name for command in commands()]
 
 
