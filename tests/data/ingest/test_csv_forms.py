@@ -13,7 +13,8 @@ import pytest
 
 from ltrscale.config import validate
 from ltrscale.data.ingest.categories import encode
-from ltrscale.data.ingest.logs import ColumnMapping, item_features, read_items
+from ltrscale.data.ingest.logs import item_features, read_items
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.errors import InputError
 
