@@ -143,6 +143,8 @@ def test_masked_language_modelling_may_run_beside_a_ranking_loss(texts: str, tmp
     beside = {"method": {"kind": "masked_language"}, "stream": {"docs_per_batch": 200}, "every": 2}
     records = run(texts, tmp_path / "both", auxiliary=beside, epochs=1)
     assert records[-1]["loss"] > 0
+    with pytest.raises(InputError, match="method simclr_rank learns from features, and encoder cross_encoder does not"):
+        run(texts, tmp_path / "other", auxiliary={"method": {"kind": "simclr_rank"}})
 
 
 @pytest.mark.parametrize("pooler", ["cls", "tanh"])
