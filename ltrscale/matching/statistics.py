@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from ltrscale.errors import InputError
 from ltrscale.matching.measures import Collection, Lists, collect, merge
 from ltrscale.simulate.rewrite import GroupBlock
 
-_VERSION = "1"
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Statistics:
         arrays |= {f"occurrences.{name}": text.occurrences_V for name, text in self.texts.items()}
         about = {
             "version": _VERSION,
-            "documents": json.dumps({name: text.documents for name, text in self.texts.items()}),
-            "periods": json.dumps(self.periods),
-            "vocabulary": self.vocabulary.model_dump_json(),
+            "documents": {name: text.documents for name, text in self.texts.items()},
+            "periods": self.periods,
+            "vocabulary": self.vocabulary.model_dump(mode="json"),
         }
+        # one entry: the library writes several in an order that changes from run to run, and so the file's hash would
+        metadata = {"about": json.dumps(about)}
         with commit.file("statistics-{hash}.safetensors") as path:
-            path.write_bytes(safetensors.numpy.save(arrays, metadata=about))
+            path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
         placed = commit.files[-1]
         return ListedFile(path=placed.path, bytes=placed.bytes, sha256=placed.sha256)
 
@@ -106,18 +109,17 @@ def read(dataset: Dataset) -> Statistics:
             raise InputError(f"{where}: statistics of version {about['version']}; this package reads {_VERSION}")
         texts = {
             name: Collection(documents, arrays[f"frequency.{name}"], arrays[f"occurrences.{name}"])
-            for name, documents in json.loads(about["documents"]).items()
+            for name, documents in about["documents"].items()
         }
-        vocabulary = Vocabulary.model_validate_json(about["vocabulary"])
-        return Statistics(texts, vocabulary, tuple(json.loads(about["periods"])))
+        return Statistics(texts, Vocabulary.model_validate(about["vocabulary"]), tuple(about["periods"]))
     except (SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{where}: no statistics of texts ({error}); make the data set again") from error
 
 
-def _about(data: bytes) -> dict[str, str]:
-    """The texts beside the arrays of a safetensors file."""
+def _about(data: bytes) -> dict[str, Any]:
+    """What stands beside the arrays of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
-    about: dict[str, str] = json.loads(data[8 : 8 + length])["__metadata__"]
+    about: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["about"])
     return about
 
 

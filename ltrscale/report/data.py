@@ -59,18 +59,24 @@ def _shown(value: float | None) -> str:
 
 
 def quarantine(sources: Sources) -> Iterator[Block]:
-    """Rows and groups read, kept and rejected by each data set of the evaluation, and the rules that rejected them."""
+    """Rows and groups read, kept and rejected by each data set, the rules that rejected them, and what texts lost."""
     splits = sources.evaluated.splits.by_name.values()
-    rows, rules = [], []
+    rows, rules, texts = [], [], []
     for url in dict.fromkeys(url for split in splits for url in split.data):
         manifest = open_dataset(url).manifest
         a = manifest.accounting
         counts = (a.rows_in, a.rows_kept, a.rows_rejected, a.rows_merged, a.groups_in, a.groups_kept, a.groups_rejected)
         rows.append([url, *(f"{n:,}" for n in counts), f"{len(manifest.quarantine)}"])
         rules += [[url, rule, f"{n:,}"] for rule, n in a.rules.items()]
+        for column, found in manifest.token_summaries.items():
+            of_texts = (found.lists, found.empty, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
+            texts.append([url, column, *(f"{n:,}" for n in of_texts)])
     header = ["data set", "rows", "kept", "rejected", "merged", "groups", "kept groups", "rejected groups", "files"]
     yield Table(header, rows, caption="Rows are kept, rejected, or merged with another row of their document")
     if rules:
         yield Table(["data set", "rule", "rows"], rules, caption="Why rows were rejected")
     else:
         yield Text("No rule has rejected a row.")
+    if texts:
+        header = ["data set", "tokens", "texts", "empty", "tokens kept", "longest", "texts cut", "tokens cut"]
+        yield Table(header, texts, caption="Texts of queries and documents")

@@ -1,5 +1,6 @@
 """Appending exact-match features: right for every document, by the statistics of the training periods alone."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,25 @@ def test_later_data_can_have_the_same_statistics(tmp_path: Path) -> None:
     assert later.manifest.statistics is not None
     assert first.manifest.statistics is not None
     assert later.manifest.statistics.sha256 == first.manifest.statistics.sha256
+
+
+def test_damaged_statistics_are_named(tmp_path: Path) -> None:
+    data = prepared(log(tmp_path), tmp_path / "data").url
+    out = matched(data, tmp_path / "out")
+    assert out.manifest.statistics is not None
+    path = Path(out.url) / out.manifest.statistics.path
+    known = path.read_bytes()
+    path.write_bytes(known[:-8])
+    with pytest.raises(InputError, match=r"its content is not what was committed"):
+        matched(data, tmp_path / "other", periods=[], statistics=out.url)
+    for content, message in ((b"\0" * 40, "no statistics of texts"), (known[:-8], "no statistics of texts")):
+        place = Path(out.url) / storage.MANIFEST
+        values = json.loads(place.read_text())
+        path.write_bytes(content)
+        values["statistics"] |= {"sha256": storage.sha256(path), "bytes": len(content)}
+        place.write_text(json.dumps(values))
+        with pytest.raises(InputError, match=message):
+            matched(data, tmp_path / "other", periods=[], statistics=out.url)
 
 
 def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:

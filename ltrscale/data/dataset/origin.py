@@ -33,7 +33,8 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
 def read_as(dataset: Dataset) -> dict[str, Any]:
     """The settings with which `prepare` read the raw rows of a data set; empty where they are not known.
 
-    Those of a data set that was made from another are the settings of that, as long as it is there.
+    Those of a data set that was made from another are the settings of that, as long as it is there. Texts are read with
+    the tokenizer that the data set itself keeps.
     """
     try:
         *_, last = _lineage(dataset)
@@ -42,7 +43,19 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     except InputError:
         return {}
     settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None
-    return {k: v for k, v in settings.items() if k not in _NOT_OF_ROWS} if isinstance(settings, Mapping) else {}
+    if not isinstance(settings, Mapping):
+        return {}
+    return _with_tokenizer({k: v for k, v in settings.items() if k not in _NOT_OF_ROWS}, dataset)
+
+
+def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """The settings with the tokenizer that the data set keeps: a trained one must not be trained anew."""
+    vocabulary = dataset.manifest.vocabulary
+    if vocabulary is None or vocabulary.path is None:
+        return settings
+    source = settings["source"]
+    tokens = {**source["columns"]["tokens"], "tokenizer": {"kind": "known", "path": storage.absolute(dataset.url)}}
+    return {**settings, "source": {**source, "columns": {**source["columns"], "tokens": tokens}}}
 
 
 def _lineage(dataset: Dataset) -> Iterator[Manifest]:

@@ -12,9 +12,10 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.baidu import FEATURES, BaiduUltr, read_baidu
 from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.data.ingest.grouplogs import group_features, read_groups
 from ltrscale.data.ingest.joins import Join, load
 from ltrscale.data.ingest.letor import infer_features, read_letor
-from ltrscale.data.ingest.logs import group_features, item_features, item_schema, read_groups, read_items
+from ltrscale.data.ingest.logs import item_features, item_schema, read_items
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, missing
 from ltrscale.data.ingest.rows import RowBlock
 from ltrscale.data.ingest.texts import TokenColumns

@@ -13,7 +13,8 @@ import pytest
 
 from ltrscale.config import validate
 from ltrscale.data.ingest.categories import encode
-from ltrscale.data.ingest.logs import ColumnMapping, item_features, read_items
+from ltrscale.data.ingest.logs import item_features, read_items
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.errors import InputError
 
@@ -148,3 +149,13 @@ def test_booleans_as_a_category_keep_their_codes(tmp_path: Path) -> None:
     path.write_text("q,c\na,true\na,false\n")
     rows, _ = read(path, features=[], categorical=["c"])
     np.testing.assert_array_equal(rows.features_NF[:, 0], encode(pa.array(["true", "false"])))
+
+
+def test_without_quotes_a_quote_is_a_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "log.tsv").write_text('q\td\tx\n"a\tsaid "no"\t1\na"b\t"\t2\nc\td\n')
+    rows, rejected = read(tmp_path / "log.tsv", item="d", quotes=False)
+    assert rows.query_ids_N.to_pylist() == ['"a', 'a"b']
+    assert rows.doc_ids_N is not None
+    assert rows.doc_ids_N.to_pylist() == ['said "no"', '"']
+    assert [(one.line, one.found) for one in rejected] == [(4, "2 columns where the header has 3")]
+    assert len(read(tmp_path / "log.tsv", item="d")[1]) == 3

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ltrscale.data.columns import is_id, is_number
 from ltrscale.data.ingest.jsontext import read_schema
-from ltrscale.data.ingest.logs import ColumnMapping, item_features, read_items
+from ltrscale.data.ingest.logs import item_features, read_items
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.errors import InputError
 

@@ -21,15 +21,10 @@ from pydantic import ValidationError
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.categories import CategoryEncoder, encode
+from ltrscale.data.ingest.grouplogs import group_features, read_groups
 from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.logs import (
-    ColumnMapping,
-    GroupColumns,
-    group_features,
-    item_features,
-    read_groups,
-    read_items,
-)
+from ltrscale.data.ingest.logs import item_features, read_items
+from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.data.ingest.sources import GroupRows, Items

@@ -20,7 +20,8 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.logs import ColumnMapping, item_features, read_items
+from ltrscale.data.ingest.logs import item_features, read_items
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.ingest.rows import Rejection, RowBlock, concat
 from ltrscale.data.ingest.sources import GroupRows, Items, for_scoring, missing_columns

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ltrscale.data.ingest.lines import LineTexts
-from ltrscale.data.ingest.logs import RowTexts
-from ltrscale.data.ingest.rows import RowBlock, Texts, concat, cut, keep
+from ltrscale.data.ingest.rows import RowBlock, RowTexts, Texts, concat, cut, keep
 
 
 def block_of(texts: Texts | None, lines: list[int], file: str = "log") -> RowBlock:

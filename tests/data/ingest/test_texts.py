@@ -15,10 +15,12 @@ from token_columns import lists_of
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.dataset.tokens import TokenSummary
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
+from ltrscale.data.ingest.sources import for_scoring, tokens_of
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 
@@ -308,6 +310,23 @@ def test_added_periods_have_the_vocabulary_of_the_data_set(tmp_path: Path) -> No
     other = {"tokenizer": IDS, "document": {"title": {"column": "text"}}}
     with pytest.raises(InputError, match=r"tokens 'title' of each document .* are in the inputs only"):
         prepare(config(more, other, columns={"period_column": "week"}, add=True), str(tmp_path / "set"))
+
+
+def test_new_rows_are_read_with_the_tokenizer_of_the_data_set(tmp_path: Path) -> None:
+    made = trained(
+        write_texts(tmp_path / "log.parquet", ["wing flow wing", "heat"], ["w1", "w2"]), tmp_path / "set", "w1"
+    )
+    settings = read_as(made)
+    assert settings["source"]["columns"]["tokens"]["tokenizer"] == {"kind": "known", "path": str(tmp_path / "set")}
+    new = write_texts(tmp_path / "new.parquet", ["flow of wing"], ["w9"])
+    again = prepare(PrepareConfig.model_validate({**settings, "inputs": str(new)}), str(tmp_path / "new"))
+    vocabularies = [each.manifest.vocabulary or pytest.fail("no vocabulary") for each in (made, again)]
+    assert vocabularies[0].same_as(vocabularies[1])
+    source = PrepareConfig.model_validate({**settings, "inputs": str(new)}).source
+    features = made.manifest.features
+    for tokens in (False, True):
+        scored = for_scoring(source, features, meta=(), positions=False, dated=True, tokens=tokens)
+        assert (tokens_of(scored) is not None) == tokens
 
 
 def test_a_changed_vocabulary_is_noticed(tmp_path: Path) -> None:
