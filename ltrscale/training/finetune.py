@@ -183,6 +183,8 @@ def finetune(
     start = bundle.load(pretrained) if pretrained else None
     try:
         config.check_start(start.projector_layers() if start else None)
+        if config.auxiliary is not None:
+            config.auxiliary.method.check_encoder(start.network().encoder if start else config.network.encoder)
     except ValueError as error:
         raise InputError(f"{pretrained or 'no pretrained bundle'}: {error}") from error
     if config.keep_head:

@@ -5,12 +5,14 @@ import typing
 import pytest
 import torch
 from pydantic import BaseModel
+from token_batches import text_config, text_groups, text_transform
 
 from ltrscale.batch import QueryGroups
-from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig
+from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
+from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
@@ -88,3 +90,27 @@ def test_encoder_context_and_loss(encoder: str, context: str | None) -> None:
         ranker = Ranker(Architecture(transform=config.network.transform, **parts), transform(config))
         model = RankingObjective(ranker, config)
         check_trains(model, *model(batch(), torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("context", [None, *kinds(ContextConfig)])
+def test_encoder_of_text_with_context_and_auxiliary_objective(context: str | None) -> None:
+    torch.manual_seed(0)
+    fitted, config = text_transform(), text_config()
+    values: dict[str, object] = {"transform": fitted.config, "encoder": config, "head": {"layers": 2}}
+    if context is not None:
+        values["context"] = {"kind": context, **SMALL.get(context, {})}
+    ranker = Ranker(Architecture.model_validate(values), fitted)
+    model = RankingObjective(ranker, FinetuneConfig.model_validate({"loss": {"kind": "softmax"}}))
+    check_trains(model, *model(text_groups(), torch.Generator().manual_seed(0)))
+
+
+def test_half_precision_is_close_to_full_precision_on_text() -> None:
+    torch.manual_seed(0)
+    fitted = text_transform()
+    network = NetworkConfig(transform=fitted.config, encoder=text_config())
+    model = Pretrainer(fitted, network, MaskedLanguageConfig(rate=0.5), PretrainConfig().augment)
+    (loss, count), draw = model(text_groups(), torch.Generator().manual_seed(0)), torch.Generator().manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        half, same = model(text_groups(), draw)
+    assert same == count
+    torch.testing.assert_close(half, loss, rtol=0.02, atol=0)

@@ -19,6 +19,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
+from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig
 from ltrscale.models.ranker import Architecture, Ranker
@@ -59,7 +60,9 @@ def splits(data: str) -> tuple[Split, Split, Split]:
     return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
 
 
-def run(data: str, out: Path, pretrained: str | None = None, **changes: Any) -> list[dict[str, Any]]:
+def run(
+    data: str, out: Path, pretrained: str | None = None, *, workers: WorkersConfig = ONE, **changes: Any
+) -> list[dict[str, Any]]:
     """Finetune a small cross-encoder; returns the records of its epochs."""
     encoder = {**ENCODER, **changes.pop("encoder", {})}
     network = {"encoder": encoder, **changes.pop("network", {})}
@@ -68,7 +71,14 @@ def run(data: str, out: Path, pretrained: str | None = None, **changes: Any) -> 
     train, validation, _ = splits(data)
     records: list[dict[str, Any]] = []
     finetune(
-        config, train, validation, str(out), pretrained=pretrained, origin={}, report=lambda r: records.append(dict(r))
+        config,
+        train,
+        validation,
+        str(out),
+        pretrained=pretrained,
+        origin={},
+        report=lambda r: records.append(dict(r)),
+        workers=workers,
     )
     return [record for record in records if "epoch" in record]
 
@@ -143,6 +153,8 @@ def test_masked_language_modelling_may_run_beside_a_ranking_loss(texts: str, tmp
     beside = {"method": {"kind": "masked_language"}, "stream": {"docs_per_batch": 200}, "every": 2}
     records = run(texts, tmp_path / "both", auxiliary=beside, epochs=1)
     assert records[-1]["loss"] > 0
+    with pytest.raises(InputError, match="method simclr_rank learns from features, and encoder cross_encoder does not"):
+        run(texts, tmp_path / "other", auxiliary={"method": {"kind": "simclr_rank"}})
 
 
 @pytest.mark.parametrize("pooler", ["cls", "tanh"])
@@ -339,3 +351,13 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(texts: str, tmp_pa
     assert done + list(second.epoch()) == expected
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_two_workers_under_ray_train_on_text(texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(texts).parent)  # Ray uploads the working directory
+    losses = {n: run(texts, tmp_path / f"{n}", epochs=1, workers=WorkersConfig(number=n)) for n in (1, 2)}
+    assert [len(of[0]["workers"]) for of in losses.values()] == [1, 2]
+    for one, two in zip(losses[1], losses[2], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
