@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError
 from ltrscale.serving.features import Column, ExportedFeatures
-from ltrscale.serving.trees import Trees
+from ltrscale.serving.trees import Trees, missing_goes_left
 
 FEATURES, MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
@@ -100,12 +100,6 @@ def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0)
         "missing": "yes" if missing_goes_left(node) else "no",
         "children": [_of_lightgbm(node[side], trees, to, depth + 1) for side in ("left_child", "right_child")],
     }
-
-
-def missing_goes_left(node: Mapping[str, Any]) -> bool:
-    """Where a missing value goes at a numeric split of LightGBM's dump: a split that never met one takes it for 0."""
-    assert node["missing_type"] in ("None", "NaN"), "zero_as_missing is not offered"
-    return bool(node["default_left"] if node["missing_type"] == "NaN" else node["threshold"] >= 0)
 
 
 def _above(threshold: float) -> float:

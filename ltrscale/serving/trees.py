@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,3 +93,9 @@ def _xgboost(content: bytes, labels: Sequence[str]) -> tuple[Any, list[list[int]
     booster = xgboost.Booster(model_file=bytearray(content))
     booster.feature_names = list(labels)
     return booster, json.loads(booster.attr("codes"))
+
+
+def missing_goes_left(node: Mapping[str, Any]) -> bool:
+    """Where a missing value goes at a numeric split of LightGBM's dump: a split that never met one takes it for 0."""
+    assert node["missing_type"] in ("None", "NaN"), "zero_as_missing is not offered"
+    return bool(node["default_left"] if node["missing_type"] == "NaN" else node["threshold"] >= 0)

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError
 from ltrscale.serving.features import ExportedFeatures
-from ltrscale.serving.ltr_plugin import missing_goes_left
-from ltrscale.serving.trees import Trees
+from ltrscale.serving.trees import Trees, missing_goes_left
 
 MODEL = "model.json"
 
