@@ -1,7 +1,7 @@
 """The kinds of methods that a pipeline trains and compares."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -35,6 +35,8 @@ class ReadingMethod(Config):
     leave_out: Texts = ()
     """Features that this method does not read: names, prefixes with * such as c_*, or `categorical` for all of that
     kind. So one report can compare a method with and without them."""
+    learns_from: str | None = None
+    """Learn the labels of this entry of the pipeline's `learn_from`, such as clicks; empty for those of `splits`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -76,14 +78,19 @@ class NeuralMethod(ReadingMethod):
     """Empty for the baseline without pretraining."""
     pretrained_as: str | None = None
     """Start from the pretrained encoder of this other method; it is pretrained once for both."""
+    starts_from: str | None = None
+    """Start from the ranker of this other method, such as one that has learnt clicks; `finetune.keep_head` keeps its
+    head, too."""
     finetune: FinetuneConfig = FinetuneConfig()
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
-        if self.pretrain is not None and self.pretrained_as is not None:
-            raise ValueError("pretrain and pretrained_as exclude each other; leave one of them out")
-        if self.pretrained_as is not None and self.leave_out:
-            raise ValueError("pretrained_as brings the features of its encoder; set leave_out at that method alone")
+        keys = {"pretrain": self.pretrain, "pretrained_as": self.pretrained_as, "starts_from": self.starts_from}
+        origins = [key for key, origin in keys.items() if origin is not None]
+        if len(origins) > 1:
+            raise ValueError(f"{' and '.join(origins)} exclude each other; leave one of them out")
+        if origins not in ([], ["pretrain"]) and self.leave_out:
+            raise ValueError(f"{origins[0]} brings the features of its encoder; set leave_out at that method alone")
         return self
 
     def projector_layers(self) -> int | None:
@@ -203,22 +210,32 @@ def built_on(method: Method) -> tuple[str, ...]:
             return names
         case EnsembleMethod(of=of) | SelfTrainedMethod(of=of):
             return (of,)
+        case NeuralMethod(starts_from=str(start)):
+            return (start,)
     return ()
 
 
-def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, where: str = "methods") -> None:
-    """Check that each method builds on existing methods of the right kind, and has a stream for every worker.
+def check_methods(
+    methods: Mapping[str, Method], workers: WorkersConfig, *, where: str = "methods", learn_from: Collection[str] = ()
+) -> None:
+    """Check that each method builds on existing methods of the right kind, and has labels and enough streams.
 
     Args:
         methods: by name.
         workers: of their neural stages.
         where: the config's key, for errors.
+        learn_from: the names of labels besides those of the splits.
 
     Raises:
         ValueError: a method does not; the message names it.
     """
     for name, method in methods.items():
         _check_names(name, method, methods, where)
+        if isinstance(method, ReadingMethod) and method.learns_from not in (None, *learn_from):
+            known = ", ".join(learn_from) or "empty; only a pipeline has it"
+            raise ValueError(
+                f"{where}.{name}.learns_from {method.learns_from!r} is not in learn_from, which is {known}"
+            )
         for stream in _streams(method):
             if stream.streams < workers.most:
                 raise ValueError(
@@ -233,6 +250,8 @@ def check_methods(methods: Mapping[str, Method], workers: WorkersConfig, *, wher
 def _check_names(name: str, method: Method, methods: Mapping[str, Method], where: str) -> None:
     """Check that a method builds on existing methods of the right kind."""
     match method:
+        case NeuralMethod(starts_from=str()):
+            _check_start(f"{where}.{name}", name, methods)
         case NeuralMethod(pretrained_as=other):
             start = method if other is None else methods.get(other)
             if not isinstance(start, NeuralMethod) or (other is not None and start.pretrain is None):
@@ -260,11 +279,23 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
                 raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is unknown or a stack; name another method")
 
 
+def _check_start(where: str, name: str, methods: Mapping[str, Method]) -> None:
+    """Check that the rankers that a neural method starts from are neural, and that the first one starts elsewhere."""
+    passed = [name]
+    while isinstance(method := methods.get(passed[-1]), NeuralMethod) and method.starts_from is not None:
+        if method.starts_from in passed:
+            raise ValueError(f"{where}.starts_from leads from {' to '.join(passed)} and back; let one start elsewhere")
+        passed.append(method.starts_from)
+    if not isinstance(method, NeuralMethod):
+        raise ValueError(f"{where}.starts_from: {passed[-1]!r} is not a neural method")
+
+
 def _left_out(methods: Mapping[str, Method], name: str) -> frozenset[str]:
     """What a neural method leaves out, itself or through the encoder of another method."""
     method = methods[name]
     assert isinstance(method, NeuralMethod)
-    return frozenset(method.leave_out) if method.pretrained_as is None else _left_out(methods, method.pretrained_as)
+    other = method.pretrained_as or method.starts_from
+    return frozenset(method.leave_out) if other is None else _left_out(methods, other)
 
 
 def _check_self_trained(where: str, method: SelfTrainedMethod, methods: Mapping[str, Method]) -> None:

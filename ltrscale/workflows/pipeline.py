@@ -38,12 +38,22 @@ from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
 
 
+class LearnFrom(Config):
+    """Labels for some methods to learn, other than those that all are tested on."""
+
+    relabel: RelabelConfig | None = None
+    """Simulate feedback on the pipeline's data set, or clean clicks, for these methods alone; empty keeps its
+    labels."""
+    splits: Splits
+    """Their training and validation groups; splits that name no data set read this one."""
+
+
 class PipelineConfig(Config):
     """A comparison of methods on one data set."""
 
     out: str
-    """Directory for everything: `data/`, `matched/`, `relabelled/`, `seed-0/METHOD/...`, `evaluation/report.md`,
-    `final/METHOD`."""
+    """Directory for everything: `data/`, `matched/`, `relabelled/`, `learn-from/NAME/`, `seed-0/METHOD/...`,
+    `evaluation/report.md`, `final/METHOD`."""
     synthetic: SyntheticLogConfig | None = None
     """Make a synthetic log and prepare it."""
     prepare: PrepareConfig | None = None
@@ -57,6 +67,9 @@ class PipelineConfig(Config):
     splits: Splits
     """Periods for training, validation and test; splits that name no data set read this one. Without `test` methods
     are trained, and not compared."""
+    learn_from: dict[MethodName, LearnFrom] = Field(default_factory=dict)
+    """Other labels, such as clicks, for the methods that name them as `learns_from`; a network may then start from the
+    ranker of such a method (`starts_from`) and learn those of `splits`."""
     seeds: tuple[int, ...] = (0,)
     """One trial of every method for each seed; they replace the seeds of the stages."""
     pretrain_once: bool = False
@@ -101,7 +114,7 @@ class PipelineConfig(Config):
             raise ValueError("seeds must be different numbers, at least one")
         if len(set(self.evaluate_on)) < len(self.evaluate_on):
             raise ValueError("evaluate_on names a column twice")
-        check_methods(self.methods, self.workers)
+        check_methods(self.methods, self.workers, learn_from=self.learn_from)
         if self.refit is not None:
             self.refit.check(self.methods)
             if self.refit.test and self.splits.test is None:
@@ -131,20 +144,34 @@ def _run(config: PipelineConfig) -> None:
         relabelled = join(config.out, "relabelled")
         RelabelJob(data=data, out=relabelled, relabel=config.relabel).run()
         data = relabelled
+    learn_from = {name: source.splits.on(_relabelled(config, name, data)) for name, source in config.learn_from.items()}
     with one_view():  # only now: the stages above make the data sets that it opens
-        _compare(config, data)
+        _compare(config, data, learn_from)
 
 
-def _compare(config: PipelineConfig, data: str) -> None:
+def _relabelled(config: PipelineConfig, name: str, data: str) -> str:
+    """The data set with the labels of `learn_from.NAME`."""
+    relabel = config.learn_from[name].relabel
+    if relabel is None:
+        return data
+    out = join(config.out, "learn-from", name)
+    RelabelJob(data=data, out=out, relabel=relabel).run()
+    return out
+
+
+def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]) -> None:
     """Train every method with every seed on a data set, and evaluate."""
     splits = config.splits.on(data)
     _check_splits(splits, config.evaluate_on)
+    for source in learn_from.values():
+        _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
     _check_left_out(splits, config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     encoders: Trial | None = None
     for seed in config.seeds:
         folder = join(config.out, f"seed-{seed}")
-        trial = Trial(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders)
+        others = {name: source.drawn(seed) for name, source in learn_from.items()}
+        trial = Trial(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders, others)
         if config.pretrain_once and encoders is None:
             encoders = trial
         for name in config.methods:

@@ -1,7 +1,7 @@
 """A trial: methods trained with one seed on one sample of labelled groups."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Split, Splits, select, with_periods_named
@@ -24,6 +24,7 @@ from ltrscale.workflows.methods import (
     SemiMethod,
     StackMethod,
     TunedMethod,
+    built_on,
 )
 from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
@@ -52,6 +53,8 @@ class Trial:
     workers: WorkersConfig
     out: str
     encoders: "Trial | None" = None
+    learn_from: Mapping[str, Splits] = field(default_factory=dict)
+    """Other labels than those of `splits`, by name; samples and folds of `splits` leave them as they are."""
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""
@@ -65,7 +68,7 @@ class Trial:
             case SemiMethod():
                 SemiJob(out=out, splits=self._read_by(method), semi=method.semi.with_seed(self.seed)).run()
             case NeuralMethod():
-                self._finetune(method.finetune, self.pretrained(name), out, self._read_by(method))
+                self._finetune(method.finetune, self._start(method, name), out, self._read_by(method))
             case TunedMethod():
                 (stage,) = self._tuned(name, method).stages(out)
                 stage.run()
@@ -93,7 +96,9 @@ class Trial:
         settings = settings.replace(seed=self.seed, gbdt={**settings.gbdt.model_dump(), "seed": self.seed})
         trials = [self._without(settings.fold(k, held_out=False)) for k in range(settings.folds)]
         of_members = {
-            name: StackMember(bundle=self.model(name), folds=tuple(trial.model(name) for trial in trials))
+            name: StackMember(
+                bundle=self.model(name), folds=tuple(trial.model(name) for trial in self._seeing(name, trials))
+            )
             for name in members
         }
         of_ready = {name: StackMember(bundle=url) for name, url in ready.items()}
@@ -105,9 +110,28 @@ class Trial:
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
         return replace(self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self)
 
+    def _seeing(self, name: str, trials: Sequence["Trial"]) -> Sequence["Trial"]:
+        """The trials if a method learns the labels of `splits`; none if it has only seen others."""
+        return () if self._learns_elsewhere(name) else trials
+
+    def _learns_elsewhere(self, name: str) -> bool:
+        """Whether a method, and what it starts from, learns from `learn_from` alone."""
+        method = self.methods[name]
+        if not isinstance(method, ReadingMethod) or method.learns_from is None:
+            return False
+        return all(self._learns_elsewhere(other) for other in built_on(method))
+
     def _read_by(self, method: ReadingMethod) -> Splits:
-        """The splits without the features that a method leaves out."""
-        return self.splits.leaving_out(method.leave_out)
+        """The splits that a method learns from, without the features that it leaves out."""
+        splits = self.splits if method.learns_from is None else self.learn_from[method.learns_from]
+        return splits.leaving_out(method.leave_out)
+
+    def _start(self, method: NeuralMethod, name: str) -> str | None:
+        """The bundle that a network starts from: a ranker that has learnt before, or a pretrained encoder."""
+        if method.starts_from is None:
+            return self.pretrained(name)
+        first = self.encoders if self.encoders is not None and self._learns_elsewhere(method.starts_from) else self
+        return first.model(method.starts_from)
 
     def _folder(self, *names: str) -> str:
         return join(self.out, *names)

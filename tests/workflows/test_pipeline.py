@@ -192,6 +192,11 @@ def test_data_comes_from_one_place(changes: dict[str, object]) -> None:
         ({"kind": "neural", "finetune": {"projector_layers": 1}}, "methods.new.finetune.projector_layers asks for 1"),
         ({"kind": "neural", "pretrain": {}, "finetune": {"projector_layers": 3}}, "projector that has 2; lower it"),
         ({"kind": "neural", "pretrained_as": "vime", "finetune": {"projector_layers": 1}}, "that has 0; lower it"),
+        ({"kind": "neural", "starts_from": "gbdt"}, "methods.new.starts_from: 'gbdt' is not a neural method"),
+        ({"kind": "neural", "starts_from": "new"}, "methods.new.starts_from leads from new and back"),
+        ({"kind": "neural", "pretrain": {}, "starts_from": "plain"}, "pretrain and starts_from exclude each other"),
+        ({"kind": "neural", "starts_from": "plain", "leave_out": "a"}, "starts_from brings the features"),
+        ({"kind": "gbdt", "learns_from": "clicks"}, "learns_from 'clicks' is not in learn_from, which is empty"),
     ],
 )
 def test_methods_build_on_methods_that_exist(method: dict[str, object], message: str) -> None:
@@ -256,4 +261,45 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
     )
     assert run.content != own.content
     assert torch.equal(run.encoder().linear.weight, own.encoder().linear.weight)  # both probe one pretrained encoder
+    assert written_directories(run_pipeline, config) == []
+
+
+@pytest.mark.slow
+def test_a_network_learns_clicks_then_labels_and_a_stack_reads_both(tmp_path: Path) -> None:
+    """As SUN23: what has only learnt clicks is trained once, also for the folds of the stack over it."""
+    periods = {"train": {"periods": "2026-W01..2026-W02"}, "validation": {"periods": "2026-W03"}}
+    finetune = {"head_epochs": 1, "epochs": 1, "stream": {"docs_per_batch": 500}}
+    network = {"transform": {"numeric": "standard"}, "encoder": {"width": 8, "blocks": 1}}
+    clicks = {"kind": "clicks", "ranking": "random", "depth": 8, "periods": ["2026-W01", "2026-W02", "2026-W03"]}
+    judged = {"number": 0, "of": 3}
+    values = {
+        "out": str(tmp_path / "out"),
+        "synthetic": {"weeks": 4, "groups_per_week": 60, "mean_documents": 8, "n_features": 6, "labelled": 0.8},
+        "prepare": {"source": {"kind": "items", "columns": COLUMN_MAPPING}},
+        "learn_from": {"clicks": {"relabel": {"steps": [clicks]}, "splits": periods}},
+        "splits": {
+            "train": {"periods": "2026-W03", "fold": judged},
+            "validation": {"periods": "2026-W03", "fold": {**judged, "held_out": True}},
+            "test": {"periods": "2026-W04"},
+        },
+        "methods": {
+            "clicked": {"kind": "neural", "learns_from": "clicks", "finetune": {**finetune, "network": network}},
+            "judged": {"kind": "neural", "starts_from": "clicked", "finetune": {**finetune, "keep_head": True}},
+            "stack": {
+                "kind": "stack",
+                "members": ["clicked", "judged"],
+                "stack": {"folds": 2, "gbdt": {"num_trees": 3}},
+            },
+        },
+        "evaluate": {"baseline": "clicked", "resamples": 200},
+    }
+    config = configs.validate(PipelineConfig, values, "test")
+    written = written_directories(run_pipeline, config)
+    assert written == [
+        "data-log", "data", "learn-from/clicks", "seed-0/clicked/model", "seed-0/judged/model",
+        "seed-0/folds/0-of-2/judged/model", "seed-0/folds/1-of-2/judged/model", "seed-0/stack/model", "evaluation",
+    ]  # fmt: skip
+    first, then = (bundle.load(str(tmp_path / "out" / "seed-0" / name / "model")) for name in ("clicked", "judged"))
+    assert str(tmp_path / "out" / "learn-from" / "clicks") in str(first.made_by)
+    assert first.url in str(then.made_by)
     assert written_directories(run_pipeline, config) == []
