@@ -57,3 +57,7 @@ def test_the_card_of_a_bundle_shows_texts() -> None:
     card = _card(BundleConfig(kind="pretrained", features=(Feature(name="f"),), dataset_hash="`<b>", metrics=metrics))
     assert "| a\\|b  # c | [x\\](javascript:y) |\n" in card
     assert "hash `'<b>`\n" in card
+
+
+def test_a_narrow_column_has_a_ruler_that_is_one() -> None:
+    assert markdown(["a", "1"], [["b", "2"]]) == "| a  |  1 |\n| -- | -: |\n| b  |  2 |"

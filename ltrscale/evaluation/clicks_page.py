@@ -304,8 +304,8 @@ def _about_propensities(found: UnderstoodLog) -> Iterator[str]:
 
 _ABOUT_TRUST = (
     "With position bias alone, clicks on good and on poor documents fall by the same factors. The slope is that of the "
-    "logarithm of their ratio, poor over good, over the logarithm of the position. Propensities then correct half of "
-    "the bias at best: clicks are an affine function of relevance, not a multiple (Vardasbi et al. 2020)."
+    "logarithm of their ratio, poor over good, over the logarithm of the position. Where users trust the order, no "
+    "propensity is right: clicks are an affine function of relevance, not a multiple of it (Vardasbi et al. 2020)."
 )
 
 

@@ -219,7 +219,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         | gbdt   | 0.5 |
     """
     cells = [[_cell(text) for text in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
     right = [all(row[i][:1] in "0123456789+-<" for row in cells[1:]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
