@@ -1,7 +1,8 @@
 r"""List the runs below a directory, or compare two: settings that differ, time, documents per second, metrics.
 
-python -m jobs.runs runs
-python -m jobs.runs --compare "[runs/demo/seed-0/gbdt/model, runs/numbers]"
+After `make demo`, a list, and with `--compare "[runs/a, runs/b]"` two runs side by side:
+
+  python -m jobs.runs runs
 """
 
 from jobs.cli import Command, main
