@@ -44,9 +44,9 @@ class StackConfig(Config):
     gbdt: GBDTConfig = LightGBMConfig()
     """The trees."""
 
-    def fold(self, number: int, *, held_out: bool) -> Fold:
-        """One of the folds, or all others if not `held_out`."""
-        return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed)
+    def fold(self, number: int, train: Split, *, held_out: bool) -> Fold:
+        """One of the folds of a split's labelled groups, or all others if not `held_out`."""
+        return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed, within=train.fold)
 
 
 class StackMember(Config):
@@ -145,7 +145,7 @@ def _grow(
 
 def folds_of(config: StackConfig, train: Split) -> list[Selection]:
     """The folds of the labelled training groups."""
-    folds = (config.fold(number, held_out=True) for number in range(config.folds))
+    folds = (config.fold(number, train, held_out=True) for number in range(config.folds))
     return [select(train.replace(fold=fold.model_dump()), labelled=True) for fold in folds]
 
 

@@ -42,8 +42,6 @@ class StackJob(Config):
             raise ValueError("members and bundles are both empty; name at least one")
         if both := self.members.keys() & self.bundles.keys():
             raise ValueError(f"bundles.{min(both)} has the name of a member; choose another")
-        if self.splits.train.fold is not None:
-            raise ValueError("splits.train.fold: leave it out; a stack deals the training groups to folds itself")
         check_methods(self.members, self.workers, where="members")
         return self
 

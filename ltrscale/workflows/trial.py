@@ -94,7 +94,7 @@ class Trial:
             out: directory of the bundle.
         """
         settings = settings.replace(seed=self.seed, gbdt={**settings.gbdt.model_dump(), "seed": self.seed})
-        trials = [self._without(settings.fold(k, held_out=False)) for k in range(settings.folds)]
+        trials = [self._without(settings.fold(k, self.splits.train, held_out=False)) for k in range(settings.folds)]
         of_members = {
             name: StackMember(
                 bundle=self.model(name), folds=tuple(trial.model(name) for trial in self._seeing(name, trials))

@@ -22,6 +22,8 @@ class Fold(Config):
     """True serves the groups of the fold, False all others."""
     seed: int = 0
     """Seed by which groups are dealt to folds."""
+    within: "Fold | None" = None
+    """Deal only the groups that this fold serves; empty for all labelled groups that are used."""
 
     @model_validator(mode="after")
     def _is_there(self) -> Self:
@@ -50,13 +52,15 @@ def keep_fold(kept: NDArray[np.bool_], fold: Fold, where: str) -> NDArray[np.boo
     """Which of the kept groups are in the fold if it is `held_out`, else which are not; same shape.
 
     Args:
-        kept: which of all groups are dealt to the folds.
+        kept: which of all groups are dealt to the folds, or to those of `fold.within` first.
         fold: the fold.
         where: the split, for errors.
 
     Raises:
         InputError: there are fewer groups than folds.
     """
+    if fold.within is not None:
+        kept = keep_fold(kept, fold.within, where)
     numbers = np.flatnonzero(kept)
     if len(numbers) < fold.of:
         raise InputError(f"{where}: {len(numbers)} labelled groups cannot fill {fold.of} folds; lower fold.of")

@@ -111,17 +111,26 @@ class Split(Config):
         return {**self.size, "sample": how} if self.size else {}
 
     def completes(self, other: "Split") -> bool:
-        """Whether the one serves a fold of some labelled groups, and the other all others of the same groups."""
-        if self.fold is None or other.fold is None or self.fold.held_out == other.fold.held_out:
-            return False
+        """Whether the one serves a fold of some labelled groups, and the other all others of the same groups.
+
+        A fold within another one is a part of what that one serves.
+        """
         same = {"fold": None, "leave_out": ()}
-        return self.fold.replace(held_out=other.fold.held_out) == other.fold and (
-            self.replace(**same) == other.replace(**same)
+        return self.replace(**same) == other.replace(**same) and any(
+            mine.held_out != others.held_out and mine.replace(held_out=others.held_out) == others
+            for mine, others in itertools.product(_nested(self.fold), _nested(other.fold))
         )
 
     def with_scores(self, url: str) -> Self:
         """The same periods, in which the scores of all groups serve as labels."""
         return self.replace(scores=url, labels="labels", relevant_groups=None)
+
+
+def _nested(fold: Fold | None) -> Iterator[Fold]:
+    """A fold, the one within which it lies, and so on."""
+    while fold is not None:
+        yield fold
+        fold = fold.within
 
 
 class Splits(Config):
@@ -440,7 +449,7 @@ def joined(train: Split, validation: Split) -> Split:
     Raises:
         InputError: the splits use their labels in different ways, or no list of periods takes what both take.
     """
-    if train.completes(validation):
+    if train.completes(validation) and train.fold and train.fold.within is None:
         return train.replace(fold=None)
     how = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
     if other := [name for name in how if getattr(train, name) != getattr(validation, name)]:
@@ -563,7 +572,7 @@ def _labels_identity(split: Split, parts: list[_SplitPart]) -> dict[str, Any]:
     if split.scores is not None:
         identity["scores"] = [scores.sha256 for part in parts for scores in part.scores.values()]
     if split.fold is not None:
-        identity["fold"] = split.fold.model_dump()
+        identity["fold"] = split.fold.model_dump(exclude_none=True)
     return identity
 
 

@@ -263,6 +263,19 @@ def test_folds_partition_the_labelled_groups_that_are_kept(
     assert [served(split.replace(fold=fold)) for fold in folds] == [kept - fold for fold in held_out]
 
 
+def test_folds_within_a_fold_partition_what_it_serves(made: Any, scored: str) -> None:
+    split = Split(data=(made.url,), scores=scored)
+    outer = Fold(number=1, of=3, seed=2)
+    inner = [Fold(number=k, of=4, held_out=True, within=outer) for k in range(4)]
+    parts = [served(split.replace(fold=fold)) for fold in inner]
+    assert sorted(gid for part in parts for gid in part) == sorted(served(split.replace(fold=outer)))
+    for fold in inner:
+        others = split.replace(fold=fold.replace(held_out=False))
+        assert split.replace(fold=fold).completes(others)
+        assert split.replace(fold=outer.replace(held_out=True)).completes(others)
+        assert not split.replace(fold=outer).completes(others)
+
+
 def test_folds_depend_on_their_seed_alone(made: Any, scored: str) -> None:
     split = Split(data=(made.url,), scores=scored, fold=Fold(number=0, of=3))
     other = split.replace(scores=write_scores(f"{scored}-2", made.url, score=lambda gid, _: gid))
