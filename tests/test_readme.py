@@ -18,6 +18,7 @@ from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.sources import Items
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.progress import log
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.workflows.starting import InitConfig, init
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,6 +116,7 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
             kind, beside = {
                 "splits": (Splits, {}),
                 "evaluate": (EvaluateSettings, {}),
+                "finetune": (FinetuneConfig, {}),
                 "columns": (ColumnMapping, {"query": "search_id"}),
                 "source": (Items, {"columns": {"query": "qid", "features": ["bm25"]}}),
             }[key]

@@ -13,7 +13,7 @@ from ltrscale import views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Feature, matching
-from ltrscale.data.dataset.sample import Fold
+from ltrscale.data.dataset.sample import Fold, OuterFold
 from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, only_relevant, select
 from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError
@@ -45,8 +45,15 @@ class StackConfig(Config):
     """The trees."""
 
     def fold(self, number: int, train: Split, *, held_out: bool) -> Fold:
-        """One of the folds of a split's labelled groups, or all others if not `held_out`."""
-        return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed, within=train.fold)
+        """One of the folds of a split's labelled groups, or all others if not `held_out`.
+
+        Raises:
+            InputError: the split serves a fold within a fold.
+        """
+        if train.fold is not None and train.fold.within is not None:
+            raise InputError("train.fold.within: leave it out; a stack deals the groups of train to folds itself")
+        within = None if train.fold is None else OuterFold(**train.fold.model_dump(exclude={"within"}))
+        return Fold(number=number, of=self.folds, held_out=held_out, seed=self.seed, within=within)
 
 
 class StackMember(Config):

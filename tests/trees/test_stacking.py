@@ -16,6 +16,7 @@ from ltrscale import views
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.split import Split, Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import Scores, score
@@ -58,7 +59,7 @@ def splits(write_dataset: WriteDataset) -> Splits:
 
 
 def in_fold(split: Split, number: int, *, held_out: bool) -> Split:
-    return split.replace(fold=STACK.fold(number, held_out=held_out).model_dump())
+    return split.replace(fold=STACK.fold(number, split, held_out=held_out).model_dump())
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +238,12 @@ def test_missing_features_are_named(splits: Splits, member: StackMember, tmp_pat
         with pytest.raises(InputError, match=message):
             stack(STACK.replace(features=features), {"m": member}, splits, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_groups_of_a_fold_are_dealt_again_but_not_those_within_a_fold() -> None:
+    split = Split(data=("x",), fold=Fold(number=0, of=5, held_out=True))
+    dealt = STACK.fold(1, split, held_out=True)
+    assert dealt.within is not None
+    assert (dealt.within.of, dealt.of, dealt.within.held_out) == (5, STACK.folds, True)
+    with pytest.raises(InputError, match=r"train\.fold\.within: leave it out"):
+        STACK.fold(0, split.replace(fold=dealt.model_dump()), held_out=True)

@@ -12,7 +12,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.workflows.listing import RunsJob, comparison, listing, read_run, runs_below
-from ltrscale.workflows.runs import HIDDEN_RUN, recorded
+from ltrscale.workflows.runs import recorded
 
 
 class Network(Config):
@@ -51,7 +51,7 @@ def text(table: Any) -> list[list[str]]:
 
 def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) -> None:
     write(tmp_path / "b" / "model")
-    write(tmp_path / "a", folder=HIDDEN_RUN, commit=False)
+    write(tmp_path / "a", folder=storage.HIDDEN_RUN, commit=False)
     write(tmp_path / "c", fails=True)
     runs = list(runs_below(str(tmp_path)))
     assert [(run.out, run.state) for run in runs] == [

@@ -148,7 +148,6 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
     [
         ({"members": {}}, "members and bundles are both empty"),
         ({"bundles": {"trees": "x"}}, "bundles.trees has the name of a member"),
-        ({"splits": splits_of("x", fold={"number": 0, "of": 2})}, "splits.train.fold: leave it out"),
         ({"members": {"a": {"kind": "combined", "parts": ["b", "c"]}}}, "members.a.parts: 'b' is not a neural method"),
         ({"workers": 2}, "members.network has 1 streams for 2 workers"),
         ({"members": {"a": {"kind": "stack", "members": ["b"]}}}, "members.a: .*'stack'"),

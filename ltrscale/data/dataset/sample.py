@@ -11,8 +11,8 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 
 
-class Fold(Config):
-    """One fold of the labelled groups, or all others. Groups are dealt at random; fold sizes differ by at most one."""
+class OuterFold(Config):
+    """One fold of some groups, or all others. Groups are dealt at random; fold sizes differ by at most one."""
 
     number: int = Field(ge=0)
     """Number of the fold, from 0."""
@@ -22,14 +22,19 @@ class Fold(Config):
     """True serves the groups of the fold, False all others."""
     seed: int = 0
     """Seed by which groups are dealt to folds."""
-    within: "Fold | None" = None
-    """Deal only the groups that this fold serves; empty for all labelled groups that are used."""
 
     @model_validator(mode="after")
     def _is_there(self) -> Self:
         if self.number >= self.of:
             raise ValueError(f"there is no fold {self.number} of {self.of}; number them from 0 to {self.of - 1}")
         return self
+
+
+class Fold(OuterFold):
+    """One fold of the labelled groups, or all others. Groups are dealt at random; fold sizes differ by at most one."""
+
+    within: OuterFold | None = None
+    """Deal only the groups that this fold serves; empty for all labelled groups that are used."""
 
 
 def order_of(n: int, *, sample: Literal["random", "first"], seed: int) -> NDArray[np.int64]:
@@ -48,7 +53,7 @@ def to_reach(n_relevant: int, relevant: NDArray[np.bool_]) -> int | None:
     return int(places[n_relevant - 1]) + 1 if n_relevant <= len(places) else None
 
 
-def keep_fold(kept: NDArray[np.bool_], fold: Fold, where: str) -> NDArray[np.bool_]:
+def keep_fold(kept: NDArray[np.bool_], fold: OuterFold, where: str) -> NDArray[np.bool_]:
     """Which of the kept groups are in the fold if it is `held_out`, else which are not; same shape.
 
     Args:
@@ -59,7 +64,7 @@ def keep_fold(kept: NDArray[np.bool_], fold: Fold, where: str) -> NDArray[np.boo
     Raises:
         InputError: there are fewer groups than folds.
     """
-    if fold.within is not None:
+    if isinstance(fold, Fold) and fold.within is not None:
         kept = keep_fold(kept, fold.within, where)
     numbers = np.flatnonzero(kept)
     if len(numbers) < fold.of:

@@ -127,10 +127,11 @@ class Split(Config):
 
 
 def _nested(fold: Fold | None) -> Iterator[Fold]:
-    """A fold, the one within which it lies, and so on."""
-    while fold is not None:
+    """A fold, and the one within which it lies."""
+    if fold is not None:
         yield fold
-        fold = fold.within
+    if fold is not None and fold.within is not None:
+        yield Fold(**fold.within.model_dump())
 
 
 class Splits(Config):

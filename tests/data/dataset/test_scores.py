@@ -15,7 +15,7 @@ from ltrscale import config, storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Counts, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
-from ltrscale.data.dataset.sample import Fold
+from ltrscale.data.dataset.sample import Fold, OuterFold
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile
 from ltrscale.data.dataset.split import Selection, Split, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
@@ -265,15 +265,15 @@ def test_folds_partition_the_labelled_groups_that_are_kept(
 
 def test_folds_within_a_fold_partition_what_it_serves(made: Any, scored: str) -> None:
     split = Split(data=(made.url,), scores=scored)
-    outer = Fold(number=1, of=3, seed=2)
+    outer = OuterFold(number=1, of=3, seed=2)
     inner = [Fold(number=k, of=4, held_out=True, within=outer) for k in range(4)]
     parts = [served(split.replace(fold=fold)) for fold in inner]
-    assert sorted(gid for part in parts for gid in part) == sorted(served(split.replace(fold=outer)))
+    assert sorted(gid for part in parts for gid in part) == sorted(served(split.replace(fold=outer.model_dump())))
     for fold in inner:
         others = split.replace(fold=fold.replace(held_out=False))
         assert split.replace(fold=fold).completes(others)
-        assert split.replace(fold=outer.replace(held_out=True)).completes(others)
-        assert not split.replace(fold=outer).completes(others)
+        assert split.replace(fold=outer.replace(held_out=True).model_dump()).completes(others)
+        assert not split.replace(fold=outer.model_dump()).completes(others)
 
 
 def test_folds_depend_on_their_seed_alone(made: Any, scored: str) -> None:
