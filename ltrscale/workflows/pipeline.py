@@ -140,21 +140,19 @@ def _run(config: PipelineConfig) -> None:
         matched = join(config.out, "matched")
         MatchJob(data=data, out=matched, match=config.match).run()
         data = matched
-    if config.relabel is not None:
-        relabelled = join(config.out, "relabelled")
-        RelabelJob(data=data, out=relabelled, relabel=config.relabel).run()
-        data = relabelled
-    learn_from = {name: source.splits.on(_relabelled(config, name, data)) for name, source in config.learn_from.items()}
+    data = _relabelled(data, config.relabel, join(config.out, "relabelled"))
+    learn_from = {
+        name: source.splits.on(_relabelled(data, source.relabel, join(config.out, "learn-from", name)))
+        for name, source in config.learn_from.items()
+    }
     with one_view():  # only now: the stages above make the data sets that it opens
         _compare(config, data, learn_from)
 
 
-def _relabelled(config: PipelineConfig, name: str, data: str) -> str:
-    """The data set with the labels of `learn_from.NAME`."""
-    relabel = config.learn_from[name].relabel
+def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
+    """The data set that has the labels: `out`, or the one that there was if nothing is to be relabelled."""
     if relabel is None:
         return data
-    out = join(config.out, "learn-from", name)
     RelabelJob(data=data, out=out, relabel=relabel).run()
     return out
 

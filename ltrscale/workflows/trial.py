@@ -97,7 +97,8 @@ class Trial:
         trials = [self._without(settings.fold(k, self.splits.train, held_out=False)) for k in range(settings.folds)]
         of_members = {
             name: StackMember(
-                bundle=self.model(name), folds=tuple(trial.model(name) for trial in self._seeing(name, trials))
+                bundle=self.model(name),
+                folds=() if self._learns_elsewhere(name) else tuple(trial.model(name) for trial in trials),
             )
             for name in members
         }
@@ -109,10 +110,6 @@ class Trial:
         out = self._folder("folds", f"{fold.number}-of-{fold.of}")
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
         return replace(self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self)
-
-    def _seeing(self, name: str, trials: Sequence["Trial"]) -> Sequence["Trial"]:
-        """The trials if a method learns the labels of `splits`; none if it has only seen others."""
-        return () if self._learns_elsewhere(name) else trials
 
     def _learns_elsewhere(self, name: str) -> bool:
         """Whether a method, and what it starts from, learns from `learn_from` alone."""
