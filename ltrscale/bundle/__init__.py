@@ -1,4 +1,4 @@
-"""ModelBundle: a directory with everything that scoring needs, for networks and trees alike; no pickle anywhere.
+"""ModelBundle: a directory with everything that scoring needs, for networks, trees and orders; no pickle anywhere.
 
     config.json           kind, features, architecture, training settings, data set hash, metrics, versions
     weights.safetensors   of a network, including its feature transform
@@ -13,14 +13,23 @@
 a file, `load` opens a bundle only if its content hash is a line of that file.
 """
 
-from ltrscale.bundle.contents import BundleConfig, Kind, Metric, TreesArchitecture, content_hash, read_manifest
-from ltrscale.bundle.opened import Bundle, Scorer, load, reading
-from ltrscale.bundle.saving import About, Pretrained, member_files, save_pretrained, save_ranker, save_trees
+from ltrscale.bundle.contents import (
+    BundleConfig,
+    FeatureOrder,
+    Kind,
+    Metric,
+    TreesArchitecture,
+    content_hash,
+    read_manifest,
+)
+from ltrscale.bundle.opened import Bundle, Scorer, load, order_scorer, reading
+from ltrscale.bundle.saving import About, Pretrained, member_files, save_order, save_pretrained, save_ranker, save_trees
 
 __all__ = [
     "About",
     "Bundle",
     "BundleConfig",
+    "FeatureOrder",
     "Kind",
     "Metric",
     "Pretrained",
@@ -29,8 +38,10 @@ __all__ = [
     "content_hash",
     "load",
     "member_files",
+    "order_scorer",
     "read_manifest",
     "reading",
+    "save_order",
     "save_pretrained",
     "save_ranker",
     "save_trees",

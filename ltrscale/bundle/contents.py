@@ -1,7 +1,7 @@
 """The files of a bundle, and the content of `config.json`."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from ltrscale import boosters, storage
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, nearest
 from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.ranker import Architecture
 
 Metric = float | int | str | None
-Kind = Literal["neural", "pretrained", "trees"]
+Kind = Literal["neural", "pretrained", "trees", "feature"]
 FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
@@ -44,6 +44,37 @@ class TreesArchitecture(Config):
         return tuple(f"{name}.{boosters.ENDINGS[self.library]}" for name in self.models)
 
 
+class FeatureOrder(Config):
+    """The order of documents by one feature, such as a search engine's own score."""
+
+    feature: str
+    """Name of the feature, which must be numeric; the highest value is the best. A document without a value comes
+    last."""
+    ascending: bool = False
+    """The lowest value is the best, as of a price; a document without one comes last all the same."""
+
+    def among(self, features: Sequence[Feature]) -> Feature:
+        """The feature itself, one of these.
+
+        Raises:
+            InputError: none has its name, or it is categorical; the message names the nearest.
+
+        Example:
+            >>> price, os = Feature(name="price"), Feature(name="os", kind="categorical")
+            >>> FeatureOrder(feature="prize").among([price, os])
+            Traceback (most recent call last):
+            ltrscale.errors.InputError: feature: there is no numeric feature 'prize'; the nearest is 'price'
+        """
+        numeric = {feature.name: feature for feature in features if feature.kind == "numeric"}
+        if self.feature in numeric:
+            return numeric[self.feature]
+        near = nearest(self.feature, numeric)
+        raise InputError(
+            f"feature: there is no numeric feature {self.feature!r}; "
+            + (f"the nearest is {near!r}" if near else "the data have none")
+        )
+
+
 class BundleConfig(Config):
     """`config.json` of a bundle."""
 
@@ -54,6 +85,8 @@ class BundleConfig(Config):
     """Architecture of a network; None for trees."""
     trees: TreesArchitecture | None = None
     """Parts of a tree bundle; None for a network."""
+    order: FeatureOrder | None = None
+    """The feature that orders documents, of a bundle that holds no model."""
     training: dict[str, Any] = Field(default_factory=dict)
     """Settings of the run that made the bundle."""
     dataset_hash: str
@@ -76,6 +109,8 @@ class BundleConfig(Config):
 
     def model_files(self) -> tuple[str, ...]:
         """Names of the files that hold weights or trees."""
+        if self.order is not None:
+            return ()
         return (WEIGHTS,) if self.trees is None else self.trees.files()
 
 

@@ -20,6 +20,7 @@ from ltrscale.bundle.contents import (
     CONFIG,
     PROJECTION,
     BundleConfig,
+    FeatureOrder,
     Kind,
     Metric,
     TreesArchitecture,
@@ -72,6 +73,8 @@ class Bundle:
     """Bundles whose scores stacked trees see, by name."""
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """Settings with which the raw rows of the training data were read; empty if they are not known."""
+    order: FeatureOrder | None = None
+    """The feature that orders documents, of a bundle that holds no model."""
 
     @property
     def reads_positions(self) -> bool:
@@ -111,10 +114,10 @@ class Bundle:
         """The architecture of a single network.
 
         Raises:
-            InputError: the bundle holds trees, or several rankers.
+            InputError: the bundle holds trees, the order of a feature, or several rankers.
         """
         if not isinstance(self.architecture, Architecture):
-            what = "trees" if self.architecture is None else "several rankers"
+            what = "several rankers" if self.architecture else "trees" if self.trees else "the order of a feature"
             raise InputError(
                 f"{self.url}: holds {what}, which have no encoder to start from; "
                 "name a bundle made by jobs.pretrain or jobs.finetune"
@@ -228,6 +231,8 @@ class Bundle:
                 view = self._view(self.trees, device=device, threads=threads)
             models = {storage.join(self.url, name): content for name, content in self.contents.items()}
             return boosters.scorer(self.trees.library, models, view, threads=threads)
+        if self.order is not None:
+            return order_scorer(self.order)
         ranker = self.ranker().to(device)
 
         def score(groups: QueryGroups) -> Tensor:
@@ -320,7 +325,28 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         read(PROJECTION) if trees and trees.projection else None,
         {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in (trees.members if trees else ())},
         config.read_as,
+        config.order,
     )
+
+
+def order_scorer(order: FeatureOrder) -> Scorer:
+    """The function that scores a batch of one feature [N, 1]: by its value, or the negative of it.
+
+    A document without a value has the lowest float32 number, whatever else is in its list.
+
+    Example:
+        >>> price = QueryGroups(torch.tensor([[3.0], [torch.nan], [2.0]]), torch.tensor([0, 3]))
+        >>> order_scorer(FeatureOrder(feature="price", ascending=True))(price).tolist()
+        [-3.0, -3.4028234663852886e+38, -2.0]
+    """
+
+    def score(groups: QueryGroups) -> Tensor:
+        (values_N,) = groups.features_NF.cpu().double().T
+        scores_N = -values_N if order.ascending else values_N
+        ordered_N: Tensor = scores_N.where(~values_N.isnan(), torch.finfo(torch.float32).min)
+        return ordered_N
+
+    return score
 
 
 def _build(architecture: Architecture, weights: Mapping[str, Tensor]) -> Ranker:

@@ -18,6 +18,7 @@ from ltrscale.bundle.contents import (
     VERSION,
     WEIGHTS,
     BundleConfig,
+    FeatureOrder,
     Kind,
     Metric,
     TreesArchitecture,
@@ -103,6 +104,11 @@ def save_trees(
     _save(url, "trees", contents, about, trees=trees)
 
 
+def save_order(url: str, order: FeatureOrder, **about: Unpack[About]) -> None:
+    """Commit the order of documents by one feature as a bundle; `features` is that feature alone."""
+    _save(url, "feature", {}, about, order=order)
+
+
 def member_files(name: str, url: str) -> dict[str, bytes]:
     """The files of a bundle under the names that they have inside a stack's bundle.
 
@@ -122,6 +128,7 @@ def _save(
     *,
     architecture: Architecture | CombinedArchitecture | None = None,
     trees: TreesArchitecture | None = None,
+    order: FeatureOrder | None = None,
 ) -> None:
     # JSON has neither NaN nor infinity
     metrics = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in about["metrics"].items()}
@@ -130,6 +137,7 @@ def _save(
         features=tuple(about["features"]),
         architecture=architecture,
         trees=trees,
+        order=order,
         training=dict(about["config"]),
         dataset_hash=about["dataset_hash"],
         read_as=dict(about.get("read_as", {})),
@@ -156,6 +164,7 @@ def _card(config: BundleConfig) -> str:
     what = {
         "neural": "A neural ranker: raw features in, one score a document out.",
         "pretrained": "A pretrained encoder: to be finetuned with jobs.finetune; it does not score.",
+        "feature": "The order of one feature: its value is the score of a document.",
         "trees": f"Gradient boosted trees ({trees.library}): raw features in, one score a document out.",
     }
     inside = ["- its trees see numeric features standardised within each query group"] if trees.per_query else []

@@ -25,14 +25,14 @@ ScopeName = Literal["all", "outliers"]
 SCOPES: tuple[ScopeName, ...] = ("all", "outliers")
 
 
-Family = Literal["trees", "not pretrained", "pretrained", "mixed"]
+Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature"]
 
 
 class About(Config):
     """A method as the tables sort it."""
 
     family: Family
-    """`mixed` are trees over the scores of networks."""
+    """`mixed` are trees over the scores of networks, `feature` is an order that learns nothing."""
     pretext: str | None = None
     """What the encoder is pretrained with."""
     augment: str | None = None

@@ -142,11 +142,11 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
-            before = pretrained_for(bundle) if bundle.trees is None else None
+            before = pretrained_for(bundle) if bundle.architecture is not None else None
         except InputError as error:
             problems.append(f"{name}: {error}")
             continue
-        if bundle.trees is None and (before or url) not in known:
+        if bundle.architecture is not None and (before or url) not in known:
             known.add(before or url)
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 

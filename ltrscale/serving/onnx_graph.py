@@ -131,8 +131,9 @@ def read(folder: Path, matrix_NF: NDArray[np.float32], offsets_Q1: NDArray[np.in
 
 def _check(bundle: Bundle) -> None:
     if bundle.architecture is None:
+        what = "the order of a feature" if bundle.trees is None else "trees"
         raise InputError(
-            f"{bundle.url}: holds trees, and onnx takes networks only; export trees to lightgbm, xgboost or treelite"
+            f"{bundle.url}: holds {what}, and onnx takes networks only; export trees to lightgbm, xgboost or treelite"
         )
     if bundle.reads_positions:
         raise InputError(

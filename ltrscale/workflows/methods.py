@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ltrscale.bundle import FeatureOrder
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import Texts
 from ltrscale.data.stream.batches import StreamConfig
@@ -160,7 +161,7 @@ class SelfTrainedMethod(Config):
 
     kind: Literal["self_trained"] = "self_trained"
     of: str
-    """Name of the method whose runs teach: any but stacks and self-trained methods."""
+    """Name of the method whose runs teach: any but stacks, self-trained methods and orders of a feature."""
     runs: int = Field(3, ge=1)
     """Total number of runs, as for an ensemble; the method's own run counts as the first."""
     groups: int | None = Field(None, ge=1)
@@ -179,8 +180,19 @@ class StackMethod(Config):
 
     kind: Literal["stack"] = "stack"
     members: tuple[str, ...] = Field(min_length=1)
-    """Names of methods other than stacks; each is trained again for every fold."""
+    """Names of methods other than stacks and orders of a feature; each is trained again for every fold."""
     stack: StackConfig = StackConfig()
+
+
+class FeatureMethod(FeatureOrder):
+    """The order of one feature, such as BM25: a baseline that learns nothing."""
+
+    kind: Literal["feature"] = "feature"
+
+    @property
+    def order(self) -> FeatureOrder:
+        """The order itself."""
+        return FeatureOrder(feature=self.feature, ascending=self.ascending)
 
 
 MethodName = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
@@ -198,7 +210,8 @@ Method = Annotated[
     | CombinedMethod
     | EnsembleMethod
     | SelfTrainedMethod
-    | StackMethod,
+    | StackMethod
+    | FeatureMethod,
     Field(discriminator="kind"),
 ]
 
@@ -275,8 +288,11 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
         case SelfTrainedMethod():
             _check_self_trained(f"{where}.{name}", method, methods)
         case StackMethod(members=members):
-            if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | None)]:
-                raise ValueError(f"{where}.{name}.members: {wrong[0]!r} is unknown or a stack; name another method")
+            if wrong := [m for m in members if isinstance(methods.get(m), StackMethod | FeatureMethod | None)]:
+                raise ValueError(
+                    f"{where}.{name}.members: {wrong[0]!r} is unknown, a stack or of kind feature; name another "
+                    "method, or the feature under stack.features"
+                )
 
 
 def _check_start(where: str, name: str, methods: Mapping[str, Method]) -> None:
@@ -301,8 +317,10 @@ def _left_out(methods: Mapping[str, Method], name: str) -> frozenset[str]:
 def _check_self_trained(where: str, method: SelfTrainedMethod, methods: Mapping[str, Method]) -> None:
     """Check that the teacher can teach, and that the student learns scores and labels with the same library."""
     match methods.get(method.of):
-        case None | StackMethod() | SelfTrainedMethod():
-            raise ValueError(f"{where}.of: {method.of!r} is unknown, a stack or self-trained; name another method")
+        case None | StackMethod() | SelfTrainedMethod() | FeatureMethod():
+            raise ValueError(
+                f"{where}.of: {method.of!r} is unknown, a stack, self-trained or of kind feature; name another method"
+            )
         case GBDTMethod(gbdt=trees) | SemiMethod(semi=SemiConfig(gbdt=trees)) if method.runs > 1:
             check_draws(trees, where=f"{where}.runs")
     kind = method.student.kind

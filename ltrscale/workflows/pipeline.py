@@ -30,7 +30,7 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.workflows.match import MatchJob
-from ltrscale.workflows.methods import Method, MethodName, ReadingMethod, check_methods
+from ltrscale.workflows.methods import FeatureMethod, Method, MethodName, ReadingMethod, check_methods
 from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.refit import RefitJob, RefitSettings, is_refittable
 from ltrscale.workflows.runs import recorded
@@ -163,7 +163,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     _check_splits(splits, config.evaluate_on)
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
-    _check_left_out(splits, config.methods)
+    _check_features(splits, config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
     encoders: Trial | None = None
     for seed in config.seeds:
@@ -243,11 +243,14 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
             )
 
 
-def _check_left_out(splits: Splits, methods: Mapping[str, Method]) -> None:
-    """Check that the features that methods leave out exist."""
+def _check_features(splits: Splits, methods: Mapping[str, Method]) -> None:
+    """Check that the features that methods leave out, or rank by, exist."""
     for name, method in methods.items():
-        if isinstance(method, ReadingMethod) and method.leave_out:
-            try:
-                select(splits.leaving_out(method.leave_out).train, labelled=True)
-            except InputError as error:
-                raise InputError(f"methods.{name}.{error}") from error
+        try:
+            match method:
+                case ReadingMethod(leave_out=(_, *_)):
+                    select(splits.leaving_out(method.leave_out).train, labelled=True)
+                case FeatureMethod():
+                    method.among(select(splits.train, labelled=True).features)
+        except InputError as error:
+            raise InputError(f"methods.{name}.{error}") from error

@@ -16,6 +16,7 @@ from ltrscale.tuning.space import label
 from ltrscale.workflows.methods import (
     CombinedMethod,
     EnsembleMethod,
+    FeatureMethod,
     GBDTMethod,
     Method,
     MethodName,
@@ -216,3 +217,5 @@ def about(name: str, methods: Mapping[str, Method]) -> About:
             return About(family="pretrained" if "pretrained" in families else "not pretrained")
         case StackMethod():
             return About(family="mixed")
+        case FeatureMethod():
+            return About(family="feature")

@@ -12,9 +12,11 @@ from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackConfig, StackMember
+from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.methods import (
     CombinedMethod,
     EnsembleMethod,
+    FeatureMethod,
     GBDTMethod,
     Method,
     NetworkStudent,
@@ -80,6 +82,8 @@ class Trial:
                 self._self_train(method, name, out)
             case StackMethod():
                 self.stack(method.members, {}, method.stack, out)
+            case FeatureMethod():
+                FeatureJob(out=out, splits=self.splits, order=method.order).run()
         return out
 
     def stack(self, members: Sequence[str], ready: Mapping[str, str], settings: StackConfig, out: str) -> None:

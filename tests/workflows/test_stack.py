@@ -161,6 +161,6 @@ def test_settings_that_do_not_fit_are_named(changes: dict[str, Any], message: st
 def test_a_stack_in_a_pipeline_is_made_of_other_methods() -> None:
     methods = {"gbdt": GBDT, "stack": {"kind": "stack", "members": ["gbdt", "stack"]}}
     values = {"out": "x", "data": "x", "splits": {n: {} for n in ("train", "validation", "test")}, "methods": methods}
-    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is unknown or a stack"):
+    with pytest.raises(InputError, match=r"methods.stack.members: 'stack' is unknown, a stack or of kind feature"):
         configs.validate(PipelineConfig, values, "pipeline")
     assert isinstance(configs.validate(PipelineConfig, {**values, "methods": {"gbdt": GBDT}}, "x").splits, Splits)
