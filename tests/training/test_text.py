@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from text_log import SIZE, SPECIAL, add_text
+from small_trainers import Records, finetuned, splits
+from text_log import ENCODER, SIZE, SPECIAL, STREAM, add_text
 from token_batches import text_config, text_encoder, text_groups, text_transform
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.split import Selection, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, WorkersConfig
@@ -28,7 +29,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.negatives import with_negatives
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.training.checkpoint import Checkpoints
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig, pretrain
@@ -37,50 +38,16 @@ from ltrscale.training.settings import OptimizerConfig
 from ltrscale.training.snapshot import Progress, restore
 from ltrscale.training.text import fitted_to, load_initial, reading
 
-ENCODER: dict[str, Any] = {
-    "kind": "cross_encoder",
-    "bert": {"layers": 1, "width": 16, "heads": 2, "positions": 24, "dropout": 0.1},
-    "max_tokens": 16,
-    "features": [8],
-}
-STREAM = {"docs_per_batch": 300, "tokens_per_batch": 4000, "streams": 2}
-
-
-@pytest.fixture(scope="module")
-def texts(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The synthetic data set with texts."""
-    url = str(tmp_path_factory.mktemp("texts") / "data")
-    shutil.copytree(synthetic_dataset, url)
-    add_text(url)
-    return url
-
-
-def splits(data: str) -> tuple[Split, Split, Split]:
-    train = Split(data=(data,), periods=("2026-W01..2026-W02",))
-    return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
-
 
 def run(
     data: str, out: Path, pretrained: str | None = None, *, workers: WorkersConfig = ONE, **changes: Any
-) -> list[dict[str, Any]]:
+) -> Records:
     """Finetune a small cross-encoder; returns the records of its epochs."""
     encoder = {**ENCODER, **changes.pop("encoder", {})}
     network = {"encoder": encoder, **changes.pop("network", {})}
     values = {"network": network, "head": {"layers": 1}, "head_epochs": 1, "epochs": 2, "stream": STREAM}
     config = FinetuneConfig.model_validate({**values, "optimizer": {"learning_rate": 1e-2}, **changes})
-    train, validation, _ = splits(data)
-    records: list[dict[str, Any]] = []
-    finetune(
-        config,
-        train,
-        validation,
-        str(out),
-        pretrained=pretrained,
-        origin={},
-        report=lambda r: records.append(dict(r)),
-        workers=workers,
-    )
-    return [record for record in records if "epoch" in record]
+    return finetuned(data, out, config, pretrained, workers=workers)
 
 
 def run_pretraining(data: str, out: Path, **changes: Any) -> str:
