@@ -155,6 +155,14 @@ def texts(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> s
     return url
 
 
+@pytest.fixture(scope="session")
+def clicked_texts(texts: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """These texts with clicks as labels, at positions."""
+    from dataset_changes import with_clicks
+
+    return with_clicks(texts, str(tmp_path_factory.mktemp("clicked") / "data"))
+
+
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """A Ray cluster of four logical CPUs, on a node with as many of a custom resource, `reader`.

@@ -28,7 +28,7 @@ def splits(data: str) -> tuple[Split, Split, Split]:
 
 
 def finetuned(
-    data: str, out: Path, config: FinetuneConfig, pretrained: str | None = None, *, workers: WorkersConfig = ONE
+    data: str, out: Path | str, config: FinetuneConfig, pretrained: str | None = None, *, workers: WorkersConfig = ONE
 ) -> Records:
     """Finetune on these splits; returns the records of the epochs."""
     train, validation, _ = splits(data)

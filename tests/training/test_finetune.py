@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dataset_changes import with_clicks
 from small_trainers import Records, finetuned, splits
 
 from ltrscale import bundle
@@ -20,7 +21,6 @@ from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.metrics import mrr, ndcg, precision
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig
@@ -71,14 +71,7 @@ def pretrained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def clicks(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The synthetic data set with clicks as labels, the positions of the clicks, and weights."""
-    feature = open_dataset(synthetic_dataset).manifest.features[0].name
-    steps = [
-        {"kind": "clicks", "ranking": "feature", "feature": feature, "depth": 5, "user": {"kind": "pbm", "eta": 1}},
-        {"kind": "click_ratio_weights", "depth": 5},
-    ]
-    out = str(tmp_path_factory.mktemp("clicks") / "data")
-    relabel(RelabelConfig.model_validate({"steps": steps}), synthetic_dataset, out, origin={}, report=lambda _: None)
-    return out
+    return with_clicks(synthetic_dataset, str(tmp_path_factory.mktemp("clicks") / "data"))
 
 
 @pytest.mark.parametrize("layers", [1, 3])
