@@ -65,11 +65,12 @@ def left_out(page: str, line: str) -> bool:
 
 
 def short(text: str) -> str:
-    """The text with no setting above `AT_MOST`."""
+    """The text with no setting above `AT_MOST`, and of several seeds or numbers of labelled groups the first two."""
 
     def less(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{min(int(found[3]), AT_MOST[found[1]])}"
 
+    text = re.sub(r"\b((?:seeds|labelled): \[\d+, \d+), [^]]*\]", r"\1]", text)
     return re.sub(rf"\b({'|'.join(AT_MOST)})(=|: ?)(\d+)\b", less, text)
 
 
