@@ -1,6 +1,7 @@
 """The commands of the README and the docs run as they are printed, page by page, in a checkout of their own."""
 
 import functools
+import gzip
 import os
 import re
 import shutil
@@ -147,14 +148,14 @@ def write_logs(home: Path, shared_data: Path) -> None:
     shopping_log().to_csv(home / "logs" / "shop.csv", index=False)
     for name in ("train", "vali", "test"):
         sample = shared_data / "letor" / "MSLR-sample" / "train.txt.gz"
-        (letor / f"{name}.txt").write_bytes(subprocess.run(["gzip", "-dc", sample], stdout=-1, check=True).stdout)
+        (letor / f"{name}.txt").write_bytes(gzip.decompress(sample.read_bytes()))
     for name in ("rank.train", "rank.test"):
         example = shared_data / "letor" / "lightgbm-example"
-        (home / name).write_bytes(subprocess.run(["gzip", "-dc", example / f"{name}.gz"], stdout=-1, check=True).stdout)
+        (home / name).write_bytes(gzip.decompress((example / f"{name}.gz").read_bytes()))
         shutil.copy(example / f"{name}.query", home)
     synthetic = SyntheticLogConfig(weeks=9, groups_per_week=150)
     rng = np.random.default_rng(0)
-    for week, file in enumerate(write_log(synthetic, str(home / "synthetic"), report=lambda _: None), 1):
+    for week, file in enumerate(write_log(synthetic, str(home.parent / "synthetic"), report=lambda _: None), 1):
         rows = pd.read_parquet(file).rename(
             columns={"query_id": "search_id", "item_id": "product_id", "label": "purchased"}
         )
