@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.config import Config, is_current
-from ltrscale.data.dataset.split import Selection, Split, joined, select
+from ltrscale.data.dataset.split import Selection, Split, joined, only_relevant, select
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -128,6 +128,8 @@ class FinetuneConfig(RankingConfig):
     def _has_lists(self) -> Self:
         if self.list_loss is not None and (self.context is None or not self.context.embeds_lists):
             raise ValueError("list_loss needs a context that embeds lists: set context.kind to rankformer")
+        if self.list_loss is not None and self.relevant_only:
+            raise ValueError("list_loss also learns from lists without a relevant document: set relevant_only to false")
         return self
 
     def check_start(self, projector_layers: int | None) -> None:
@@ -199,9 +201,10 @@ def finetune(
     splits = {"train": train} if epochs is not None else {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     if epochs is None:
-        data = LabelledData.of(train, validation, without=good.without)
+        data = LabelledData.of(train, validation, without=good.without, relevant=config.relevant_only)
     else:
-        data = LabelledData(select(train, labelled=True, without=good.without))
+        groups = select(train, labelled=True, without=good.without)
+        data = LabelledData(only_relevant(groups) if config.relevant_only else groups)
     documents = select(train, labelled=False, without=good.without)
     read: Callable[[Selection], Selection]
     if start is not None:

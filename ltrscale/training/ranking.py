@@ -62,6 +62,10 @@ class RankingConfig(TrainingConfig):
     """Random documents of other groups of the micro-batch that join each list in training, drawn anew in every step:
     label 0, weight 1, no position (SUN23, section 2.2). They keep their own features, of which those that depend on the
     query tell of another one."""
+    relevant_only: bool = False
+    """Learn only from the labelled groups with a relevant document. The others have no pairwise and no listwise loss;
+    where most have none, as in a log of purchases, reading them takes most of the time and leaves little to learn from
+    in a batch."""
     patience: int = Field(20, ge=1)
     """Stop a phase after this many epochs without a better validation metric."""
     average: float = Field(0.0, ge=0, lt=1)

@@ -38,8 +38,10 @@ class LabelledData:
     """The validation groups with a relevant document, which alone define a metric."""
 
     @classmethod
-    def of(cls, train: Split, validation: Split, *, without: Collection[str]) -> Self:
+    def of(cls, train: Split, validation: Split, *, without: Collection[str], relevant: bool = False) -> Self:
         """The labelled groups of two splits, except in the files `without`, with the features of the training split.
+
+        With `relevant` only those training groups that have a relevant document.
 
         Raises:
             InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
@@ -47,7 +49,7 @@ class LabelledData:
         groups, judges = (select(split, labelled=True, without=without) for split in (train, validation))
         check_relevant(groups, "train")
         check_relevant(judges, "validation")
-        data = cls(groups, judges, only_relevant(judges))
+        data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:

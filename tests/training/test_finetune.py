@@ -13,7 +13,7 @@ from small_trainers import Records, finetuned, splits
 from ltrscale import bundle
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
-from ltrscale.data.dataset.split import select
+from ltrscale.data.dataset.split import only_relevant, select
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -398,6 +398,25 @@ def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str
     value_Q = ndcg(made(validation), validation.labels_N, validation.offsets_Q1, k=5)
     assert float(value_Q.nanmean()) == pytest.approx(max(r["validation_ndcg@5"] for r in records), rel=1e-5)
     check_scores(tmp_path / "out", synthetic_dataset)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "lambdarank"])
+def test_groups_without_a_relevant_document_teach_such_a_loss_nothing(
+    synthetic_dataset: str, tmp_path: Path, loss: str
+) -> None:
+    encoder = {"kind": "mlp", "hidden": [8], "dropout": 0}  # no BatchNorm, whose statistics are of all groups
+    once: dict[str, Any] = {"loss": {"kind": loss}, "network": {"encoder": encoder}, "epochs": 3}
+    once |= {"stream": {"docs_per_batch": 10**6, "streams": 1}, "head_epochs": 0}  # all groups are one step
+    once |= {"optimizer": {"kind": "sgd", "learning_rate": 0.1}}  # Adam would scale up what rounding leaves of 0
+    labelled = select(splits(synthetic_dataset)[0], labelled=True)
+    relevant = only_relevant(labelled)
+    every = run(synthetic_dataset, tmp_path / "all", **once)
+    some = run(synthetic_dataset, tmp_path / "relevant", relevant_only=True, **once)
+    assert [record["groups"] for record in some] == [relevant.n_groups] * 3
+    assert [record["groups"] for record in every] == [labelled.n_groups] * 3
+    assert relevant.n_groups < labelled.n_groups
+    for name, weight in ranker(tmp_path / "all").state_dict().items():
+        torch.testing.assert_close(ranker(tmp_path / "relevant").state_dict()[name], weight, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -187,6 +187,10 @@ def test_an_empty_list_adds_nothing_to_the_list_loss() -> None:
         ({"head_epochs": 0, "epochs": 0}, "nothing would be trained"),
         ({"list_loss": {}}, "list_loss needs a context that embeds lists: set context.kind to rankformer"),
         ({"list_loss": {}, "context": {"kind": "dasalc"}}, "set context.kind to rankformer"),
+        (
+            {"list_loss": {}, "context": {"kind": "rankformer"}, "relevant_only": True},
+            "list_loss also learns from lists without a relevant document",
+        ),
         ({"validation_metric": "ndcg"}, "validation_metric"),
     ],
 )
