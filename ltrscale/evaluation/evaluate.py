@@ -24,6 +24,7 @@ from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.errors import InputError
 from ltrscale.evaluation.blocks import Tally, block_numbers
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
+from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
@@ -70,6 +71,11 @@ class EvaluateSettings(Config):
     leave_out_constant: bool = False
     """Leave groups whose labels are all equal out of the means, also where these are relevant and any order is ideal;
     a group of one document is one of them. BUYL23 does, in its text and its public code."""
+    judged: str | None = None
+    """Data set with a group for each query of the test periods, which has all of its judged documents, in the list of
+    candidates or not: the ideal of NDCG, and the relevant documents that recall and MAP divide by, are then theirs. A
+    query without a candidate counts, too, as a list that misses everything. Empty takes the list alone. A study, whose
+    models are measured one by one, does not read it."""
     outliers: OutlierConfig = OutlierConfig()
     """How outlier groups are found, which are a slice of their own."""
     slices: dict[SliceName, ConditionText] = Field(default_factory=dict)
@@ -91,6 +97,12 @@ class EvaluateSettings(Config):
     def _has_the_primary_cutoff(self) -> Self:
         if self.primary_cutoff not in self.ndcg_at:
             raise ValueError(f"primary_cutoff {self.primary_cutoff} is not in ndcg_at {list(self.ndcg_at)}; add it")
+        return self
+
+    @model_validator(mode="after")
+    def _judges_by_one_policy(self) -> Self:
+        if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "weights"):
+            raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains weights; leave one out")
         return self
 
     @model_validator(mode="after")
@@ -187,6 +199,7 @@ def evaluate(
     test = select(config.splits.test, labelled=True)
     trials = [_trial(name, i, url, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
     detector = fit_detector(config, config.splits.validation, test)
+    judged = None if config.judged is None else Judged.read(config.judged, config.splits.test)
     measuring = Measuring(
         models=tuple(trial.url for trial in trials),
         scores={url: committed_row_groups(url, config.splits.test) for url in config.scores.values()},
@@ -198,7 +211,7 @@ def evaluate(
             relevant_from=config.relevant_from,
             training=partial(_seen_in_training, config, test),
         ),
-        metrics=partial(values_of, metrics=metrics_of(config), settings=config),
+        metrics=partial(values_of, metrics=metrics_of(config), settings=config, judged=judged),
         features=test.features,
         docs_per_batch=config.docs_per_batch,
         threads=threads,
@@ -208,8 +221,8 @@ def evaluate(
     test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
-            tallies = _measure(measuring, test, config, file, run)
-        evaluation = _summarise(tallies, trials, test, detector, config)
+            tallies = _measure(measuring, test, config, file, run, judged)
+        evaluation = _summarise(tallies, trials, test, detector, config, judged)
         text = page(evaluation, picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
@@ -265,12 +278,15 @@ class _Tallies:
     documents: int = 0
 
 
-def _measure(measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run) -> _Tallies:
-    """Score the test groups with every bundle, in one pass over the data."""
+def _measure(
+    measuring: Measuring, test: Selection, config: EvaluateConfig, file: GroupFile, run: Run, judged: Judged | None
+) -> _Tallies:
+    """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
     shape = len(measuring.models), len(_all_metrics(config))
     tallies = _Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
-    groups = test.n_groups
-    for values in measuring.on(test, run):
+    without = [] if judged is None else [measuring.without_list(*each, shape) for each in judged.without_list()]
+    groups = test.n_groups + sum(len(values.gids_Q) for values in without)
+    for values in itertools.chain(measuring.on(test, run), without):
         first = tallies.slices[ALL].groups
         blocks_Q = block_numbers(values.gids_Q, first=first, groups=groups)
         tallies.slices[ALL].add(blocks_Q, values.values_QTM)
@@ -338,11 +354,17 @@ def _cutoffs(cls: type[Metric], config: EvaluateSettings) -> tuple[int, ...]:
 
 
 def values_of(
-    scores_N: Tensor, groups: QueryGroups, metrics: Mapping[str, Metric], settings: EvaluateSettings
+    scores_N: Tensor,
+    groups: QueryGroups,
+    metrics: Mapping[str, Metric],
+    settings: EvaluateSettings,
+    judged: Judged | None = None,
 ) -> Tensor:
     """The metrics of each group, shape [M, Q], float64; NaN where undefined or left out."""
     assert groups.labels_N is not None
     try:
+        if judged is not None:
+            return judged.values(list(metrics.values()), scores_N, groups)
         values_MQ = torch.stack([metric.of_groups(scores_N, groups) for metric in metrics.values()]).double()
     except ValueError as error:  # the gains that the user chose do not fit these groups
         raise InputError(f"evaluate.{error}") from error
@@ -360,6 +382,7 @@ def _summarise(
     test: Selection,
     detector: OutlierDetector,
     config: EvaluateConfig,
+    judged: Judged | None,
 ) -> Evaluation:
     """Compute all figures of the report."""
     of_methods = [[trial for trial in trials if trial.method == name] for name in config.trials]
@@ -385,7 +408,11 @@ def _summarise(
         primary=f"ndcg@{config.primary_cutoff}",
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
-        policies={name: metric.policy for name, metric in _all_metrics(config).items()},
+        policies={name: metric.policy for name, metric in _on_clicks(config).items()}
+        | {
+            name: metric.policy if judged is None else Judged.policy(metric)
+            for name, metric in metrics_of(config).items()
+        },
         resamples=config.resamples,
         test=EvaluatedData(
             data=config.splits.test.data,
@@ -394,6 +421,8 @@ def _summarise(
             groups=tallies.slices[ALL].groups,
             documents=tallies.documents,
             slices={name: tallies.slices[name].groups for name in found},
+            judged=config.judged,
+            unlisted=0 if judged is None else len(judged.unlisted),
         ),
         conditions=config.slices,
         validation_groups=sum(row_group.labelled for row_group in validation.row_groups),

@@ -124,6 +124,15 @@ class Measuring:
             found.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
         return found
 
+    def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> Values:
+        """The values of queries without a list, which are alike in all trials and in no slice; shape is [T, M]."""
+        assert groups.ids_Q is not None
+        values_QTM = np.full((groups.n_groups, *shape), np.nan)  # metrics of clicks stay undefined
+        values_MQ = self.metrics(torch.zeros(0), groups).numpy()
+        values_QTM[:, :, : len(values_MQ)] = values_MQ.T[:, None]
+        none = dict.fromkeys(self.slicer.names, np.zeros(groups.n_groups, np.bool_))
+        return Values(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_QTM, none)
+
     def open(self, selection: Selection) -> Selection:
         """Open the bundles, and check that they fit the data; returns the selection with the tokens that they read.
 

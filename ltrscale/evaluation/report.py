@@ -83,6 +83,10 @@ class EvaluatedData(Config):
     documents: int
     slices: dict[str, int]
     """Groups of each slice."""
+    judged: str | None = None
+    """The data set with all judged documents of each query; None if the lists' own labels are all that counts."""
+    unlisted: int = 0
+    """Those of `groups` that are queries with judgements and without a list."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,6 +229,16 @@ def _data(evaluation: Evaluation) -> str:
     return (
         f"Test data: {', '.join(map(code, test.data))}, {periods}; {test.groups:,} labelled query groups, "
         f"{test.documents:,} documents, {test.slices[OUTLIERS]:,} outlier groups (selection `{test.hash[:12]}`)."
+    ) + _judged(test)
+
+
+def _judged(test: EvaluatedData) -> str:
+    """What counts as missed, where whole queries are judged."""
+    if test.judged is None:
+        return ""
+    return (
+        f" Judged are whole queries ({code(test.judged)}): a relevant document outside the list is missed. "
+        f"{test.unlisted:,} of the groups are queries without a list: they count 0, and are in no slice."
     )
 
 

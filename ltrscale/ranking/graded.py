@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.ranking.metrics import Metric, NDCGConfig, exponential_gain, gain_ndcg, ndcg, rank_discounts
+from ltrscale.ranking.metrics import Metric, NDCGConfig, exponential_gain, gain_ndcg, ideal_dcg, ndcg, rank_discounts
 from ltrscale.ranking.ranked import rankings, survival, undefined
 
 Gains = Literal["weights"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
@@ -175,6 +175,11 @@ class GainNDCGConfig(Metric):
         """See `gain_ndcg`; needs a table of gains."""
         assert self.gains != "weights", "gains of documents come with groups: call of_groups"
         return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
+
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The ideal DCG; needs a table of gains."""
+        assert self.gains != "weights", "judged documents have no weights"
+        return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
         """See `gain_ndcg`; the weights of documents are their gains, where these are chosen.

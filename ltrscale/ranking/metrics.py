@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups
+from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.config import Config
 from ltrscale.ranking.ranked import hazard, rankings, undefined
 from ltrscale.ranking.rules import Rules
@@ -83,6 +83,14 @@ class Metric(Config):
         assert groups.labels_N is not None
         return self.of(scores_N, groups.labels_N, groups.offsets_Q1)
 
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The part of the formula by which all relevant documents of a group divide, shape [Q]; 0 if there is none.
+
+        It is 1 for a metric that counts no relevant document but those that it meets. `Judged` exchanges that of a list
+        for that of all judged documents.
+        """
+        return (~self.of(labels_N, labels_N, offsets_Q1).isnan()).double()
+
 
 class NDCGConfig(Metric):
     """Normalised discounted cumulative gain of the first ranks.
@@ -100,6 +108,10 @@ class NDCGConfig(Metric):
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `ndcg`."""
         return ndcg(scores_N, labels_N, offsets_Q1, k=self.k)
+
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The ideal DCG."""
+        return ideal_dcg(exponential_gain(labels_N), offsets_Q1, k=self.k)
 
 
 def ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
@@ -148,6 +160,23 @@ def _ndcg(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int, gain: 
         discounts_K = rank_discounts(gains_MK.shape[1], scores_N.device)
         values_Q[ranking.groups_M] = gains_MK @ discounts_K / (ideal_MK @ discounts_K)  # 0 / 0 without relevance
     return values_Q
+
+
+def ideal_dcg(gains_N: Tensor, offsets_Q1: Tensor, *, k: int) -> Tensor:
+    """DCG of the k highest gains of each group in falling order, shape [Q]; 0 for an empty group.
+
+    Raises:
+        ValueError: k is below 1.
+
+    Example:
+        >>> ideal_dcg(torch.tensor([1.0, 3.0, 0.0]), torch.tensor([0, 2, 3]), k=1)
+        tensor([3., 0.], dtype=torch.float64)
+    """
+    ideal_Q = gains_N.new_zeros(len(offsets_Q1) - 1, dtype=torch.float64)
+    for ranking in rankings(gains_N, gains_N, offsets_Q1, k):
+        best_MK = ranking.best_ML[:, :k].double()
+        ideal_Q[ranking.groups_M] = best_MK @ rank_discounts(best_MK.shape[1], gains_N.device)
+    return ideal_Q
 
 
 class MRRConfig(Metric):
@@ -201,6 +230,10 @@ class MAPConfig(Metric):
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `average_precision`."""
         return average_precision(scores_N, labels_N, offsets_Q1, threshold=self.threshold)
+
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The number of relevant documents."""
+        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def average_precision(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, threshold: float = 1.0) -> Tensor:
@@ -285,6 +318,10 @@ class RecallConfig(Metric):
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `recall`."""
         return recall(scores_N, labels_N, offsets_Q1, k=self.k, threshold=self.threshold)
+
+    def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
+        """The number of relevant documents."""
+        return sum_by_group((labels_N >= self.threshold).double(), offsets_Q1)
 
 
 def recall(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, threshold: float = 1.0) -> Tensor:

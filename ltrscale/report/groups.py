@@ -97,8 +97,9 @@ def values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.flo
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        for batch in file.iter_batches(columns=["method", "trial", sources.primary]):
-            first = batch.column("trial").to_numpy() == 0
+        for batch in file.iter_batches(columns=["gid", "method", "trial", sources.primary]):
+            # queries without a list have negative ids, and nothing to show
+            first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
             for name in methods:
                 mine = first & (np.asarray(batch.column("method")) == name)
                 parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[mine])
@@ -158,7 +159,7 @@ def sampled(sources: Sources) -> Selection:
     if not len(numbers):
         raise InputError("no test group has a relevant document; evaluate other periods")
     order = np.random.default_rng(sources.config.seed).permutation(numbers)
-    mean = sources.evaluation.test.documents / sources.evaluation.test.groups
+    mean = sources.evaluation.test.documents / sources.test.n_groups
     return chosen(sources.test, order[: max(1, round(sources.config.documents / mean))])
 
 
@@ -213,7 +214,7 @@ def agreement(sources: Sources) -> Iterator[Block]:
     names = [method.name for method in sources.evaluation.methods]
     if len(names) < 2:
         raise InputError("the evaluation has one method; evaluate two to see whether they agree")
-    groups = sources.evaluation.test.groups
+    groups = sources.test.n_groups
     size = min(groups, sources.config.agreement_groups)
     numbers_M = np.random.default_rng(sources.config.seed).permutation(groups)[:size]
     pairs = list(itertools.combinations(names, 2))

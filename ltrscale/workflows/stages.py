@@ -15,6 +15,7 @@ from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.judged import judged_split
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
@@ -319,7 +320,8 @@ class EvaluateJob(Stage):
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, the scores and the bundles."""
         config = self.evaluate
-        splits = [config.splits.validation, config.splits.test, *config.scored]
+        judged = [] if config.judged is None else [judged_split(config.judged, config.splits.test)]
+        splits = [config.splits.validation, config.splits.test, *config.scored, *judged]
         return dataset_hashes(splits) | bundle_hashes(config.bundles)
 
     def work(self, origin: Origin, report: Report) -> None:

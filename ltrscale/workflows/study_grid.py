@@ -96,6 +96,8 @@ class StudyConfig(Config):
             raise ValueError(
                 f"validation_share and splits.validation.{min(self.splits.validation.size)}: leave one out"
             )
+        if self.evaluate.judged is not None:
+            raise ValueError("evaluate.judged: a study does not read it; leave it out, or compare in a pipeline")
         check_methods(self.methods, ONE)
         return self
 
