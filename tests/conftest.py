@@ -1,6 +1,7 @@
 """Fixtures that several tests share."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -141,6 +142,25 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     source = {"kind": "items", "columns": COLUMN_MAPPING}
     prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
     return str(folder / "data")
+
+
+@pytest.fixture(scope="session")
+def texts(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The synthetic data set with texts, whose titles name the relevant documents."""
+    from text_log import add_text
+
+    url = str(tmp_path_factory.mktemp("texts") / "data")
+    shutil.copytree(synthetic_dataset, url)
+    add_text(url)
+    return url
+
+
+@pytest.fixture(scope="session")
+def clicked_texts(texts: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """These texts with clicks as labels, at positions."""
+    from dataset_changes import with_clicks
+
+    return with_clicks(texts, str(tmp_path_factory.mktemp("clicked") / "data"))
 
 
 @pytest.fixture(scope="module")

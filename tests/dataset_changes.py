@@ -1,4 +1,4 @@
-"""Changes to data sets: an added period, and other names of the same files."""
+"""Changes to data sets: an added period, other names of the same files, clicks as labels."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import DataFile, open_dataset
+from ltrscale.simulate.relabel import RelabelConfig, relabel
 
 
 def add_period(url: str, period: str, *, like: str) -> None:
@@ -45,3 +46,14 @@ def with_renamed_files(url: str, folder: Path) -> str:
         files.append(file.replace(path=str(path)))
     storage.write_bytes(f"{folder}/{storage.MANIFEST}", before.replace(files=files).model_dump_json().encode())
     return str(folder)
+
+
+def with_clicks(url: str, out: str) -> str:
+    """A data set with clicks on the order of its first feature as labels, the positions of the clicks, and weights."""
+    feature = open_dataset(url).manifest.features[0].name
+    steps = [
+        {"kind": "clicks", "ranking": "feature", "feature": feature, "depth": 5, "user": {"kind": "pbm", "eta": 1}},
+        {"kind": "click_ratio_weights", "depth": 5},
+    ]
+    relabel(RelabelConfig.model_validate({"steps": steps}), url, out, origin={}, report=lambda _: None)
+    return out

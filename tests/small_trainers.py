@@ -1,18 +1,49 @@
 """Small trainers for tests."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.split import Split, select
 from ltrscale.data.stream.batches import GroupStream
+from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.network import fit, sample_inputs
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
 
 WEEKS = ("2026-W01", "2026-W02")
+Records = list[dict[str, Any]]
+
+
+def splits(data: str) -> tuple[Split, Split, Split]:
+    """Training, validation and test in the four weeks of the synthetic data set."""
+    train = Split(data=(data,), periods=("2026-W01..2026-W02",))
+    return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
+
+
+def finetuned(
+    data: str, out: Path | str, config: FinetuneConfig, pretrained: str | None = None, *, workers: WorkersConfig = ONE
+) -> Records:
+    """Finetune on these splits; returns the records of the epochs."""
+    train, validation, _ = splits(data)
+    records: Records = []
+    finetune(
+        config,
+        train,
+        validation,
+        str(out),
+        pretrained=pretrained,
+        origin={},
+        report=lambda record: records.append(dict(record)),
+        workers=workers,
+    )
+    return [record for record in records if "epoch" in record]
 
 
 def config_of(method: str) -> PretrainConfig:

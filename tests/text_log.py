@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from dataset_columns import add_column
@@ -16,6 +17,15 @@ TITLE = TokenField(name="title", of="document", max_tokens=4)
 BODY = TokenField(name="body", of="document", max_tokens=8)
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 SIZE = 40
+ENCODER: dict[str, Any] = {
+    "kind": "cross_encoder",
+    "bert": {"layers": 1, "width": 16, "heads": 2, "positions": 24, "dropout": 0.1},
+    "max_tokens": 16,
+    "features": [8],
+}
+"""A small cross-encoder of these texts."""
+STREAM = {"docs_per_batch": 300, "tokens_per_batch": 4000, "streams": 2}
+"""Batches for it."""
 
 
 def add_text(url: str, *, sha256: str = "") -> None:

@@ -6,6 +6,8 @@ Shapes: Q groups, t trials of a method, M metrics.
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.agreement import TAU, Agreement
@@ -65,6 +67,8 @@ class Distillation(Findings):
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
+    policies: dict[str, str] = Field(default_factory=dict)
+    """See `Evaluation.policies`; empty in the first reports."""
     resamples: int
     test: EvaluatedData
     agreement_groups: int
@@ -112,6 +116,7 @@ def gather(evaluation_url: str, agreement_url: str, costs: Mapping[str, Cost], *
         primary=primary,
         relevant_from=evaluation.relevant_from,
         leave_out_constant=evaluation.leave_out_constant,
+        policies=evaluation.policies,
         resamples=evaluation.resamples,
         test=evaluation.test,
         agreement_groups=agreement.groups,
@@ -210,7 +215,10 @@ def page(found: Distillation, *, picture: str, links: Mapping[str, str]) -> str:
     primary = metric_label(found.primary)
     lines = [
         *definitions(
-            found.methods[0].slices[ALL].summaries, found.relevant_from, leave_out_constant=found.leave_out_constant
+            found.methods[0].slices[ALL].summaries,
+            found.relevant_from,
+            leave_out_constant=found.leave_out_constant,
+            stated=found.policies,
         ),
         "Differences, intervals and p are paired.",
         *intervals((scope for m in found.methods for scope in m.slices.values()), found.resamples),

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
@@ -88,6 +89,8 @@ class Crossval(Findings):
     """The metric of the comparison column and the picture."""
     relevant_from: float
     leave_out_constant: bool = False
+    policies: dict[str, str] = Field(default_factory=dict)
+    """See `Evaluation.policies`; empty in the first cross-validations."""
     resamples: int
 
 
@@ -140,7 +143,7 @@ def _settings(evaluation: Evaluation) -> tuple[object, ...]:
         (method.name, draws, *method.slices[ALL].summaries)
         for method, draws in zip(evaluation.methods, drawn, strict=True)
     ]
-    policy = evaluation.relevant_from, evaluation.leave_out_constant
+    policy = evaluation.relevant_from, evaluation.leave_out_constant, *evaluation.policies.items()
     return methods, evaluation.baseline, evaluation.primary, policy, evaluation.resamples
 
 
@@ -197,6 +200,7 @@ def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[
         primary=first.primary,
         relevant_from=first.relevant_from,
         leave_out_constant=first.leave_out_constant,
+        policies=first.policies,
         resamples=first.resamples,
     )
 
@@ -271,7 +275,12 @@ def _how_to_read(found: Crossval) -> str:
     lines = [
         "Figures are means over folds ± their standard error; a fold's figure is the mean over its test groups"
         f"{f' and {found.trials} trials' if found.trials > 1 else ''}.",
-        *definitions(found.methods[0].folds, found.relevant_from, leave_out_constant=found.leave_out_constant),
+        *definitions(
+            found.methods[0].folds,
+            found.relevant_from,
+            leave_out_constant=found.leave_out_constant,
+            stated=found.policies,
+        ),
         "Differences, their intervals and p are over the test groups of all folds together. Draws of labels are "
         "counted within a fold, for each fold draws from its own training groups. Models of different folds share "
         "training queries, which nothing here accounts for.",

@@ -78,6 +78,11 @@ def write(to: Format, bundle: Bundle, texts: Texts) -> tuple[_Files, ExportedFea
     Raises:
         InputError: the format cannot express the bundle; a library that writes it is not installed.
     """
+    if bundle.reads_tokens:
+        raise InputError(
+            f"{bundle.url}: reads the tokens of texts, and {to} gets features alone; export a student that "
+            "jobs.distill trains from it"
+        )
     if to == "onnx":
         files = onnx_graph.write(bundle)
         return files, ExportedFeatures(to=to, columns=onnx_graph.columns_of(bundle, texts))

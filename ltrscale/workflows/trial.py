@@ -186,11 +186,11 @@ class Trial:
 
     def _self_train(self, method: SelfTrainedMethod, name: str, out: str) -> None:
         """Let runs of a method score all training groups, and train a student on the scores, then on the labels."""
-        scored = self._scored(method, name)
         student_as, student = method.student_as or method.of, self._folder(name, "student")
         settings, alike = method.student, self.methods[student_as]
         assert isinstance(alike, ReadingMethod)
         labels = self._read_by(alike)
+        scored = self._scored(method, name, labels.train)
         scores = labels.replace(train={**scored.model_dump(), "leave_out": labels.train.leave_out})
         match alike:
             case NeuralMethod(finetune=finetune):
@@ -206,13 +206,11 @@ class Trial:
                 GBDTJob(out=student, splits=scores, gbdt=first).run()
                 GBDTJob(out=out, splits=labels, gbdt=trees.replace(seed=self.seed), start=student).run()
 
-    def _scored(self, method: SelfTrainedMethod, name: str) -> Split:
-        """The training groups, or a sample of them, with the mean scores of a method's runs as labels."""
-        train, scores = with_periods_named(self.splits.train), self._folder(name, "scores")
+    def _scored(self, method: SelfTrainedMethod, name: str, split: Split) -> Split:
+        """The groups of a training split, or a sample of them, with the mean scores of a method's runs as labels."""
+        train, scores = with_periods_named(split), self._folder(name, "scores")
         if len(train.data) > 1:
-            raise InputError(
-                f"{name} learns scores of one data set, splits.train has {', '.join(train.data)}; name one"
-            )
+            raise InputError(f"{name} learns scores of one data set, train has {', '.join(train.data)}; name one")
         runs = tuple(self._runs(method.of, method.runs))
         ScoreJob(out=scores, bundle=runs, data=train.data[0], periods=train.periods, layout="scores").run()
         everything = Split(data=train.data, periods=train.periods, scores=scores, labelled_seed=train.labelled_seed)

@@ -10,12 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from faulty_pretraining import bundle_weights, committed_steps, small_config
+from text_log import ENCODER, STREAM
+
+from ltrscale.data.dataset.split import Split, select
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200
@@ -24,11 +28,11 @@ pytestmark = pytest.mark.slow
 
 
 class Job:
-    """A pretraining that the same command starts again and again.
+    """A training that the same command starts again and again.
 
     Args:
         folder: for config, output and the processes' log.
-        data: the training data.
+        settings: of the job, without `out`.
         launcher: start of the command, before the module; the Python interpreter by default.
         options: end of the command, after the module.
         module: the job.
@@ -37,15 +41,13 @@ class Job:
     def __init__(
         self,
         folder: Path,
-        data: str,
+        settings: Mapping[str, Any],
         launcher: tuple[str, ...] = (sys.executable,),
         options: str = "",
         module: str = "jobs.pretrain",
     ) -> None:
         self.out, self.said = folder / "out", folder / "said.txt"
-        settings = small_config(epochs=4, stream={"docs_per_batch": 800, "streams": 4}).model_dump(mode="json")
-        job = {"out": str(self.out), "train": {"data": data}, "pretrain": settings}
-        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        (folder / "job.yaml").write_text(yaml.safe_dump({**settings, "out": str(self.out)}))
         self.mark = f"TEST_RUN={secrets.token_hex(8)}"
         self.command = [*launcher, "-m", module, "--config", str(folder / "job.yaml"), *options.split()]
 
@@ -100,11 +102,11 @@ class Job:
         assert "the same command goes on" in line
         assert "Traceback" not in self.said.read_text().partition("torch/distributed/elastic")[0]
 
-    def check_finished(self, expected: bytes) -> None:
-        """Check that every epoch is complete, and that the weights equal those of an undisturbed run."""
+    def check_finished(self, expected: bytes, *, groups: int = 480) -> None:
+        """Check that the last epoch is complete, and that the weights equal those of an undisturbed run."""
         text = self.finish()
         assert "resumed from" in text
-        assert len(re.findall(r"epoch 4 of 4: 480 groups \(0 missed, 0 repeated\)", text)) == 1
+        assert len(re.findall(rf"epoch 4 of 4: {groups} groups \(0 missed, 0 repeated\)", text)) == 1
         assert bundle_weights(str(self.out)) == expected
 
 
@@ -120,13 +122,21 @@ def torchrun(*options: str) -> tuple[str, ...]:
 MakeJob = Callable[..., Job]
 
 
+def of_features(data: str) -> dict[str, Any]:
+    """The settings of a pretraining on features."""
+    config = small_config(epochs=4, stream={"docs_per_batch": 800, "streams": 4})
+    return {"train": {"data": data}, "pretrain": config.model_dump(mode="json")}
+
+
 @pytest.fixture
 def make_job(synthetic_dataset: str, tmp_path: Path) -> Iterator[MakeJob]:
-    """Makes jobs on the synthetic data set; kills their remaining processes at the end."""
+    """Makes jobs, by default on the synthetic data set; kills their remaining processes at the end."""
     jobs: list[Job] = []
 
-    def make(launcher: tuple[str, ...] = (sys.executable,), **options: str) -> Job:
-        jobs.append(Job(tmp_path, synthetic_dataset, launcher, **options))
+    def make(
+        launcher: tuple[str, ...] = (sys.executable,), settings: Mapping[str, Any] | None = None, **options: str
+    ) -> Job:
+        jobs.append(Job(tmp_path, settings or of_features(synthetic_dataset), launcher, **options))
         return jobs[-1]
 
     yield make
@@ -142,7 +152,7 @@ def expected(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -
     @functools.cache
     def weights(world: int) -> bytes:
         launcher = torchrun() if world == 2 else (sys.executable,)
-        job = Job(tmp_path_factory.mktemp("expected"), synthetic_dataset, launcher)
+        job = Job(tmp_path_factory.mktemp("expected"), of_features(synthetic_dataset), launcher)
         job.finish()
         return bundle_weights(str(job.out))
 
@@ -260,6 +270,43 @@ def check_one_line(job: Job, line: str) -> None:
     assert "Traceback" not in ours
     assert "[rank" not in text
     assert "exitcode  : 2" in agents
+
+
+ON_TEXT: dict[str, dict[str, Any]] = {
+    "masked_language": {"method": {"kind": "masked_language"}},
+    "clicks": {"loss": {"kind": "softmax"}, "debias": {"kind": "dla"}, "negatives": 2, "head_epochs": 0},
+}
+
+
+def of_text(data: str, objective: str) -> tuple[dict[str, Any], str]:
+    """The settings of a training on text, and its module."""
+    stream = {**STREAM, "tokens_per_batch": 1500}
+    shared = {"network": {"encoder": ENCODER}, "epochs": 4, "deterministic": True, "checkpoint_minutes": 1e-9}
+    settings = {**shared, "stream": stream, **ON_TEXT[objective]}
+    train = {"data": data, "periods": "2026-W01..2026-W02"}
+    if objective == "masked_language":
+        return {"train": train, "pretrain": settings}, "jobs.pretrain"
+    return {"splits": {"train": train, "validation": {"data": data, "periods": "2026-W03"}}, "finetune": settings}, (
+        "jobs.finetune"
+    )
+
+
+@pytest.mark.parametrize("objective", ON_TEXT)
+def test_training_on_text_is_killed_and_goes_on(
+    make_job: MakeJob, clicked_texts: str, tmp_path: Path, objective: str
+) -> None:
+    (tmp_path / "whole").mkdir()
+    settings, module = of_text(clicked_texts, objective)
+    whole = Job(tmp_path / "whole", settings, module=module)
+    whole.finish()
+    job = make_job(settings=settings, module=module)
+    for _ in range(2):
+        process = job.start()
+        process.kill()
+        assert process.wait(LIMIT_S) == -signal.SIGKILL
+    train = Split(data=(clicked_texts,), periods=("2026-W01..2026-W02",))
+    groups = select(train, labelled=objective == "clicks").n_groups
+    job.check_finished(bundle_weights(str(whole.out)), groups=groups)
 
 
 @pytest.mark.ray

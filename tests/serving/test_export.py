@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import pytest
 import torch
 from exported_models import last_rows, score_alone
 from reference import serving as reference
+from small_trainers import finetuned
+from text_log import ENCODER, STREAM
 
+from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
 from ltrscale.config import validate
@@ -23,8 +27,10 @@ from ltrscale.errors import InputError
 from ltrscale.serving import export
 from ltrscale.serving.export import ParityConfig, check_parity
 from ltrscale.serving.features import ExportedFeatures, Format
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.trees.stacking import StackMember
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 ROWS = ParityConfig(rows=500)
@@ -237,7 +243,7 @@ def test_a_file_with_another_number_is_not_published(
     job = ExportJob(out=str(tmp_path / "out"), bundle=models[model], data=synthetic_dataset, to=to, rows=500)
     with pytest.raises(InputError, match=r"away from the bundle.s on 500 documents|give scores that are .* apart"):
         job.run()
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert storage.read_manifest(str(tmp_path / "out")) is None
 
 
 @pytest.mark.slow
@@ -309,3 +315,30 @@ def test_the_library_alone_scores_the_raw_log(
     ours_N = bundle.scorer()(groups).numpy()
     theirs_n = score_alone(tmp_path / "out", tmp_path / "rows.csv")
     np.testing.assert_allclose(theirs_n, ours_N[: len(theirs_n)], rtol=0, atol=1e-6)  # the log has whole queries
+
+
+@pytest.fixture(scope="module")
+def of_text(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cross-encoder, and trees that see its scores."""
+    folder = tmp_path_factory.mktemp("text")
+    settings = {"network": {"encoder": ENCODER}, "head": {"layers": 1}, "head_epochs": 0, "epochs": 1, "stream": STREAM}
+    finetuned(texts, folder / "network", FinetuneConfig.model_validate(settings))
+    splits = {name: {"data": texts, "periods": periods} for name, periods in PERIODS.items()}
+    stack = {"features": ["f_01"], "gbdt": {"num_trees": 2, "num_threads": 1}}
+    member = StackMember(bundle=str(folder / "network"))
+    job = {"out": str(folder / "stack"), "splits": splits, "stack": stack, "members": {"text": member.model_dump()}}
+    validate(StackedJob, job, "test").run()
+    return {"network": str(folder / "network"), "stack": str(folder / "stack")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["network", "stack"])
+@pytest.mark.parametrize("to", typing.get_args(Format))
+def test_a_model_of_texts_is_refused_by_every_format(
+    of_text: dict[str, str], texts: str, tmp_path: Path, to: Format, name: str
+) -> None:
+    settings = {"out": str(tmp_path / "out"), "bundle": of_text[name], "to": to, "data": texts}
+    with pytest.raises(InputError, match=rf"{name}: reads the tokens of texts, and {to} gets features alone") as error:
+        validate(ExportJob, settings, "test").run()
+    assert "\n" not in str(error.value)
+    assert storage.read_manifest(str(tmp_path / "out")) is None

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from dataset_changes import with_clicks
+from small_trainers import Records, finetuned, splits
 
 from ltrscale import bundle
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.split import select
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -19,21 +21,14 @@ from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.metrics import mrr, ndcg, precision
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training import validation
 from ltrscale.training.combine import CombineConfig, combine
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig, pretrain
 from ltrscale.training.validation import LabelledData
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 METHODS = [kind_of(cls) for cls in members(FeatureMethodConfig)]
-Records = list[dict[str, object]]
-
-
-def splits(data: str) -> tuple[Split, Split, Split]:
-    train = Split(data=(data,), periods=("2026-W01..2026-W02",))
-    return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
 
 
 def run_pretraining(data: str, out: Path, method: str = "simclr_rank", **settings: object) -> str:
@@ -47,18 +42,7 @@ def run(data: str, out: Path, pretrained: str | None = None, **changes: object) 
     """Finetune a small network; returns the records of its epochs."""
     values = {"network": NETWORK, "head_epochs": 2, "epochs": 2, "stream": {"docs_per_batch": 500, "streams": 2}}
     config = FinetuneConfig.model_validate({**values, "optimizer": {"learning_rate": 1e-2}, **changes})
-    train, validation, _ = splits(data)
-    records: Records = []
-    finetune(
-        config,
-        train,
-        validation,
-        str(out),
-        pretrained=pretrained,
-        origin={},
-        report=lambda r: records.append(dict(r)),
-    )
-    return [record for record in records if "epoch" in record]
+    return finetuned(data, out, config, pretrained)
 
 
 def ranker(url: str | Path) -> Ranker:
@@ -87,14 +71,7 @@ def pretrained(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def clicks(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The synthetic data set with clicks as labels, the positions of the clicks, and weights."""
-    feature = open_dataset(synthetic_dataset).manifest.features[0].name
-    steps = [
-        {"kind": "clicks", "ranking": "feature", "feature": feature, "depth": 5, "user": {"kind": "pbm", "eta": 1}},
-        {"kind": "click_ratio_weights", "depth": 5},
-    ]
-    out = str(tmp_path_factory.mktemp("clicks") / "data")
-    relabel(RelabelConfig.model_validate({"steps": steps}), synthetic_dataset, out, origin={}, report=lambda _: None)
-    return out
+    return with_clicks(synthetic_dataset, str(tmp_path_factory.mktemp("clicks") / "data"))
 
 
 @pytest.mark.parametrize("layers", [1, 3])

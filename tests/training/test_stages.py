@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_trainers import splits
 
 from ltrscale import bundle
 from ltrscale.data.dataset.manifest import Feature
@@ -37,11 +38,6 @@ def finetune_config(**changes: object) -> FinetuneConfig:
     values = {"network": NETWORK, "head_epochs": 2, "epochs": 4, "stream": {"docs_per_batch": 500, "streams": 2}}
     values["optimizer"] = {"learning_rate": 1e-3}
     return FinetuneConfig.model_validate({**values, **changes})
-
-
-def splits(data: str) -> tuple[Split, Split, Split]:
-    train = Split(data=(data,), periods=("2026-W01..2026-W02",))
-    return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
 
 
 def ndcg_on(url: str, test: Split) -> float:

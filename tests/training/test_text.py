@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from text_log import SIZE, SPECIAL, add_text
+from small_trainers import Records, finetuned, splits
+from text_log import ENCODER, SIZE, SPECIAL, STREAM, add_text
 from token_batches import text_config, text_encoder, text_groups, text_transform
 
-from ltrscale import bundle
+from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.split import Selection, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, WorkersConfig
@@ -28,7 +29,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.negatives import with_negatives
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.training.checkpoint import Checkpoints
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
 from ltrscale.training.pretrain import PretrainConfig, pretrain
@@ -37,53 +38,23 @@ from ltrscale.training.settings import OptimizerConfig
 from ltrscale.training.snapshot import Progress, restore
 from ltrscale.training.text import fitted_to, load_initial, reading
 
-ENCODER: dict[str, Any] = {
-    "kind": "cross_encoder",
-    "bert": {"layers": 1, "width": 16, "heads": 2, "positions": 24, "dropout": 0.1},
-    "max_tokens": 16,
-    "features": [8],
-}
-STREAM = {"docs_per_batch": 300, "tokens_per_batch": 4000, "streams": 2}
-
-
-@pytest.fixture(scope="module")
-def texts(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The synthetic data set with texts."""
-    url = str(tmp_path_factory.mktemp("texts") / "data")
-    shutil.copytree(synthetic_dataset, url)
-    add_text(url)
-    return url
-
-
-def splits(data: str) -> tuple[Split, Split, Split]:
-    train = Split(data=(data,), periods=("2026-W01..2026-W02",))
-    return train, Split(data=(data,), periods=("2026-W03",)), Split(data=(data,), periods=("2026-W04",))
+OBJECTIVES = ("ranking", "clicks", "masked_language")
+CLICKS = {"debias": {"kind": "dla", "positions": 5}, "negatives": 3}
+"""Learning from clicks, beside random negatives."""
 
 
 def run(
-    data: str, out: Path, pretrained: str | None = None, *, workers: WorkersConfig = ONE, **changes: Any
-) -> list[dict[str, Any]]:
+    data: str, out: Path | str, pretrained: str | None = None, *, workers: WorkersConfig = ONE, **changes: Any
+) -> Records:
     """Finetune a small cross-encoder; returns the records of its epochs."""
     encoder = {**ENCODER, **changes.pop("encoder", {})}
     network = {"encoder": encoder, **changes.pop("network", {})}
     values = {"network": network, "head": {"layers": 1}, "head_epochs": 1, "epochs": 2, "stream": STREAM}
     config = FinetuneConfig.model_validate({**values, "optimizer": {"learning_rate": 1e-2}, **changes})
-    train, validation, _ = splits(data)
-    records: list[dict[str, Any]] = []
-    finetune(
-        config,
-        train,
-        validation,
-        str(out),
-        pretrained=pretrained,
-        origin={},
-        report=lambda r: records.append(dict(r)),
-        workers=workers,
-    )
-    return [record for record in records if "epoch" in record]
+    return finetuned(data, out, config, pretrained, workers=workers)
 
 
-def run_pretraining(data: str, out: Path, **changes: Any) -> str:
+def run_pretraining(data: str, out: Path | str, **changes: Any) -> str:
     values = {"network": {"encoder": ENCODER}, "method": {"kind": "masked_language"}, "epochs": 1, "stream": STREAM}
     config = PretrainConfig.model_validate({**values, **changes})
     pretrain(config, splits(data)[0], str(out), origin={}, report=lambda _: None)
@@ -282,13 +253,14 @@ def tokens_in(batch: QueryGroups) -> int:
 
 def trainer(data: str, objective: str, *, rank: int = 0, world: int = 1) -> Trainer:
     """A float64 trainer of a cross-encoder, so that rounding does not hide a difference."""
-    selection = select(splits(data)[0], labelled=objective == "ranking")
+    selection = select(splits(data)[0], labelled=objective != "masked_language")
     network = fitted_to(NetworkConfig.model_validate({"encoder": ENCODER}), selection)
     torch.manual_seed(0)
     transform = fit(select(splits(data)[0], labelled=False), network)
     model: torch.nn.Module
-    if objective == "ranking":
-        config = FinetuneConfig(network=network, loss={"kind": "softmax"})
+    if objective != "masked_language":
+        values = {"network": network, "loss": {"kind": "softmax"}, **(CLICKS if objective == "clicks" else {})}
+        config = FinetuneConfig.model_validate(values)
         architecture = Architecture(transform=transform.config, encoder=network.encoder, head=config.head)
         model = RankingObjective(Ranker(architecture, transform), config).double()
     else:
@@ -315,24 +287,24 @@ def worker(rank: int, world: int, data: str, objective: str, folder: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["ranking", "masked_language"])
-def test_two_workers_make_the_same_updates(texts: str, tmp_path: Path, objective: str) -> None:
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_workers_make_the_same_updates(clicked_texts: str, tmp_path: Path, objective: str) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
-    alone = trainer(texts, objective)
+    alone = trainer(clicked_texts, objective)
     expected = [result.loss for result in alone.epoch()]
     assert len(expected) > 2
-    mp.start_processes(worker, args=(2, texts, objective, str(tmp_path)), nprocs=2, start_method="forkserver")
+    mp.start_processes(worker, args=(2, clicked_texts, objective, str(tmp_path)), nprocs=2, start_method="forkserver")
     losses, weights = torch.load(tmp_path / "result.pt", weights_only=True)
     torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0.0)
     for name, value in alone.model.state_dict().items():
         torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("objective", ["ranking", "masked_language"])
-def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(texts: str, tmp_path: Path, objective: str) -> None:
-    whole = trainer(texts, objective)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_resumed_run_is_bit_equal(clicked_texts: str, tmp_path: Path, objective: str) -> None:
+    whole = trainer(clicked_texts, objective)
     expected = list(whole.epoch())
-    first, done = trainer(texts, objective), []
+    first, done = trainer(clicked_texts, objective), []
     with Checkpoints(str(tmp_path), origin={}, data="", every_s=3600, failures=3) as saver:
         for result in first.epoch():
             done.append(result)
@@ -340,7 +312,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(texts: str, tmp_pa
                 saver.after(replace(result, checkpoint_due=True), first, Progress())
                 saver._wait()
                 break
-    second = trainer(texts, objective)
+    second = trainer(clicked_texts, objective)
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.zero_()  # all must come from the checkpoint
@@ -361,3 +333,18 @@ def test_two_workers_under_ray_train_on_text(texts: str, tmp_path: Path, monkeyp
     assert [len(of[0]["workers"]) for of in losses.values()] == [1, 2]
     for one, two in zip(losses[1], losses[2], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_text_streams_from_s3(clicked_texts: str, s3: str, tmp_path: Path) -> None:
+    there = storage.join(s3, tmp_path.name)
+    storage.filesystem(there)[0].put(clicked_texts + "/", storage.join(there, "data"), recursive=True)
+    outs = {str(tmp_path): clicked_texts, there: storage.join(there, "data")}
+    for out, data in outs.items():
+        start = run_pretraining(data, storage.join(out, "pretrained"))
+        run(data, storage.join(out, "clicks"), start, loss={"kind": "softmax"}, head_epochs=0, epochs=1, **CLICKS)
+    for name in ("pretrained", "clicks"):
+        one, other = (bundle.load(storage.join(out, name)) for out in outs)
+        assert one.content == other.content
+        assert one.dataset_hash == other.dataset_hash

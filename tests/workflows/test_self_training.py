@@ -14,6 +14,7 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.scores import scored_periods
 from ltrscale.data.dataset.split import Split, Splits, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -260,9 +261,28 @@ def test_methods_that_cannot_teach_or_learn_are_named(changes: dict[str, Any], m
         methods_of(**others, new=method("scratch", **changes))
 
 
+def test_a_method_that_learns_elsewhere_teaches_there(url: str, tmp_path: Path) -> None:
+    """The groups that are scored, and the labels that come last, are those of its entry in learn_from."""
+    values = methods_of(new={**method("trees"), "runs": 1}).model_dump()
+    new, trees = values["methods"]["new"], {**METHODS["trees"], "learns_from": "earlier"}
+    train = {"data": url, "periods": "p1", "labelled_groups": 20}
+    values |= {
+        "out": str(tmp_path),
+        "data": url,
+        "splits": {name: {"periods": period} for name, period in {"train": "p2", "validation": "p3"}.items()},
+        "learn_from": {"earlier": {"splits": {"train": train, "validation": {"data": url, "periods": "p3"}}}},
+        "methods": {"trees": trees, "new": new},
+    }
+    run_pipeline(configs.validate(PipelineConfig, values, "test"))
+    folder = tmp_path / "seed-0" / "new"
+    assert scored_periods(str(folder / "scores")) == ["p1"]
+    assert bundle.load(str(folder / "student")).metrics["labelled_groups"] == 60
+    assert bundle.load(str(folder / "model")).metrics["labelled_groups"] == 20
+
+
 def test_scores_are_of_one_data_set(write_dataset: WriteDataset, url: str, tmp_path: Path) -> None:
     second = write_dataset({"p5": made(10, 9)}, FEATURES)
     both = trial(url, tmp_path, method("trees"), data=[url, second], periods=["p1", "p5"])
-    with pytest.raises(InputError, match=r"new learns scores of one data set, splits.train has .*; name one"):
+    with pytest.raises(InputError, match=r"new learns scores of one data set, train has .*; name one"):
         both.model("new")
     assert not (tmp_path / "trees").exists()
