@@ -153,6 +153,9 @@ def write_logs(home: Path, shared_data: Path) -> None:
         example = shared_data / "letor" / "lightgbm-example"
         (home / name).write_bytes(gzip.decompress((example / f"{name}.gz").read_bytes()))
         shutil.copy(example / f"{name}.query", home)
+    (home / "train_data").mkdir()  # as Baidu-ULTR has it: a query with two documents
+    session = "11\t1\x012\t7\n1\tmd5-1\t1\x019\t4\t599\t0\t0\n2\tmd5-2\t2\t5\t599\t1\t0\n"
+    (home / "train_data" / "part-00001.gz").write_bytes(gzip.compress(session.encode()))
     synthetic = SyntheticLogConfig(weeks=9, groups_per_week=150)
     rng = np.random.default_rng(0)
     for week, file in enumerate(write_log(synthetic, str(home.parent / "synthetic"), report=lambda _: None), 1):
