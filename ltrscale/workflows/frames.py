@@ -68,7 +68,11 @@ def _arrow(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
     if type(rows).__module__.partition(".")[0] == "pandas":  # its own stream would have the index as a column
-        return pa.Table.from_pandas(rows, preserve_index=False)
+        try:
+            return pa.Table.from_pandas(rows, preserve_index=False)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            why = "; ".join(reversed([str(part) for part in error.args]))
+            raise InputError(f"X: {why}; give all values of the column one type") from error
     if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
         return pa.table(rows)
     if hasattr(rows, "to_arrow"):

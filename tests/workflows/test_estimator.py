@@ -487,6 +487,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no features": (lambda: trees().fit(TRAIN[["search", "bought"]], **NAMES), "X has no feature among its columns"),
     "one group": (lambda: trees().fit(TRAIN.head(2), **NAMES), "query groups of X have labels, and one must be left"),
     "no table": (lambda: trees().fit([1, 2], [0, 1], group=[2]), "X is a list; give a data frame"),
+    "two types": (
+        lambda: trees().fit(TRAIN.assign(price=[1.5, "free", *TRAIN["price"][2:]]), **COLUMNS),
+        "X: .*column price .*; give all values of the column one type",
+    ),
     "a feature": (
         lambda: trees().fit(TRAIN, validation=VALIDATION.drop(columns="price"), **COLUMNS),
         "validation: .* 'price'",
