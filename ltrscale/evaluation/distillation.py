@@ -4,7 +4,7 @@ Shapes: Q groups, t trials of a method, M metrics.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -36,7 +36,8 @@ TEACHER = "teacher"
 class Cost(Config):
     """Cost of training and using a method."""
 
-    kind: Literal["neural", "trees"]
+    kind: str
+    """Kind of the bundle: neural, trees or feature."""
     bytes: int
     """Size of weights or trees in the bundle."""
     documents_per_second: float

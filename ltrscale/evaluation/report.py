@@ -62,7 +62,7 @@ class MethodResult(Sliced):
     name: str
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
-    """Kind of each bundle, neural or trees."""
+    """Kind of each bundle: neural, trees or feature."""
     labelled_groups: tuple[int | None, ...]
     """Number of labelled groups that each bundle was trained on; None if it does not state it."""
     validation_groups: tuple[int | None, ...] = ()

@@ -325,7 +325,7 @@ def measure_costs(models: Mapping[str, str], test: Split, config: SpeedConfig) -
     seconds = cpu_seconds(*[lambda scorer=scorer: scorer(groups) for scorer in scorers], repeats=config.repeats)
     return {
         name: Cost(
-            kind="trees" if bundle.kind == "trees" else "neural",
+            kind=bundle.kind,
             bytes=sum(map(len, bundle.contents.values())),
             documents_per_second=groups.n_documents / time,
             trained_on=bundle.count("labelled_groups"),

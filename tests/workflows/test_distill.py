@@ -123,7 +123,7 @@ def test_all_methods_stand_side_by_side(distilled: Path, teacher: str, synthetic
         assert method.cost.bytes > 0 < method.cost.documents_per_second
         url = {"teacher": teacher, "direct": str(distilled / "direct")}.get(method.name)
         bundle = load(url or str(distilled / "students" / method.name))
-        assert method.cost.trained_on == bundle.metrics["labelled_groups"]
+        assert (method.cost.kind, method.cost.trained_on) == (bundle.kind, bundle.metrics["labelled_groups"])
         assert set(method.agreement) == (set() if method.name == "teacher" else {"tau", "overlap@1", "overlap@3"})
     report = (distilled / "report.md").read_text()
     for words in ("| method ", "NDCG@5 - direct [95%]", "tau", "overlap@3", "MB", "docs/s", "## Findings"):
