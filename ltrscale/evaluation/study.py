@@ -89,7 +89,8 @@ class Study(Findings):
     counts: Literal["relevant", "labelled"]
     """What a count counts: groups with a relevant document, or all labelled groups."""
     trained_on: dict[str, float | None]
-    """All labelled groups that a model learns from, with and without a relevant document: the mean over the draws."""
+    """Labelled groups that the method learns from that reads the most of them: the mean over the draws. Methods with
+    `relevant_only` leave out those without a relevant document."""
     validation_share: float | None
     """Validation labels as a share of the training labels; None if they are a fixed sample or all of the split."""
     validation_size: dict[str, float]
@@ -257,9 +258,9 @@ class _Table:
         return Drawn(tuple(of_draws), np.stack(values_TQ, axis=1))
 
     def trained_on(self, labelled: str) -> float | None:
-        counts = [m.labelled_groups for (n, _), ms in self.models.items() if n == labelled for _, m in ms]
-        known = [count for count in counts if count is not None]
-        return float(np.mean(known)) if known else None
+        counts = [[m.labelled_groups for _, m in ms] for (n, _), ms in self.models.items() if n == labelled]
+        means = [np.mean([count for count in of_method if count is not None]) for of_method in counts if any(of_method)]
+        return float(max(means)) if means else None
 
     def point(self, method: str, labelled: str) -> Point:
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]

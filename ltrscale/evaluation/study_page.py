@@ -149,7 +149,10 @@ def _in_all(study: Study, name: str) -> str:
     trained_on = study.trained_on[name]
     if trained_on is None or (name.isdecimal() and study.counts == "labelled"):
         return ""
-    return f" ({trained_on:,.0f}{' with the others' if name.isdecimal() else ''})"
+    if not name.isdecimal():
+        return f" ({trained_on:,.0f})"
+    with_others = f"{trained_on:,.0f} with the others"
+    return f" ({with_others if trained_on > study.labelled[name] else 'the others are left out'})"
 
 
 def _grid(study: Study, rows: Mapping[str, Callable[[str], str | None]], header: str = "method") -> str:

@@ -10,6 +10,7 @@ import pytest
 from written_directories import written_directories
 
 from ltrscale import storage
+from ltrscale.bundle import load
 from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import crossed_means
@@ -24,7 +25,7 @@ PRETRAIN = {"method": {"kind": "simclr_rank"}, "network": NETWORK, "epochs": 1, 
 TREES = {"num_trees": 8, "num_leaves": 4, "min_data_in_leaf": 5}
 METHODS = {
     "gbdt": {"kind": "gbdt", "gbdt": TREES},
-    "plain": {"kind": "neural", "finetune": FINETUNE},
+    "plain": {"kind": "neural", "finetune": {**FINETUNE, "relevant_only": True}},
     "simclr": {"kind": "neural", "pretrain": PRETRAIN, "finetune": FINETUNE},
     "probed": {"kind": "neural", "pretrain": PRETRAIN, "finetune": {**FINETUNE, "head": {"layers": 1}, "epochs": 0}},
 }
@@ -95,8 +96,11 @@ def test_figures_are_those_of_the_stored_metrics(done: tuple[Path, list[str]]) -
         versus = found.against("gbdt")["simclr"].estimates[str(number)]
         assert versus.mean == pytest.approx((drawn["simclr"] - drawn["gbdt"]).mean())
     assert set(found.against("plain")) == {"simclr", "probed"}, "trees are no share of pretraining"
-    assert found.trained_on["8"] is not None
-    assert found.trained_on["8"] >= 8, "groups without a relevant document come along"
+    read = {m: [load(f"{out}/models/8/draw-{d}/seed-0/{m}/model").metrics for d in (0, 1)] for m in METHODS}
+    assert [metrics["labelled_groups"] for metrics in read["plain"]] == [8, 8]
+    others = np.mean([metrics["labelled_groups"] for metrics in read["gbdt"]])
+    assert found.trained_on["8"] == others > 8, "groups without a relevant document come along"
+    assert f"8 ({others:,.0f} with the others)" in (out / "summary" / "report.md").read_text()
     assert found.costs["simclr"].pretraining_minutes is not None
     assert all(cost.scored_documents_per_s for cost in found.costs.values())
 
