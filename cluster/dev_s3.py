@@ -14,12 +14,13 @@ import secrets
 from pathlib import Path
 
 import s3fs
-from processes import RUNS, Process, is_free, one_line_errors, print_exports, program, tell, write_private
+from processes import RUNS, Process, free_ports, is_free, one_line_errors, print_exports, program, tell, write_private
 
 from ltrscale.errors import InputError
 
 _READY_S = 60.0
 _STOP_S = 60.0
+_PORT = 21_333
 _GRPC = 10_000  # for each port SeaweedFS also listens on port + 10,000, for gRPC
 
 
@@ -30,7 +31,9 @@ def main() -> None:
     )
     options.add_argument("action", choices=["start", "stop", "status"])
     options.add_argument("--folder", type=Path, default=RUNS / "dev-s3", help="data, keys, log (default: runs/dev-s3)")
-    options.add_argument("--port", type=int, default=21_333, help="of S3; the next three are used too (default: 21333)")
+    options.add_argument(
+        "--port", type=int, help="of S3; the next three are used too (default: 21333, or free ones if one is taken)"
+    )
     options.add_argument("--bucket", default="ltrscale", help="the bucket to make (default: ltrscale)")
     given = options.parse_args()
     with one_line_errors():
@@ -44,11 +47,11 @@ def main() -> None:
                 _show(server, given.folder.resolve())
 
 
-def _start(server: Process, folder: Path, port: int, bucket: str) -> None:
+def _start(server: Process, folder: Path, port: int | None, bucket: str) -> None:
     """Start the server unless it runs, wait until the bucket exists, and print its address."""
     if server.pid is None:
         (folder / "data").mkdir(parents=True, exist_ok=True)
-        _check_ports(port)
+        port = _free_port(port)
         environment = _environment(folder, port)
         # SeaweedFS would adopt AWS keys from its environment as its own identities
         others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -61,10 +64,14 @@ def _start(server: Process, folder: Path, port: int, bucket: str) -> None:
     _show(server, folder)
 
 
-def _check_ports(port: int) -> None:
-    taken = [p for i in range(port, port + 4) for p in (i, i + _GRPC) if not is_free(p)]
-    if taken:
-        raise InputError(f"port {taken[0]}: another program listens there; choose other ports with --port")
+def _free_port(given: int | None) -> int:
+    """The given port if it and the next three are free; without one the usual port, or any if that is taken."""
+    ports = [given] if given is not None else [_PORT, *free_ports(20)]
+    taken = {port: [p for i in range(port, port + 4) for p in (i, i + _GRPC) if not is_free(p)] for port in ports}
+    for port, others in taken.items():
+        if not others:
+            return port
+    raise InputError(f"port {taken[ports[0]][0]}: another program listens there; choose other ports with --port")
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:

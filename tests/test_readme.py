@@ -2,14 +2,12 @@
 
 import re
 import runpy
-import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import yaml
+from pages import PAGES, ROOT, Block, blocks, commands, configs
 from shopping_log import shopping_log
 
 from ltrscale.config import validate
@@ -21,35 +19,7 @@ from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.workflows.starting import InitConfig, init
 
-ROOT = Path(__file__).resolve().parents[1]
 TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-class Block(NamedTuple):
-    page: Path
-    line: int
-    language: str
-    text: str
-
-
-def blocks(page: Path, language: str) -> list[Block]:
-    text = page.read_text()
-    found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    every = [Block(page, text[: m.start(2)].count("\n") + 1, m[1], m[2]) for m in found]
-    return [block for block in every if block.language == language]
-
-
-def commands(page: Path) -> Iterator[list[str]]:
-    """The commands of a page's shell blocks, with continued lines joined; after a submission, its job."""
-    for block in blocks(page, "sh"):
-        for line in block.text.replace("\\\n", " ").splitlines():
-            if words := shlex.split(line, comments=True):
-                yield words
-                if words[2:3] == ["jobs.submit"] and "--" in words:
-                    job, *arguments = words[words.index("--") + 1 :]
-                    yield ["python", "-m", f"jobs.{job}", *arguments]
-
 
 JOBS = [(page, words) for page in PAGES for words in commands(page) if words[:2] == ["python", "-m"]]
 PYTHON = [block for page in PAGES for block in blocks(page, "python")]
@@ -80,9 +50,8 @@ def workplaces(tmp_path: Path, shop: Path) -> Path:
         folder = tmp_path / page.stem
         folder.mkdir()
         (folder / "jobs").symlink_to(ROOT / "jobs")
-        for block in blocks(page, "yaml"):
-            if named := re.match(r"# (\w+\.yaml)\b", block.text):
-                (folder / named[1]).write_text(block.text)
+        for name, text in configs(page).items():
+            (folder / name).write_text(text)
     for page in ("README", "own-data", "guide"):
         (tmp_path / page / "shop").symlink_to(shop)
     return tmp_path

@@ -81,7 +81,7 @@ def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] |
         return Line("ok", what)
     wanted = ", ".join(f"{name} {version}" for name, version in differ.items())
     level: Level = "error" if missing or {"ray", "python"} & set(differ) else "warning"
-    remedy = "pip install -c cluster/constraints.txt, or build the image anew (cluster/Dockerfile)"
+    remedy = "`make install`, or build the image anew (cluster/Dockerfile)"
     return Line(level, f"{what}; {whose}: {wanted or 'all of them'}", f"install these versions: {remedy}")
 
 

@@ -51,7 +51,7 @@ def write(trees: Trees, *, to: str) -> dict[str, bytes]:
         if column.kind == "categorical":
             raise _categories(trees, column, to)
     queries = [_query(column) for column in used]
-    model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"))}
+    model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {
         FEATURES: _json({"featureset": {"features": queries}}),
         MODEL: _json({"model": {"name": "ltrscale", "model": model}}),
@@ -103,14 +103,17 @@ def _of_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 0)
 
 
 def _above(threshold: float) -> float:
-    """The smallest float32 above a threshold: x <= threshold if and only if x < it, for every finite float32.
+    """The smallest float32 above a threshold: x <= threshold if and only if x < it, for every float32 but the largest.
 
     Example:
         >>> _above(1.0), _above(0.1) == float(np.float32(0.1))
         (1.0000001192092896, True)
+        >>> _above(1e300) == float(np.finfo(np.float32).max)
+        True
     """
-    if math.isinf(threshold):
-        return float(np.finfo(np.float32).max)  # JSON has no infinity
+    largest = float(np.finfo(np.float32).max)
+    if abs(threshold) > largest:  # LightGBM writes 1e300 where a split only asks for a value; JSON has no infinity
+        return math.copysign(largest, threshold)
     nearest = np.float32(threshold)
     return float(nearest if float(nearest) > threshold else np.nextafter(nearest, np.float32("inf")))
 
@@ -154,4 +157,4 @@ def _categories(trees: Trees, column: Column, to: str) -> InputError:
 
 
 def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()

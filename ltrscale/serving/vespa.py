@@ -44,7 +44,7 @@ def write(trees: Trees) -> dict[str, bytes]:
         "tree_info": [{"tree_index": i, "tree_structure": root} for i, root in enumerate(roots)],
         "pandas_categorical": texts,
     }
-    return {MODEL: (json.dumps(model) + "\n").encode()}
+    return {MODEL: (json.dumps(model, allow_nan=False) + "\n").encode()}
 
 
 def _node(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,10 @@ class TreesConfig(Config):
     per_query: bool = False
     """Standardise each numeric feature within its query group before trees see it, as `transform.per_query` does for
     networks; missing values stay missing. HOU24's public code does it, so that trees and networks have equal inputs."""
+    relevant_only: bool = False
+    """Learn only from the labelled groups with a relevant document. Where most have none, as in a log of purchases,
+    trees grow much faster. The others have no pairs for LambdaRank, and only fill leaves; `rank_xendcg` draws random
+    targets for them, which drown the labels."""
     targets: TargetsConfig | None = None
     """How to transform training labels before trees see them; empty uses them unchanged."""
     early_stopping_rounds: int | None = Field(50, ge=1)

@@ -15,6 +15,7 @@ from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import (
     Selection,
+    Split,
     Splits,
     check_disjoint,
     check_relevant,
@@ -81,7 +82,7 @@ def train_gbdt(
     world = max(workers.most, rank_and_world()[1])
     check_library(config, world)
     learnt_from = splits.train if trees is None else joined(splits.train, splits.validation)
-    train = select(learnt_from, labelled=True)
+    train = learnt(learnt_from, config)
     if start is not None:
         train = train.serving(_started(config, start).features, whose=start)
     deal(train, rank=0, world=world)  # raises before any worker is started
@@ -93,6 +94,16 @@ def train_gbdt(
     work = TreeGrowing(config, train, validation, out, made_by, workers.cpus, start)
     launch(work, workers=workers, report=report)
     return load(out)
+
+
+def learnt(split: Split, config: GBDTConfig) -> Selection:
+    """The labelled groups of a split that trees of these settings learn from.
+
+    Raises:
+        InputError: as `select`.
+    """
+    labelled = select(split, labelled=True)
+    return only_relevant(labelled) if config.relevant_only else labelled
 
 
 def with_features_of(train: Selection, validation: Selection) -> Selection:

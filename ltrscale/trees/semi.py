@@ -26,7 +26,7 @@ from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, seen_by, with_features_of
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, learnt, seen_by, with_features_of
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
 from ltrscale.views import Projection, View
 
@@ -59,6 +59,8 @@ class SemiConfig(Config):
             raise ValueError("first gives pseudo-labels, which are not asked for; set pseudo_labels or leave first out")
         if self.first is not None and self.first.per_query != self.gbdt.per_query:
             raise ValueError("first and gbdt see the same features; set per_query in both, or in neither")
+        if self.pseudo_labels is not None and any(trees.relevant_only for trees in (self.first, self.gbdt) if trees):
+            raise ValueError("relevant_only: set it to false, for with pseudo_labels trees learn from all groups")
         grades = self.pseudo_labels.grades if self.pseudo_labels and self.gbdt.targets is None else 0
         highest = highest_label(self.gbdt)
         if highest is not None and grades - 1 > highest:
@@ -97,7 +99,7 @@ def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping
     for trees in (config.first, config.gbdt):
         if trees is not None:
             check_alone(trees)
-    labelled, everything = (select(splits.train, labelled=labelled) for labelled in (True, False))
+    labelled, everything = learnt(splits.train, config.gbdt), select(splits.train, labelled=False)
     validation = with_features_of(labelled, select(splits.validation, labelled=True))
     grow_trees = partial(_grow, config, labelled, everything, validation, out, made_by)
     launch(grow_trees, workers=ONE, report=report)

@@ -22,7 +22,7 @@ from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, seen_by, with_features_of
+from ltrscale.trees.gbdt import check_alone, check_validation, grow, learnt, seen_by, with_features_of
 from ltrscale.views import View
 
 _ALL = ("all",)
@@ -93,7 +93,7 @@ def train_stack(
     """
     check_disjoint(splits)
     check_alone(config.gbdt)
-    train = select(splits.train, labelled=True)
+    train = learnt(splits.train, config.gbdt)
     _chosen(train.features, config.features)
     for member in members.values():
         for url in (member.bundle, *member.folds):
@@ -151,9 +151,9 @@ def _grow(
 
 
 def folds_of(config: StackConfig, train: Split) -> list[Selection]:
-    """The folds of the labelled training groups."""
+    """The folds of the labelled training groups that the trees learn from."""
     folds = (config.fold(number, train, held_out=True) for number in range(config.folds))
-    return [select(train.replace(fold=fold.model_dump()), labelled=True) for fold in folds]
+    return [learnt(train.replace(fold=fold.model_dump()), config.gbdt) for fold in folds]
 
 
 def out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> Scores:

@@ -29,6 +29,7 @@ from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.workflows.stages import PrepareJob, RowsJob
+from ltrscale.workflows.trackers import untracked
 
 _LOOKED_AT = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
@@ -303,6 +304,7 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
 def prepared(table: pa.Table, columns: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Split]:
     """A table to score as a data set while the block runs; after an error it stays, with the rows in quarantine."""
     folder = storage.scratch.make()
-    prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)
+    with untracked():
+        prepare_tables({"all": table}, columns, settings, str(folder), job=RowsJob)
     yield Split(data=(str(folder),))
     shutil.rmtree(folder, ignore_errors=True)

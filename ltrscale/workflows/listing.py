@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import yaml
@@ -44,7 +45,7 @@ class Run:
     """The record of one run.
 
     `metrics` are the last values by name, those that the output itself states included; `seconds` is the time from the
-    first record to the last line of the log, of all attempts.
+    last start to the last record.
     """
 
     out: str
@@ -110,7 +111,7 @@ def read_run(out: str) -> Run:
         stage=(manifest or {}).get("made_by", {}).get("stage") or _verb(environment.get("command", [])),
         started=environment.get("time", ""),
         state="done" if made else "failed" if " ERROR failed: " in log else "not done",
-        seconds=records[-1]["time"] - records[0]["time"] if len(records) > 1 else None,
+        seconds=_since(environment.get("time", ""), records),
         settings=flat(yaml.safe_load(text(_CONFIG))),
         metrics=_last(records) | _stated(out),
     )
@@ -118,6 +119,14 @@ def read_run(out: str) -> Run:
 
 def _verb(command: list[str]) -> str:
     return command[0].rpartition("/")[2].removesuffix(".py") if command else ""
+
+
+def _since(started: str, records: list[dict[str, Any]]) -> float | None:
+    """Seconds from a start to the last record, if it is of that start: earlier ones have left records, too."""
+    if not started or not records:
+        return None
+    seconds = float(records[-1]["time"]) - datetime.fromisoformat(started).timestamp()
+    return seconds if seconds >= 0 else None
 
 
 def _last(records: list[dict[str, Any]]) -> dict[str, float]:

@@ -49,7 +49,7 @@ def init(config: InitConfig) -> None:
     """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml.
 
     Raises:
-        InputError: the log cannot be read, no column looks like the query's, or the configs are there already.
+        InputError: the log cannot be read, no column looks like the query's, or other configs are there already.
     """
     urls = storage.list_files(config.file)
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
@@ -64,9 +64,9 @@ def init(config: InitConfig) -> None:
     if found.label is not None and plan is not None and len(plan.names) >= _FEWEST:
         texts["pipeline"] = _pipeline(out, plan)
     paths = {name: storage.join(out, f"{name}.yaml") for name in texts}
-    for path in paths.values():
-        if storage.exists(path):
-            raise InputError(f"{path}: it is there already; remove it, or set another out")
+    for name, path in paths.items():
+        if storage.exists(path) and storage.read_bytes(path) != texts[name].encode():
+            raise InputError(f"{path}: it is there already, and differs; remove it, or set another out")
     for name, path in paths.items():
         storage.write_bytes(path, texts[name].encode())
     for cls, name in ((PrepareJob, "prepare"), (PipelineConfig, "pipeline")):

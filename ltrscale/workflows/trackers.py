@@ -30,6 +30,7 @@ _REPORTS = ("report.md", "report.html", "metrics.json")
 _LONGEST_VALUE, _MOST_PARAMS, _MOST_METRICS = 6000, 100, 1000  # MLflow's limits
 _EVERY_S = 5.0
 _parent: ContextVar[str | None] = ContextVar("parent", default=None)
+_off: ContextVar[bool] = ContextVar("off", default=False)
 
 
 class Tracker(Protocol):
@@ -40,6 +41,16 @@ class Tracker(Protocol):
 
     def end(self, folder: Path, *, failed: bool) -> None:
         """The run is over; its files are in a folder."""
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Track nothing in the block: reading rows to score them is no run to look at."""
+    token = _off.set(True)
+    try:
+        yield
+    finally:
+        _off.reset(token)
 
 
 @contextmanager
@@ -56,10 +67,11 @@ def tracked(out: str, config: Config, stage: str, folder: Path) -> Iterator[Repo
         InputError: a tracker is not installed, or its store cannot be opened.
     """
     trackers: list[Tracker] = []
-    if place := os.environ.get(TENSORBOARD):
+    environment = {} if _off.get() else os.environ
+    if place := environment.get(TENSORBOARD):
         trackers.append(_TensorBoard(place, out, config))
     token = None
-    if uri := os.environ.get(MLFLOW):
+    if uri := environment.get(MLFLOW):
         in_mlflow = _MLflow(uri, out, config, stage)
         trackers.append(in_mlflow)
         token = _parent.set(in_mlflow.run_id)

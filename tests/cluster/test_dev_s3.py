@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,22 @@ def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:
         line = error_line(run_script("dev_s3.py", "start", f"--folder={tmp_path}", f"--port={port}"))
     assert f"port {port + 2}" in line
     assert "--port" in line
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_without_a_port_it_takes_free_ones(tmp_path: Path) -> None:
+    """Another checkout on the machine has the usual ports, or this program does."""
+    usual = nullcontext() if listening(21_333) else socket.create_server(("127.0.0.1", 21_333))
+    with usual:
+        try:
+            started = run_script("dev_s3.py", "start", f"--folder={tmp_path}")
+            assert started.returncode == 0, started.stderr
+            port = int(exported_environment(started.stdout)["AWS_ENDPOINT_URL"].rpartition(":")[2])
+            assert port != 21_333
+            assert listening(port)
+        finally:
+            assert run_script("dev_s3.py", "stop", f"--folder={tmp_path}").returncode == 0
 
 
 def test_another_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:

@@ -168,6 +168,26 @@ def test_a_missing_value_counts_as_0_where_lightgbm_never_met_one(write_dataset:
         assert parity.largest_difference < 1e-6
 
 
+@pytest.mark.slow
+def test_a_split_that_asks_for_a_value_is_finite_in_json(write_dataset: Any, tmp_path: Path) -> None:
+    """LightGBM's threshold of such a split, 1e300, is above all numbers in single precision."""
+
+    def groups(seed: int) -> list[tuple[Any, Any]]:
+        generator = np.random.default_rng(seed)
+        x_NF = generator.normal(size=(60, 10, 2)).astype(np.float32)
+        x_NF[..., 0][generator.random((60, 10)) < 0.5] = np.nan
+        return [(x_LF, np.isnan(x_LF[:, 0]).astype(np.float32)) for x_LF in x_NF]
+
+    data = write_dataset({f"2026-W0{week}": groups(week) for week in range(1, 5)}, [Feature(name=n) for n in "ab"])
+    bundle = load(trees(tmp_path / "model", data, "lightgbm"))
+    files, parity = check_parity("opensearch", bundle, split_of(data), ROWS)
+    definition = json.loads(files["model.json"])["model"]["model"]["definition"]
+    largest = float(np.finfo(np.float32).max)
+    conditions = [float(number) for number in re.findall(r'"split_condition":([^,}]+)', definition)]
+    assert max(conditions) == largest
+    assert parity.largest_difference < 1e-6
+
+
 def other_digit(text: bytes) -> bytes:
     """A number of the same length whose first digits differ."""
     return re.sub(rb"[1-9]", lambda digit: b"1" if digit[0] != b"1" else b"7", text, count=1)

@@ -117,6 +117,21 @@ def test_validation_groups_without_a_relevant_document_do_not_count(
     assert alone.content == made.content
 
 
+@every_library
+def test_without_groups_that_have_no_relevant_document_trees_are_those_of_a_log_that_lacks_them(
+    write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
+) -> None:
+    data = three(np.random.default_rng(2), grades)
+    data["train"] = [(x, y if i % 3 else np.zeros_like(y)) for i, (x, y) in enumerate(data["train"]) if y is not None]
+    url = write_dataset(data, NUMERIC)
+    some, _ = train(url, tmp_path / "some", config.replace(relevant_only=True))
+    every, _ = train(url, tmp_path / "every", config)
+    data["train"] = [(x, y) for x, y in data["train"] if y is not None and y.any()]
+    lacking, _ = train(write_dataset(data, NUMERIC), tmp_path / "lacking", config)
+    assert some.metrics["labelled_groups"] == len(data["train"]) < every.metrics["labelled_groups"] == 150
+    assert some.content == lacking.content != every.content
+
+
 def test_few_groups_among_many_are_read_once_for_all_trees_of_a_process(
     write_dataset: WriteDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,7 @@ def test_the_first_trees_are_marked_in_the_report(url: str, tmp_path: Path) -> N
     [
         ({}, "neither pca nor pseudo_labels is set"),
         ({"pca": 2, "first": TREES}, "first gives pseudo-labels, which are not asked for"),
+        ({"pseudo_labels": PSEUDO, "gbdt": {"relevant_only": True}}, "with pseudo_labels trees learn from all groups"),
         ({"pseudo_labels": {**PSEUDO, "grades": 40}}, r"gains for grades 0 to 31, 40 are asked for; lower grades"),
     ],
 )

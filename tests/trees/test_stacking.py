@@ -17,7 +17,7 @@ from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.split import Split, Splits, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError
@@ -129,6 +129,19 @@ def test_every_training_group_is_scored_once_by_a_member_that_was_not_trained_on
         assert torch.equal(scores(held_out), opened.scorer()(held_out))
         seen_by_none += held_out.ids_Q.tolist()
     assert sorted(seen_by_none) == sorted(ids_of(splits.train))
+
+
+def test_trees_that_leave_out_groups_without_a_relevant_document_need_no_scores_of_them(
+    splits: Splits, member: StackMember, tmp_path: Path
+) -> None:
+    config = STACK.replace(gbdt=STACK.gbdt.replace(relevant_only=True))
+    labelled = select(splits.train, labelled=True)
+    relevant = only_relevant(labelled)
+    ids = {i for groups in iterate(relevant) if groups.ids_Q is not None for i in groups.ids_Q.tolist()}
+    assert len(ids) == relevant.n_groups < labelled.n_groups
+    scores = stacking.out_of_fold("m", member, relevant, stacking.folds_of(config, splits.train))
+    assert set(scores.ids_Q.tolist()) == ids
+    assert stack(config, {"by-heart": member}, splits, tmp_path / "out").metrics["labelled_groups"] == len(ids)
 
 
 def test_a_leak_would_show(splits: Splits, member: StackMember) -> None:

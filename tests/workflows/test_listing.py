@@ -68,6 +68,20 @@ def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) 
     assert row[-3:] == ["1,234", "validation_ndcg@5", "0.2500"]
 
 
+def test_the_time_is_that_of_the_last_start(tmp_path: Path) -> None:
+    write(tmp_path / "a", fails=True)
+    metrics = tmp_path / "a" / "run" / "metrics.jsonl"
+    earlier = [
+        {**json.loads(line), "time": json.loads(line)["time"] - 7200} for line in metrics.read_text().splitlines()
+    ]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in earlier))
+    assert read_run(str(tmp_path / "a")).seconds is None  # the start that is recorded has left no record
+    write(tmp_path / "a")
+    seconds = read_run(str(tmp_path / "a")).seconds
+    assert seconds is not None
+    assert 0 <= seconds < 3600
+
+
 def test_two_runs_are_compared_by_the_settings_that_differ_and_all_metrics(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b", width=16, commit=False)
     lines = text(comparison(read_run(a), read_run(b)))

@@ -266,20 +266,22 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
 
 @pytest.mark.slow
 def test_a_network_learns_clicks_then_labels_and_a_stack_reads_both(tmp_path: Path) -> None:
-    """As SUN23: what has only learnt clicks is trained once, also for the folds of the stack over it."""
-    early = {"train": {"periods": "2026-W01"}, "validation": {"periods": "2026-W02"}}
+    """As SUN23: what has only learnt clicks is trained once, also for the folds of the stack over it; judgements that
+    the stack does not learn from choose its epoch."""
     finetune = {"head_epochs": 1, "epochs": 1, "stream": {"docs_per_batch": 500}}
     network = {"transform": {"numeric": "standard"}, "encoder": {"width": 8, "blocks": 1}}
     clicks = {"kind": "clicks", "ranking": "random", "depth": 8, "periods": ["2026-W01", "2026-W02"]}
     judged = {"number": 0, "of": 3}
+    held_out = {"periods": "2026-W03", "fold": {**judged, "held_out": True}}
+    log = {"train": {"periods": "2026-W01..2026-W02"}, "validation": held_out}
     values = {
         "out": str(tmp_path / "out"),
         "synthetic": {"weeks": 4, "groups_per_week": 60, "mean_documents": 8, "n_features": 6, "labelled": 0.8},
         "prepare": {"source": {"kind": "items", "columns": COLUMN_MAPPING}},
-        "learn_from": {"clicks": {"relabel": {"steps": [clicks]}, "splits": early}},
+        "learn_from": {"clicks": {"relabel": {"steps": [clicks]}, "splits": log}},
         "splits": {
             "train": {"periods": "2026-W03", "fold": judged},
-            "validation": {"periods": "2026-W03", "fold": {**judged, "held_out": True}},
+            "validation": held_out,
             "test": {"periods": "2026-W04"},
         },
         "methods": {

@@ -139,8 +139,17 @@ def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
     cuts = columns.grades  # type: ignore[union-attr]
     assert isinstance(cuts, tuple)
     assert 0 < cuts[0] < cuts[-1] < shopping_log()["revenue"].max()
-    with pytest.raises(InputError, match=r"prepare\.yaml: it is there already; remove it, or set another out"):
+
+
+def test_configs_are_written_again_but_never_over_others(tmp_path: Path) -> None:
+    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
+    assert start(tmp_path / "shop.csv") == start(tmp_path / "shop.csv")
+    pipeline = tmp_path / "out" / "pipeline.yaml"
+    edited = pipeline.read_text() + "# edited\n"
+    pipeline.write_text(edited)
+    with pytest.raises(InputError, match=r"pipeline\.yaml: it is there already, and differs; remove it"):
         start(tmp_path / "shop.csv")
+    assert pipeline.read_text() == edited
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,9 @@ def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
     expected_N = Ranker.load(str(tmp_path / "gbdt")).predict(rows)
     np.testing.assert_array_equal(model.predict(rows), expected_N)
     assert len(set(expected_N.tolist())) > 10
+    (experiment,) = [e for e in trackers.client(store).search_experiments() if e.name == "ltrscale"]
+    tracked = {run.info.run_name for run in trackers.client(store).search_runs([experiment.experiment_id])}
+    assert tracked == {str(tmp_path / "gbdt").strip("/"), "shop"}  # scoring rows is no run
     run = trackers.client(store).get_run(model.metadata.run_id)
     assert run.data.metrics["trees"] == load(job.bundle).metrics["trees"]
     files = [path for path in tmp_path.rglob("mlruns/**/*") if path.is_file()]

@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.config import Config, digest, validate
 from ltrscale.data.dataset.manifest import DataFile, Dataset, Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import origins, read_as
-from ltrscale.data.dataset.relevant import none_relevant, with_relevant
+from ltrscale.data.dataset.relevant import labelled_queries, none_relevant, with_relevant
 from ltrscale.data.dataset.sample import Fold, keep_fold, order_of, to_reach
 from ltrscale.data.dataset.scores import Found, find_scores
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
@@ -479,8 +479,9 @@ def check_disjoint(splits: Splits) -> None:
     """Check that no two splits share a period of a data set, and that the gap is kept.
 
     Two splits may take the same periods if the one serves a fold of their labelled groups, and the other all others. A
-    relabelled data set counts as the one that it was made from, since its documents are the same. The gap is counted
-    in the sorted union of the periods of all data sets named. A test period before a training period is a warning.
+    relabelled data set counts as the one that it was made from, since its documents are the same; where the one split
+    reads this and the other that, the query ids tell whether their folds are apart. The gap is counted in the sorted
+    union of the periods of all data sets named. A test period before a training period is a warning.
 
     Raises:
         InputError: names the two splits, the period and the remedy.
@@ -493,13 +494,33 @@ def check_disjoint(splits: Splits) -> None:
             for period in part.periods:
                 taken = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
                 own = splits.by_name[name]
-                if others := [t for t in taken if t != name and not own.completes(splits.by_name[t])]:
+                if others := [t for t in taken if t != name and not _are_apart(own, splits.by_name[t])]:
                     where = f"period {period!r} of {part.dataset.url}"
                     raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
     periods = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
     if splits.gap:
         _check_gap(parts, periods, splits.gap)
     _warn_of_future(periods)
+
+
+def _are_apart(one: Split, other: Split) -> bool:
+    """Whether the one serves a fold and the other all others, of the same groups or of those made from them."""
+    if one.completes(other):
+        return True
+    if one.fold is None or other.fold is None or one.data == other.data or one.scores or other.scores:
+        return False
+    return not _queries(one) & _queries(other)
+
+
+def _queries(split: Split) -> set[str]:
+    """The ids of the labelled queries that a split serves."""
+    selection, queries = select(split, labelled=True), set[str]()
+    for url in dict.fromkeys(row_group.url for row_group in selection.row_groups):
+        found = labelled_queries(url)
+        for row_group in selection.row_groups:
+            if row_group.url == url:
+                queries.update(itertools.compress(found[row_group.index], selection.kept(row_group)))
+    return queries
 
 
 _warned: set[str] = set()

@@ -23,6 +23,7 @@ from ltrscale.data.dataset.split import (
 )
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.workflows.origins import dataset_hashes
 from ltrscale.workflows.tree_stages import GBDTJob
 
@@ -383,6 +384,30 @@ def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, t
                 test=Split(data=(data,), periods=("2026-W01",)),
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("step", "apart"),
+    [
+        ({"kind": "min_docs", "documents": 2, "periods": ["2026-W02"]}, True),  # W01 stays as it is
+        ({"kind": "min_docs", "documents": 2, "periods": ["2026-W01"]}, False),  # fewer groups are dealt otherwise
+        # a copy in each part
+        ({"kind": "clicks", "ranking": "random", "copies": 2, "max_relevance": 9, "periods": ["2026-W01"]}, False),
+    ],
+)
+def test_folds_of_a_data_set_and_of_one_made_from_it_are_told_apart_by_their_queries(
+    weeks: Any, tmp_path: Path, step: dict[str, Any], apart: bool
+) -> None:
+    made_by = {"stage": "relabel", "config": {}, "inputs": {weeks.url: open_dataset(weeks.url).manifest.hash}}
+    settings, out = config.validate(RelabelConfig, {"steps": [step]}, "test"), str(tmp_path / "out")
+    relabel(settings, weeks.url, out, origin=made_by, report=lambda _: None)
+    rest = Split(data=(weeks.url,), periods=("2026-W01",), fold={"number": 1, "of": 2, "seed": 1})
+    part = rest.replace(data=(out,), fold={"number": 1, "of": 2, "seed": 1, "held_out": True})
+    if apart:
+        check_disjoint(Splits(train=rest, validation=part))
+    for other in (rest.replace(data=(out,)), part.replace(fold=None), *([] if apart else [part])):
+        with pytest.raises(InputError, match="train and validation both take period '2026-W01'"):
+            check_disjoint(Splits(train=rest, validation=other))
 
 
 def test_the_same_period_of_different_data_sets_is_no_overlap(make_dataset: Make) -> None:
