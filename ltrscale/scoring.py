@@ -27,6 +27,7 @@ from ltrscale import bundle as bundles
 from ltrscale import ray_internals, storage
 from ltrscale.config import Config, digest, made_by
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
+from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.scores import (
     Layout,
     PeriodScores,
@@ -37,7 +38,8 @@ from ltrscale.data.dataset.scores import (
     read_period,
     write_file,
 )
-from ltrscale.data.dataset.split import Periods, RowGroup, Selection, Split, Texts, chosen_files, select
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Periods, Split, Texts
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.launch.workers import ONE, WorkersConfig
 from ltrscale.pretext.objective import Pretrainer

@@ -11,7 +11,8 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.scores import read_period
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 
 HASH = "0" * 64

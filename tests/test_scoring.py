@@ -22,7 +22,8 @@ from writer_tokens import without_writer
 from ltrscale import bundle, scoring, storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

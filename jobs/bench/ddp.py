@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from jobs.bench.measure import Row, write_dataset
 from ltrscale import storage
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import Reader, read_direct, read_with_ray
 from ltrscale.engine import ray_cluster

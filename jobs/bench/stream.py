@@ -14,7 +14,8 @@ from pyarrow import dataset as arrow_dataset
 from jobs.bench.measure import N_FEATURES, Row, apart, resident_now, tree_seconds, write_dataset
 from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
-from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.plan import canonical_streams
 from ltrscale.data.stream.readers import read_direct, read_with_ray

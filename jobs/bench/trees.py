@@ -12,7 +12,8 @@ from jobs.bench.measure import N_FEATURES, Row, peak_own_bytes, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
-from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.trees.configs import LightGBMConfig

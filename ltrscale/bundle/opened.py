@@ -29,7 +29,7 @@ from ltrscale.bundle.contents import (
 )
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, places
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.cross_encoder import CrossEncoderConfig

@@ -19,7 +19,8 @@ from ltrscale import storage
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load, reading
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import Floats

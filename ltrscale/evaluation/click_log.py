@@ -15,7 +15,8 @@ from pydantic import Field
 from ltrscale.clicks.sessions import Bools, Doubles, Ints, Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import spread
-from ltrscale.data.dataset.split import RowGroup, Split, select
+from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.seen import hash_ids
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.draws import splitmix64

@@ -17,7 +17,8 @@ from ltrscale import bundle, storage
 from ltrscale.batch import group_index
 from ltrscale.bundle.opened import fitting
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.split import Periods, Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix

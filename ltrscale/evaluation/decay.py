@@ -16,7 +16,7 @@ from scipy.stats import rankdata
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import with_periods_named
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.drift import MUCH, SOME, Drift, PeriodDrift

@@ -18,7 +18,9 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import Config, members, validate
-from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, Texts, check_disjoint, select
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.errors import InputError

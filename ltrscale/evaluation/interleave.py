@@ -18,7 +18,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load, reading
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

@@ -20,7 +20,8 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, reading
 from ltrscale.config import digest
-from ltrscale.data.dataset.split import Selection, Split, SplitsWithTest, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats

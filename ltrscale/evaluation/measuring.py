@@ -23,7 +23,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, Scorer, load, reading
 from ltrscale.data.columns import spread
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.data.stream.readers import REMEDY, read_direct

@@ -20,7 +20,8 @@ from ltrscale import storage
 from ltrscale.batch import to_offsets
 from ltrscale.bundle import load, reading
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError

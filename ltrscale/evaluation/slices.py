@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.conditions import Columns, Condition, Kind, Truths, check, named, parse
 from ltrscale.evaluation.outliers import OutlierDetector

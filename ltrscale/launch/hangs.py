@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ltrscale.data.dataset.split import RowGroup
+from ltrscale.data.dataset.selection import RowGroup
 from ltrscale.data.stream.readers import Reader
 from ltrscale.launch.workers import Context
 

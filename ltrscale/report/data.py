@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import select
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation import charts

@@ -18,7 +18,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, reading
 from ltrscale.data.dataset.manifest import places
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, assemble

@@ -15,7 +15,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.split import Selection, select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.provenance import Provenance

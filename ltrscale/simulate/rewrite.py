@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.data.columns import spread
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, ListedFile, Manifest
-from ltrscale.data.dataset.split import RowGroup, Split, select
+from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import (
     TokenSummary,

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.readers import Reader
 from ltrscale.data.stream.windows import Decoder, group_ids
 from ltrscale.draws import splitmix64

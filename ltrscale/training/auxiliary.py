@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig
 from ltrscale.data.stream.parts import Run
 from ltrscale.draws import mix

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 
 from ltrscale import bundle
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch

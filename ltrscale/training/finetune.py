@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from ltrscale import bundle
 from ltrscale.config import Config, is_current
-from ltrscale.data.dataset.split import Selection, Split, joined, only_relevant, select
+from ltrscale.data.dataset.disjoint import joined
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.draws import mix
 from ltrscale.errors import InputError

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
 from ltrscale.config import is_current, made_by
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.errors import InputError, UnavailableError

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.launch.workers import Context, rank_and_world
 from ltrscale.progress import log, progress

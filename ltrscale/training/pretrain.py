@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.config import is_current, overlay
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world

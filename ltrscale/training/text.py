@@ -10,7 +10,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from ltrscale import storage
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, Vocabulary

@@ -11,7 +11,8 @@ from torch import Tensor
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Split, check_relevant, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, group_index, to_offsets
 from ltrscale.boosters import renumber
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.errors import InputError

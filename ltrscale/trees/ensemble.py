@@ -12,7 +12,8 @@ from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Split, only_relevant, select
+from ltrscale.data.dataset.selection import only_relevant, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.scored import score
 from ltrscale.progress import log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig

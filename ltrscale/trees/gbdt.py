@@ -12,17 +12,10 @@ import numpy as np
 from ltrscale import views
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
+from ltrscale.data.dataset.disjoint import check_disjoint, joined
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import (
-    Selection,
-    Split,
-    Splits,
-    check_disjoint,
-    check_relevant,
-    joined,
-    only_relevant,
-    select,
-)
+from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.scored import score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch

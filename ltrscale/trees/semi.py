@@ -15,7 +15,9 @@ from pydantic import Field, model_validator
 from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Selection, Splits, check_disjoint, only_relevant, select
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here
 from ltrscale.data.stream.scored import score

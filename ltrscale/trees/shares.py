@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context, rank_and_world

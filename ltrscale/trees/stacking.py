@@ -12,9 +12,11 @@ from pydantic import Field
 from ltrscale import views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.sample import Fold, OuterFold
-from ltrscale.data.dataset.split import Selection, Split, Splits, Texts, check_disjoint, only_relevant, select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch

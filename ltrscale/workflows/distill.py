@@ -19,8 +19,10 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.bundle import load, reading
 from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Split, SplitsWithTest, check_disjoint, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError

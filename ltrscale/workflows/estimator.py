@@ -24,7 +24,8 @@ from pydantic import Field
 from ltrscale import boosters, storage
 from ltrscale import bundle as bundles
 from ltrscale.config import Config, by_kind, overlay, validate
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct

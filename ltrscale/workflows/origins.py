@@ -8,9 +8,12 @@ from pydantic import SerializeAsAny
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
+from ltrscale.data.dataset.periods import chosen_files, with_periods_named
 from ltrscale.data.dataset.scores import read_period
-from ltrscale.data.dataset.split import Split, SplitsWithTest, check_disjoint, chosen_files, select, with_periods_named
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.evaluation.provenance import Provenance
 

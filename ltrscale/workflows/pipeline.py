@@ -15,8 +15,10 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle
 from ltrscale.config import Config
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest, check_disjoint, check_relevant, select
+from ltrscale.data.dataset.selection import check_relevant, select
+from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings

@@ -11,7 +11,8 @@ from pydantic import Field
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.split import Split, Splits, joined
+from ltrscale.data.dataset.disjoint import joined
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.progress import Report

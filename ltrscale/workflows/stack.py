@@ -5,8 +5,9 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Splits, check_disjoint
+from ltrscale.data.dataset.split import Splits
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.storage import join

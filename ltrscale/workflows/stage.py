@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import Splits, check_disjoint
+from ltrscale.data.dataset.split import Splits
 from ltrscale.progress import Report, log
 from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
 from ltrscale.workflows.runs import held, recorded

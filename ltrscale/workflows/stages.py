@@ -6,8 +6,10 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, check_disjoint, chosen_files
+from ltrscale.data.dataset.periods import chosen_files
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
 from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.data.stream.parts import run_with_ray

@@ -16,8 +16,9 @@ import time
 from collections.abc import Mapping
 
 from ltrscale import storage
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import check_disjoint, select
+from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.study import Cost, Design, Model
 from ltrscale.evaluation.study_page import print_study

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Config, digest
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
-from ltrscale.data.dataset.split import SplitsWithTest, check_disjoint
+from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateSettings, metrics_of
 from ltrscale.evaluation.measure import describe_test, measure

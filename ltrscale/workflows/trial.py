@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.sample import Fold
-from ltrscale.data.dataset.split import Split, Splits, select, with_periods_named
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig

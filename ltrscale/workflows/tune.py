@@ -15,9 +15,11 @@ from pydantic import Field, model_validator
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config, recordable
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.preflight import contents_of_read, difference
-from ltrscale.data.dataset.split import Split, check_disjoint, with_periods_named
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.signals import stop_on_signal

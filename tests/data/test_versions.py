@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.stream.batches import iterate

@@ -19,7 +19,8 @@ from ltrscale import storage
 from ltrscale.bundle import load, save_ranker
 from ltrscale.config import kind_of, members, validate
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation import measuring

@@ -14,7 +14,8 @@ from linear_teacher import linear_teacher
 from numpy.typing import NDArray
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.reconcile import ReconcileConfig, Reconciliation

@@ -19,7 +19,8 @@ import yaml
 from faulty_pretraining import bundle_weights, committed_steps, small_config
 from text_log import ENCODER, STREAM
 
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 200

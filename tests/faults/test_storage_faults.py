@@ -27,7 +27,8 @@ from writer_tokens import without_writer
 from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import RowGroup, Split, select
+from ltrscale.data.dataset.selection import RowGroup, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.parquet import read_batches
 from ltrscale.data.ingest.prepare import prepare

@@ -11,7 +11,8 @@ import torch
 from ltrscale import storage
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.simulate import rewrite

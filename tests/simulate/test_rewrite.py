@@ -13,7 +13,8 @@ from token_columns import FIELDS, WORDS, add_tokens, check, words
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.simulate import rewrite

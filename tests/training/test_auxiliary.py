@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.data.stream.parts import run_here
 from ltrscale.data.stream.plan import step_seed

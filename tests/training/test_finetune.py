@@ -13,7 +13,7 @@ from small_trainers import Records, finetuned, splits
 from ltrscale import bundle
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
-from ltrscale.data.dataset.split import only_relevant, select
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import kind_of, members
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import Step, StreamConfig
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import MicroBatchNorm

@@ -10,7 +10,8 @@ import pytest
 
 from ltrscale import bundle
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError
 from ltrscale.training.masking import unique_in_group

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, cut, run_here, run_with_ray
 from ltrscale.draws import splitmix64

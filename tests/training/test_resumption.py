@@ -16,7 +16,8 @@ from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped
 from ltrscale.pretext.watch import Geometry
 from ltrscale.progress import Report

@@ -10,7 +10,8 @@ from small_trainers import splits
 
 from ltrscale import bundle
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig

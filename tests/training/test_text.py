@@ -17,7 +17,7 @@ from token_batches import text_config, text_encoder, text_groups, text_transform
 
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import Selection, select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, WorkersConfig

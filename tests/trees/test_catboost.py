@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ltrscale import boosters
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.workers import Context

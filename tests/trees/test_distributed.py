@@ -15,7 +15,8 @@ from tree_worker_kill import TreesWithKilledWorker
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import RowGroup, Selection, Splits, select
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError

@@ -14,7 +14,8 @@ from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg

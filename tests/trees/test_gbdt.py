@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg

@@ -14,7 +14,8 @@ from ltrscale import config as configs
 from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg

@@ -16,7 +16,8 @@ from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import cut
 from ltrscale.errors import InputError

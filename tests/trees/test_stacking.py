@@ -17,7 +17,8 @@ from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
-from ltrscale.data.dataset.split import Split, Splits, only_relevant, select
+from ltrscale.data.dataset.selection import only_relevant, select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import Scores, score
 from ltrscale.errors import InputError

@@ -21,7 +21,8 @@ from ltrscale.boosters import renumber
 from ltrscale.bundle import Bundle
 from ltrscale.bundle.opened import Scorer
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context

@@ -16,7 +16,8 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
 from ltrscale.config import validate
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats

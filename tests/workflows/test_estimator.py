@@ -26,7 +26,8 @@ from sklearn.utils.validation import check_is_fitted
 import ltrscale
 from ltrscale import Ranker, bundle, compare, storage
 from ltrscale.config import digest
-from ltrscale.data.dataset.split import Split, Splits, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError

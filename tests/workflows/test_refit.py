@@ -15,8 +15,10 @@ from written_directories import written_directories
 
 from ltrscale import bundle
 from ltrscale import config as configs
+from ltrscale.data.dataset.disjoint import joined
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Split, joined, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.training import validation

@@ -13,8 +13,9 @@ import pytest
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import validate
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Splits, check_disjoint
+from ltrscale.data.dataset.split import Splits
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError

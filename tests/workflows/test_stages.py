@@ -10,7 +10,8 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import evaluate
 from ltrscale.evaluation.report import Evaluation

@@ -20,7 +20,7 @@ from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.split import select
+from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.runs import heard_by

@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.memory import Memory
 from ltrscale.data.stream.readers import Reader, read_direct

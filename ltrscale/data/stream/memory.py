@@ -3,7 +3,7 @@
 An epoch that reads some hundred labelled groups out of a large data set spends most of its time reading what it skips.
 """
 
-from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream.windows import Decoder, Window
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from ltrscale.data.dataset.split import Selection
+from ltrscale.data.dataset.selection import Selection
 from ltrscale.engine import plain_errors
 
 _VALUES = 1 << 24

@@ -26,7 +26,7 @@ from pyarrow import fs as arrow_fs
 from ltrscale import ray_internals, storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.split import RowGroup, Source
+from ltrscale.data.dataset.selection import RowGroup, Source
 from ltrscale.engine import plain_errors
 from ltrscale.errors import InputError
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data import columns
-from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream.readers import Reader
 from ltrscale.data.stream.windows import Decoder, mismatch
 from ltrscale.errors import InputError, nearest

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, rows_of, to_offsets
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError

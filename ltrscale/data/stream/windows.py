@@ -18,7 +18,7 @@ from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.manifest import places as find_places
 from ltrscale.data.dataset.scores import SCORES
-from ltrscale.data.dataset.split import RowGroup, Selection
+from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.dataset.tokens import LISTS, Owner, TokenField
 from ltrscale.data.stream import tokens
 from ltrscale.data.stream.readers import REMEDY

@@ -21,7 +21,8 @@ from ltrscale import storage
 from ltrscale.data.dataset import integrity
 from ltrscale.data.dataset.manifest import Counts, Feature, Manifest, open_dataset
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, preflight
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.writer import Compression, DatasetWriter
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.readers import read_direct

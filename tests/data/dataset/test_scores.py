@@ -17,7 +17,8 @@ from ltrscale.data.dataset.manifest import Counts, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.sample import Fold, OuterFold
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.readers import Reader, read_direct
 from ltrscale.errors import InputError

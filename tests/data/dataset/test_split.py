@@ -9,18 +9,11 @@ import yaml
 from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config, storage
-from ltrscale.data.dataset import split as split_module
+from ltrscale.data.dataset import disjoint
+from ltrscale.data.dataset.disjoint import check_disjoint, joined
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.split import (
-    GID_SPAN,
-    RowGroup,
-    Split,
-    Splits,
-    SplitsWithTest,
-    check_disjoint,
-    joined,
-    select,
-)
+from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, select
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.simulate.relabel import RelabelConfig, relabel
@@ -465,7 +458,7 @@ def test_a_test_before_the_training_is_a_warning(
     data = make_dataset({f"2026-W0{week}": [[2, 3]] for week in range(1, 6)}, seed=7).url
     parts = {"train": train, "validation": "2026-W05", "test": test}
     splits = Splits.model_validate({name: {"data": data, "periods": weeks} for name, weeks in parts.items()})
-    split_module._warned.clear()
+    disjoint._warned.clear()
     with caplog.at_level("WARNING", "ltrscale"):
         check_disjoint(splits)
         check_disjoint(splits)

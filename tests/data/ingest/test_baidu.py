@@ -11,7 +11,8 @@ from token_columns import lists_of
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest import textrows
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare

@@ -16,7 +16,8 @@ from token_columns import lists_of
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import TokenSummary
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ltrscale import config
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import GID_SPAN, RowGroup, Selection, Split, select
+from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, iterate
 from ltrscale.data.stream.memory import Memory
 from ltrscale.data.stream.readers import read_direct

@@ -12,7 +12,8 @@ import torch
 from dataset_columns import add_column
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import RowGroup, Selection, Split, select
+from ltrscale.data.dataset.selection import RowGroup, Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, Position, Step, StreamConfig, iterate
 from ltrscale.data.stream.memory import Memory, memory_for
 from ltrscale.data.stream.readers import Reader

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, cut, run_here
 

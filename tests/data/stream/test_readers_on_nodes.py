@@ -11,7 +11,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.readers import read_direct, read_with_ray
 
 Make = Callable[..., Any]

@@ -11,7 +11,8 @@ import pytest
 from dataset_columns import add_column
 
 from ltrscale import config
-from ltrscale.data.dataset.split import Split, select
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.errors import InputError
 

@@ -12,7 +12,8 @@ from dataset_columns import add_column
 from token_columns import BODY, FIELDS, SIZE, SPECIAL, TITLE, add_tokens, check, lists_of, text
 
 from ltrscale.batch import QueryGroups
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import LISTS, Vocabulary, lengths_of
 from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, iterate
 from ltrscale.data.stream.memory import Memory

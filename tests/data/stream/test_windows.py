@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 from dataset_columns import add_column
 
-from ltrscale.data.dataset.split import Selection, Split, select
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.windows import Window, regroup
 from ltrscale.errors import InputError

@@ -1,0 +1,124 @@
+"""Splits side by side: that none shares a document with another, and two of them as one."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+from ltrscale.data.dataset.origin import origins
+from ltrscale.data.dataset.periods import SplitPart, resolve, with_periods_named
+from ltrscale.data.dataset.relevant import labelled_queries
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.errors import InputError
+from ltrscale.progress import log
+
+_DATE = re.compile(r"\d{4}-")
+"""The beginning of a period's name that says when it was: 2026-W07, 2026-02-14, 2026-02-14T09."""
+
+
+def check_disjoint(splits: Splits) -> None:
+    """Check that no two splits share a period of a data set, and that the gap is kept.
+
+    Two splits may take the same periods if the one serves a fold of their labelled groups, and the other all others. A
+    relabelled data set counts as the one that it was made from, since its documents are the same; where the one split
+    reads this and the other that, the query ids tell whether their folds are apart. The gap is counted in the sorted
+    union of the periods of all data sets named. A test period before a training period is a warning.
+
+    Raises:
+        InputError: names the two splits, the period and the remedy.
+    """
+    parts = {name: resolve(split, f"splits.{name}") for name, split in splits.by_name.items()}
+    takers: dict[tuple[str, str], str] = {}
+    for name in parts:
+        for part in parts[name]:
+            hashes_of = origins(part.dataset)
+            for period in part.periods:
+                taken = [takers.setdefault((origin, period), name) for origin in hashes_of(period)]
+                own = splits.by_name[name]
+                if others := [t for t in taken if t != name and not _are_apart(own, splits.by_name[t])]:
+                    where = f"period {period!r} of {part.dataset.url}"
+                    raise InputError(f"{others[0]} and {name} both take {where}; name it in one of them only")
+    periods = {name: sorted({period for part in parts[name] for period in part.periods}) for name in parts}
+    if splits.gap:
+        _check_gap(parts, periods, splits.gap)
+    _warn_of_future(periods)
+
+
+def _are_apart(one: Split, other: Split) -> bool:
+    """Whether the one serves a fold and the other all others, of the same groups or of those made from them."""
+    if one.completes(other):
+        return True
+    if one.fold is None or other.fold is None or one.data == other.data or one.scores or other.scores:
+        return False
+    return not _queries(one) & _queries(other)
+
+
+def _queries(split: Split) -> set[str]:
+    """The ids of the labelled queries that a split serves."""
+    selection, queries = select(split, labelled=True), set[str]()
+    for url in dict.fromkeys(row_group.url for row_group in selection.row_groups):
+        found = labelled_queries(url)
+        for row_group in selection.row_groups:
+            if row_group.url == url:
+                queries.update(itertools.compress(found[row_group.index], selection.kept(row_group)))
+    return queries
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_future(taken: Mapping[str, Sequence[str]]) -> None:
+    """Warn, once a process for the same splits, if a model is tested on days before some that it learns from."""
+    test, train = taken.get("test", ()), taken["train"]
+    if test and train and all(_DATE.match(period) for period in (*test, *train)) and test[0] < train[-1]:
+        message = (
+            f"test takes period {test[0]!r}, which lies before period {train[-1]!r} of train: the model knows what "
+            "came later, which it will not in use; let the test periods come last"
+        )
+        if message not in _warned:
+            _warned.add(message)
+            log.warning(message)
+
+
+def _check_gap(parts: Mapping[str, list[SplitPart]], taken: Mapping[str, Sequence[str]], gap: int) -> None:
+    """Check that `gap` whole periods lie between any period of train and any of validation or test."""
+    known = sorted({period for name in parts for part in parts[name] for period in part.dataset.manifest.periods})
+    place = {period: i for i, period in enumerate(known)}
+    for name in taken.keys() - {"train"}:
+        for period, training in itertools.product(taken[name], taken["train"]):
+            if abs(place[period] - place[training]) <= gap:
+                raise InputError(
+                    f"train takes period {training!r} and {name} takes {period!r}, with fewer than gap = {gap} periods "
+                    f"between them; leave {training!r} out of train or lower gap"
+                )
+
+
+def joined(train: Split, validation: Split) -> Split:
+    """The groups of both splits as one split, which serves the features of the first.
+
+    Raises:
+        InputError: the splits use their labels in different ways, or no list of periods takes what both take.
+    """
+    if train.completes(validation) and train.fold and train.fold.within is None:
+        return train.replace(fold=None)
+    how = ("labelled_fraction", "labels", "scores", "fold", "labelled_groups", "relevant_groups")
+    if other := [name for name in how if getattr(train, name) != getattr(validation, name)]:
+        values = f"{getattr(train, other[0])!r} and {getattr(validation, other[0])!r}"
+        raise InputError(f"train and validation cannot be joined: their {other[0]} are {values}; set both alike")
+    if counts := sorted(train.size.keys() - {"labelled_fraction"}):
+        raise InputError(
+            f"train and validation cannot be joined with {counts[0]} in each; set labelled_fraction in both"
+        )
+    first, second = map(with_periods_named, (train, validation))
+    periods = sorted({*(first.periods or ()), *(second.periods or ())})
+    both = train.replace(data=tuple(dict.fromkeys((*train.data, *validation.data))), periods=periods)
+    if _file_urls(both) != _file_urls(first) | _file_urls(second):
+        raise InputError(
+            f"train and validation cannot be joined: {', '.join(both.data)} have periods of equal names, of which only "
+            "some are in use; name the same data sets in both splits"
+        )
+    return both
+
+
+def _file_urls(split: Split) -> set[str]:
+    return {url for part in resolve(split) for url, _ in part.files()}

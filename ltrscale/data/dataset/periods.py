@@ -1,0 +1,110 @@
+"""The data sets of a split and the periods that it takes of them, by their manifests; no data file is opened."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ltrscale import storage
+from ltrscale.data.dataset.manifest import DataFile, Dataset, open_dataset, places
+from ltrscale.data.dataset.scores import Found
+from ltrscale.data.dataset.split import Split
+from ltrscale.errors import InputError, nearest
+
+
+@dataclass(frozen=True)
+class SplitPart:
+    """A data set of a split, and the periods that the split takes from it, sorted."""
+
+    dataset: Dataset
+    periods: tuple[str, ...]
+    scores: Mapping[str, Found] = field(default_factory=dict)
+    """The scores that serve as labels, by path of the data file."""
+
+    def files(self, without: Collection[str] = ()) -> Iterator[tuple[str, DataFile]]:
+        """The URLs and files of these periods, in the order of the manifest, without the URLs in `without`."""
+        for file in self.dataset.manifest.files:
+            if file.period in self.periods and (url := storage.listed_file(self.dataset.url, file.path)) not in without:
+                yield url, file
+
+
+def resolve(split: Split, key: str = "") -> list[SplitPart]:
+    """Open the data sets of a split, whose key is for errors, and choose their periods.
+
+    Raises:
+        InputError: a data set or period is missing; a data set lacks features of the first or is named twice.
+    """
+    if not split.data:
+        raise InputError(f"{key or 'a split'} names no data set; add data: DIRECTORY, made by jobs.prepare")
+    datasets = [open_dataset(storage.absolute(url)) for url in split.data]
+    known = sorted({period for dataset in datasets for period in dataset.manifest.periods})
+    chosen = _chosen_periods(split, known, f"{key}.periods".removeprefix("."))
+    parts = [SplitPart(d, tuple(period for period in d.manifest.periods if period in chosen)) for d in datasets]
+    urls: dict[str, str] = {}
+    for part in parts:
+        first, features = datasets[0].url, datasets[0].manifest.features
+        places(features, part.dataset.manifest.features, whose=first, where=part.dataset.url)
+        contents = {file.sha256 for _, file in part.files()}
+        if same := contents & urls.keys():
+            both = f"{urls[min(same)]} and {part.dataset.url}"
+            raise InputError(f"{both} have the same documents; name one of them in a split")
+        urls |= dict.fromkeys(contents, part.dataset.url)
+    return parts
+
+
+def chosen_files(split: Split, key: str = "") -> list[tuple[Dataset, list[DataFile]]]:
+    """The data sets of a split, each with the files that the split reads, in the order of the manifest.
+
+    Args:
+        split: data sets and periods.
+        key: the split's key in the config of the job, for errors.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return [(part.dataset, [file for _, file in part.files()]) for part in resolve(split, key)]
+
+
+def with_periods_named(split: Split) -> Split:
+    """The same split with all periods that it takes now listed by name, so that later periods do not join it.
+
+    Raises:
+        InputError: as `select`, before files are opened.
+    """
+    return split.replace(periods=sorted({period for part in resolve(split) for period in part.periods}))
+
+
+def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
+    """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
+    if split.periods is None:
+        return set(known)
+    chosen: set[str] = set()
+    for item in split.periods:
+        first, dots, last = item.partition("..")
+        last = last if dots else first
+        for period in (first, last):
+            if period not in known:
+                raise InputError(
+                    f"{key}: {', '.join(split.data)}: there is no period {period!r}; {_there(period, known)}"
+                )
+        if first > last:
+            raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
+        chosen.update(period for period in known if first <= period <= last)
+    return chosen
+
+
+def _there(period: str, known: Sequence[str]) -> str:
+    """What to say of a period that data sets do not have: the range of theirs, and the nearest to a misspelt one."""
+    if not known:
+        return "it is empty"
+    is_misspelt = not {_form(period)} & {_form(other) for other in known}
+    near = nearest(period, known, alike=0.7) if is_misspelt else None  # every week is much like any other
+    return f"{f'the nearest is {near!r}; ' if near else ''}it has {_range(known)}"
+
+
+def _form(period: str) -> str:
+    return re.sub(r"\d", "0", period)
+
+
+def _range(known: Sequence[str]) -> str:
+    """The periods of data sets in a few words, for errors."""
+    return f"{known[0]}..{known[-1]} ({len(known)} periods)" if len(known) > 4 else ", ".join(known)

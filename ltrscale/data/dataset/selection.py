@@ -1,0 +1,335 @@
+"""A split resolved to what is read: row groups, and the labelled groups that are kept of them.
+
+The manifests alone resolve it; no data file is opened, except for the labels where a split counts groups with a
+relevant document.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale import storage
+from ltrscale.config import digest
+from ltrscale.data.dataset.manifest import Feature, matching, places
+from ltrscale.data.dataset.origin import read_as
+from ltrscale.data.dataset.periods import SplitPart, resolve
+from ltrscale.data.dataset.relevant import none_relevant, with_relevant
+from ltrscale.data.dataset.sample import keep_fold, order_of, to_reach
+from ltrscale.data.dataset.scores import find_scores
+from ltrscale.data.dataset.split import LabelColumn, Split
+from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
+from ltrscale.errors import InputError, suggestion
+
+GID_SPAN = 10**11
+"""Number of group ids reserved for each data set of a split; no data set has so many query groups."""
+
+
+class Source(NamedTuple):
+    """The data set that lists a file, and the hash and bytes of the file by its manifest."""
+
+    url: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """One Parquet row group, with its counts from the manifest.
+
+    `gid_base` is added to `gid`, so that ids are unique over several data sets: `GID_SPAN` for each earlier data set
+    from which the split takes a period, whether or not files are left out. `first_labelled` is the number of labelled
+    groups before it in the split, without the files left out. `scores` is the file whose row group of the same index
+    has the scores that serve as labels: then all groups count as labelled. `stored` are the features in its file, which
+    may differ from the ones that are served.
+    """
+
+    url: str
+    index: int
+    period: str
+    groups: int
+    documents: int
+    labelled: int
+    gid_base: int
+    first_labelled: int
+    scores: str | None = None
+    source: Source | None = None
+    """Lets a reader check that the file is still the one that was chosen."""
+    stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The data that a job reads: row groups in file order, and the labelled groups that are kept of them.
+
+    With `labelled` only groups with labels are served: those that `kept_labelled` (bool, by number of the labelled
+    group in the split) marks, or all where it is None. Without `labelled` all groups are served, without their labels.
+    A group has labels if its column `labels` has a value; `scores` count as labels of all groups. `label_column` names
+    the column whose values are served. `features` are the features served, in order: all or some of those in the files,
+    perhaps in another order. `hash` depends on the data read alone: names and kinds of the features, periods, content
+    and counts of the files in order, the sample, the fold, the label column and the scores. It does not depend on the
+    files' places and names, nor on other content of the data sets.
+    """
+
+    features: tuple[Feature, ...]
+    row_groups: tuple[RowGroup, ...]
+    hash: str
+    labelled: bool
+    kept_labelled: NDArray[np.bool_] | None = None
+    label_column: Literal[LabelColumn, "scores"] = "labels"
+    read_as: Mapping[str, Any] = field(default_factory=dict)
+    """See `origin.read_as`, of the first data set; not part of the hash."""
+    tokens: tuple[TokenField, ...] = ()
+    """The token fields that are read; none unless `reading` names them, so that other models do not pay for them."""
+    token_fields: tuple[TokenField, ...] = ()
+    """The token fields that all data sets have, with one vocabulary."""
+    vocabulary: Vocabulary | None = None
+    """The vocabulary of the token fields."""
+
+    def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
+        """The same groups with these features in this order, matched by name.
+
+        Raises:
+            InputError: as `places`.
+        """
+        places(features, self.features, whose=whose, where=where)
+        return replace(self, features=tuple(features))
+
+    def reading(self, *, query: Sequence[str] = (), document: Sequence[str] = ()) -> Self:
+        """The same groups with these token fields, by name, of the queries and of the documents.
+
+        Raises:
+            InputError: a data set has no such field, or the data sets have different vocabularies.
+        """
+        wanted: dict[Owner, Sequence[str]] = {"query": query, "document": document}
+        found = {(field.of, field.name): field for field in self.token_fields}
+        keys = [(of, name) for of, names in wanted.items() for name in names]
+        for of, name in keys:
+            if (of, name) not in found:
+                there = [field.name for field in self.token_fields if field.of == of]
+                near = suggestion(name, there, "there are") if there else "there are none of one vocabulary"
+                raise InputError(f"the data have no tokens {name!r} of each {of}; {near}; prepare them with tokens")
+        return replace(self, tokens=tuple(found[key] for key in keys))
+
+    def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
+        """Which of a row group's labelled groups are kept, shape [labelled]."""
+        if self.kept_labelled is None:
+            return np.ones(row_group.labelled, dtype=np.bool_)
+        return self.kept_labelled[row_group.first_labelled :][: row_group.labelled]
+
+    def served_groups(self, row_group: RowGroup) -> int:
+        """Groups of a row group that are served."""
+        return int(self.kept(row_group).sum()) if self.labelled else row_group.groups
+
+    def served_documents(self, row_group: RowGroup) -> int:
+        """Documents of a row group that are served; if only some groups are, an estimate in proportion to them."""
+        share = self.served_groups(row_group) / max(1, row_group.groups)
+        return round(row_group.documents * share)
+
+    @property
+    def n_groups(self) -> int:
+        """Groups that are served."""
+        return sum(map(self.served_groups, self.row_groups))
+
+    @property
+    def n_documents(self) -> int:
+        """Documents that are served; an estimate if only some groups of a row group are."""
+        return sum(map(self.served_documents, self.row_groups))
+
+
+def select(split: Split, *, labelled: bool, without: Collection[str] = ()) -> Selection:
+    """Resolve a split to the row groups to read; row groups without a served group are left out.
+
+    A labelled sample is drawn after bad files were left out, so its size is exact.
+
+    Args:
+        split: data sets, periods and labelled fraction.
+        labelled: serve only groups with labels, of the n labelled ones exactly `max(1, round(fraction * n))` or as
+            many as the split names, and of these one fold or all others where a fold is named; otherwise serve all
+            groups, without labels.
+        without: URLs of files to leave out, such as `Preflight.without`; URLs outside the split have no effect.
+
+    Raises:
+        InputError: a data set or period is missing, a data set lacks features of the first or is named twice, a
+            feature to leave out does not exist, there is no group (no labelled one, if `labelled`) to serve or too few
+            for the folds or the number that the split names, or the scores are not those of the split's periods as
+            they are now.
+    """
+    parts, without = resolve(split), frozenset(without)
+    features = _kept_features(parts[0].dataset.manifest.features, split)
+    if scored := labelled and split.scores is not None:
+        parts = [_with_scores(parts, split)]
+    parts = [part for part in parts if part.periods]  # an unused data set must change neither ids nor hash
+    row_groups = tuple(_row_groups(parts, without))
+    kept = None
+    identity: dict[str, Any] = {
+        "features": [(feature.name, feature.kind) for feature in features],
+        "files": [[file.content() for _, file in part.files(without)] for part in parts],
+    }
+    left_out = sum(url in without for part in parts for url, _ in part.files())
+    there = f"{_name(split)} without {left_out} bad files" if left_out else _name(split)
+    if labelled:
+        n = sum(row_group.labelled for row_group in row_groups)
+        if n == 0 and not scored:
+            raise InputError(f"{there}: no group has labels; name periods that have some, or pretrain on these")
+        kept = _kept(n, split, row_groups, there)
+        identity |= _labels_identity(split, parts)
+    column: Literal[LabelColumn, "scores"] = "scores" if scored else split.labels
+    raw = read_as(parts[0].dataset) if parts else {}
+    texts = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
+    vocabulary = parts[0].dataset.manifest.vocabulary if texts else None
+    whole = Selection(features, row_groups, digest(identity), labelled, kept, column, raw, (), texts, vocabulary)
+    served = tuple(row_group for row_group in row_groups if whole.served_groups(row_group))
+    if not served:
+        raise InputError(f"{there}: no query group there; the manifest counts the rows that prepare kept and rejected")
+    return replace(whole, row_groups=served)
+
+
+def only_relevant(selection: Selection) -> Selection:
+    """The labelled groups of a selection that have a relevant document, the only ones that a metric is defined on.
+
+    In a log of purchases most groups have none, and need not be read again and again. A selection without any such
+    group, or whose labels are scores, stays as it is.
+
+    Raises:
+        InputError: a file cannot be read, or has other groups than its manifest lists.
+    """
+    if selection.label_column == "scores":
+        return selection
+    n = max(row_group.first_labelled + row_group.labelled for row_group in selection.row_groups)
+    kept = np.zeros(n, np.bool_)
+    found = _relevant(selection.row_groups, selection.label_column)
+    for row_group, relevant_Q in zip(selection.row_groups, found, strict=True):
+        kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
+    if not kept.any():
+        return selection
+    relevant = replace(selection, kept_labelled=kept)
+    served = tuple(row_group for row_group in selection.row_groups if relevant.served_groups(row_group))
+    return replace(relevant, row_groups=served)
+
+
+def check_relevant(selection: Selection, name: str) -> None:
+    """Check that a labelled group that is served has a relevant document: from labels of 0 alone nothing is learnt.
+
+    It reads labels until it finds one.
+
+    Args:
+        selection: labelled groups; scores that serve as labels are not checked.
+        name: of the split, for errors.
+
+    Raises:
+        InputError: all labels are 0.
+    """
+    if selection.label_column == "scores":
+        return
+    for row_group in selection.row_groups:
+        (relevant_Q,) = _relevant([row_group], selection.label_column)
+        if (relevant_Q & selection.kept(row_group)).any():
+            return
+    raise InputError(
+        f"{name}: {none_relevant(selection.n_groups)}; check which column prepare takes as the label, or name more "
+        "periods or labels"
+    )
+
+
+def _with_scores(parts: list[SplitPart], split: Split) -> SplitPart:
+    """The one data set of a split with the scores that serve as its labels."""
+    assert split.scores is not None
+    if len(parts) > 1:
+        names = ", ".join(split.data)
+        raise InputError(f"{split.scores}: scores are of one data set, the split has {names}; name one of them")
+    (part,) = parts
+    return replace(part, scores=find_scores(storage.absolute(split.scores), part.dataset, part.periods))
+
+
+def _labels_identity(split: Split, parts: list[SplitPart]) -> dict[str, Any]:
+    """The settings, besides the data, that determine the labelled groups served and their labels."""
+    sample = split.labelled_seed if split.labelled_sample == "random" else split.labelled_sample
+    identity: dict[str, Any] = {"labelled": (split.labelled_fraction, sample)}
+    # the rest only if it is set, so that the hash of a split without it does not depend on it
+    if split.labelled_fraction == 1:
+        identity |= split.size
+    if split.labels != "labels":
+        identity["labels"] = split.labels
+    if split.scores is not None:
+        identity["scores"] = [scores.sha256 for part in parts for scores in part.scores.values()]
+    if split.fold is not None:
+        identity["fold"] = split.fold.model_dump(exclude_none=True)
+    return identity
+
+
+def _row_groups(parts: list[SplitPart], without: Collection[str]) -> Iterator[RowGroup]:
+    """The row groups of the chosen periods, in the order of the manifests, without those of the files left out."""
+    first_labelled = 0
+    for number, part in enumerate(parts):
+        for url, file in part.files(without):
+            scores = part.scores.get(file.path)
+            source = Source(part.dataset.url, file.sha256, file.bytes)
+            for index, counts in enumerate(file.row_groups):
+                labelled = counts.groups if scores else counts.labelled
+                place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
+                stored = part.dataset.manifest.features
+                yield RowGroup(
+                    url, index, file.period, counts.groups, counts.documents, labelled, *place, source, stored
+                )
+                first_labelled += labelled
+
+
+def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature, ...]:
+    """The features of a data set that a split does not leave out, in their order."""
+    left_out = {f for pattern in split.leave_out for f in matching(pattern, features, key="leave_out")}
+    if len(left_out) == len(features):
+        raise InputError(f"leave_out: {', '.join(split.leave_out)} leave out all {len(features)} features; keep some")
+    return tuple(feature for feature in features if feature not in left_out)
+
+
+def _kept(n: int, split: Split, row_groups: Sequence[RowGroup], where: str) -> NDArray[np.bool_] | None:
+    """Which of n labelled groups are served, shape [n], or None for all."""
+    kept = np.ones(n, dtype=np.bool_)
+    if split.size:
+        order_Q = order_of(n, sample=split.labelled_sample, seed=split.labelled_seed)
+        kept[order_Q[_size(split, order_Q, row_groups, where) :]] = False
+    if split.fold is not None:
+        kept = keep_fold(kept, split.fold, _name(split))
+    return None if kept.all() else kept
+
+
+def _size(split: Split, order_Q: NDArray[np.int64], row_groups: Sequence[RowGroup], where: str) -> int:
+    """How many labelled groups join the sample, in this order."""
+    if split.relevant_groups is not None:
+        relevant_Q = np.concatenate([np.zeros(0, np.bool_), *_relevant(row_groups, split.labels)])
+        size = to_reach(split.relevant_groups, relevant_Q[order_Q])
+        if size is None:
+            found = f"{relevant_Q.sum()} of its labelled groups have a relevant document"
+            raise InputError(f"{where}: {found}, relevant_groups is {split.relevant_groups}; lower it")
+        return size
+    if split.labelled_groups is None:
+        return max(1, round(split.labelled_fraction * len(order_Q)))
+    if split.labelled_groups > len(order_Q):
+        found = f"it has {len(order_Q)} labelled groups"
+        raise InputError(f"{where}: {found}, labelled_groups is {split.labelled_groups}; lower it")
+    return split.labelled_groups
+
+
+def _relevant(row_groups: Sequence[RowGroup], column: LabelColumn) -> list[NDArray[np.bool_]]:
+    """Which labelled groups of each row group have a relevant document.
+
+    Raises:
+        InputError: a file cannot be read, or has other groups than its manifest lists.
+    """
+    files = list(dict.fromkeys((rg.url, rg.source.sha256 if rg.source else "") for rg in row_groups))
+    found = dict(zip((url for url, _ in files), with_relevant(files, column), strict=True))
+    for rg in row_groups:
+        there = len(found[rg.url][rg.index]) if rg.index < len(found[rg.url]) else 0
+        if there != rg.labelled:
+            raise InputError(
+                f"{rg.url}: row group {rg.index} has {there} labelled groups where the manifest lists {rg.labelled}; "
+                "prepare the data set again"
+            )
+    return [found[rg.url][rg.index] for rg in row_groups]
+
+
+def _name(split: Split) -> str:
+    return f"{', '.join(split.data)} (periods: {', '.join(split.periods or ('all',))})"
