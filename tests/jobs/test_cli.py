@@ -23,7 +23,11 @@ from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
-LAID_OVER = {"crossval-ohsumed": "crossval-letor", "crossval-few-ohsumed": "crossval-few-letor"}
+LAID_OVER = {
+    "crossval-ohsumed": "crossval-letor",
+    "crossval-few-ohsumed": "crossval-few-letor",
+    "study-news-finetuning": "study-news",
+}
 """Configs of a few keys, and what they are laid over."""
 
 
