@@ -10,8 +10,7 @@ JOBS ?= 3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-SPREAD := --dist loadfile --no-loadscope-reorder
-PARALLEL := -n $(JOBS) $(SPREAD)
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,11 +43,10 @@ lint: $(STAMP)
 check: lint
 	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
-# Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn. Each
-# starts many processes, so two at once fill two cores.
+# Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn.
 test: lint
 	$(PYTEST) -m "not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
-	$(PYTEST) -m "ray or s3" -n 2 $(SPREAD) tests
+	$(PYTEST) -m "ray or s3" $(PARALLEL) tests
 
 bench: $(STAMP)
 	$(BIN)/python -m jobs.bench
