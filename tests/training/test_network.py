@@ -133,10 +133,14 @@ def test_any_number_of_tasks_gives_the_same_bits(selection: Selection, moments: 
         moments.clear()
 
 
-def slow_at_first(part: Part) -> tuple[int, float, float]:
-    start = time.time()
-    time.sleep(0.3 if part.first == 0 else 0.0)
-    return part.first, start, time.time()
+def first_ends_after_another(folder: str, part: Part) -> tuple[int, bool]:
+    """The first part waits, as long as a busy machine needs, until another has ended."""
+    until = time.monotonic() + 60
+    while part.first == 0 and not any(Path(folder).iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    another_has_ended = any(Path(folder).iterdir())
+    Path(folder, str(part.first)).touch()
+    return part.first, another_has_ended
 
 
 def fails_at(first: int, error: Exception, folder: str, part: Part) -> int:
@@ -151,13 +155,16 @@ def fails_at(first: int, error: Exception, folder: str, part: Part) -> int:
 def test_results_come_in_order_and_tasks_stay_near(selection: Selection, tmp_path: Path) -> None:
     parts = cut(selection, values=1)
     assert len(parts) == 40
-    results = list(run_with_ray(slow_at_first, parts))
-    assert [first for first, _, _ in results] == [part.first for part in parts]
-    assert any(end < results[0][2] for _, _, end in results[1:])  # later parts were worked on meanwhile
-    left = run_with_ray(partial(fails_at, -1, ValueError(), str(tmp_path)), parts)
+    ended, begun = tmp_path / "ended", tmp_path / "begun"
+    ended.mkdir()
+    begun.mkdir()
+    results = list(run_with_ray(partial(first_ends_after_another, str(ended)), parts))
+    assert [first for first, _ in results] == [part.first for part in parts]
+    assert results[0][1], "later parts are worked on meanwhile"
+    left = run_with_ray(partial(fails_at, -1, ValueError(), str(begun)), parts)
     assert next(left) == 0
     time.sleep(0.5)
-    assert len(list(tmp_path.iterdir())) <= 2 * CPUS + 1
+    assert len(list(begun.iterdir())) <= 2 * CPUS + 1
     left.close()
 
 
