@@ -10,7 +10,8 @@ JOBS ?= 3
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+SPREAD := --dist loadfile --no-loadscope-reorder
+PARALLEL := -n $(JOBS) $(SPREAD)
 
 # The processes that tests start, some thousand, would otherwise compile the package each anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,10 +44,11 @@ lint: $(STAMP)
 check: lint
 	$(PYTEST) -m "not slow and not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
 
-# Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn.
+# Everything. Tests that start a cluster or a server come last: they fork, of which libraries of other tests warn. Each
+# starts many processes, so two at once fill two cores.
 test: lint
 	$(PYTEST) -m "not ray and not s3" $(PARALLEL) --doctest-modules ltrscale jobs tests
-	$(PYTEST) -m "ray or s3" $(PARALLEL) tests
+	$(PYTEST) -m "ray or s3" -n 2 $(SPREAD) tests
 
 bench: $(STAMP)
 	$(BIN)/python -m jobs.bench
