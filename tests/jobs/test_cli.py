@@ -27,6 +27,7 @@ LAID_OVER = {
     "crossval-ohsumed": "crossval-letor",
     "crossval-few-ohsumed": "crossval-few-letor",
     "study-news-finetuning": "study-news",
+    "study-news-pretraining": "study-news",
 }
 """Configs of a few keys, and what they are laid over."""
 
