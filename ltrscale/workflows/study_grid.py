@@ -79,9 +79,6 @@ class StudyConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for key, name in {"evaluate.baseline": self.evaluate.baseline, "control": self.control}.items():
-            if name not in (None, *self.methods):
-                raise ValueError(f"{key} {name!r} is not among the methods {', '.join(self.methods)}; or set null")
         numbers = {number for part in self.grid for number in part.labelled}
         if len({type(number) for number in numbers}) > 1:
             raise ValueError("grid: labelled mixes counts with shares; write all as counts, or all as decimals")
@@ -99,6 +96,11 @@ class StudyConfig(Config):
         if self.evaluate.judged is not None:
             raise ValueError("evaluate.judged: a study does not read it; leave it out, or compare in a pipeline")
         check_methods(self.methods, ONE)
+        trained = with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
+        for key, other in {"evaluate.baseline": self.evaluate.baseline, "control": self.control}.items():
+            if other not in (None, *trained):
+                among = ", ".join(trained)
+                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
         return self
 
     def sized(self, labelled: int | float) -> SplitsWithTest:

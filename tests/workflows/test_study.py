@@ -192,6 +192,10 @@ def test_too_many_labels_are_refused_before_anything_is_trained(synthetic_datase
         ({"grid": [{"labelled": [8], "methods": ["gbtd"]}]}, "'gbtd' is not among the methods"),
         ({"control": "none"}, "control 'none' is not among the methods"),
         ({"evaluate": {"baseline": "trees"}}, "evaluate.baseline 'trees' is not among the methods"),
+        (
+            {"grid": [{"labelled": [8], "methods": ["simclr"]}], "evaluate": {"baseline": "gbdt"}, "control": None},
+            "evaluate.baseline 'gbdt' is not among the methods of the grid, simclr; or set null",
+        ),
         ({"grid": [{"labelled": [0]}]}, "greater than or equal to 1"),
     ],
 )
