@@ -51,9 +51,8 @@ class Read:
 
 def chosen(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
     """The groups with these numbers, counted in the order in which an evaluation reads them."""
-    total = max(row_group.first_labelled + row_group.labelled for row_group in test.row_groups)
-    served = np.arange(total) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
-    kept = np.zeros(total, np.bool_)
+    kept = np.zeros(test.n_labelled, np.bool_)
+    served = np.arange(len(kept)) if test.kept_labelled is None else np.flatnonzero(test.kept_labelled)
     kept[served[numbers_M]] = True
     some = replace(test, kept_labelled=kept)
     return replace(some, row_groups=tuple(r for r in test.row_groups if some.served_groups(r)))

@@ -113,6 +113,13 @@ class Selection:
                 raise InputError(f"the data have no tokens {name!r} of each {of}; {near}; prepare them with tokens")
         return replace(self, tokens=tuple(found[key] for key in keys))
 
+    @property
+    def n_labelled(self) -> int:
+        """Labelled groups of the split, served or not: the length of `kept_labelled`."""
+        if self.kept_labelled is not None:
+            return len(self.kept_labelled)
+        return max(row_group.first_labelled + row_group.labelled for row_group in self.row_groups)
+
     def kept(self, row_group: RowGroup) -> NDArray[np.bool_]:
         """Which of a row group's labelled groups are kept, shape [labelled]."""
         if self.kept_labelled is None:
@@ -198,8 +205,7 @@ def only_relevant(selection: Selection) -> Selection:
     """
     if selection.label_column == "scores":
         return selection
-    n = max(row_group.first_labelled + row_group.labelled for row_group in selection.row_groups)
-    kept = np.zeros(n, np.bool_)
+    kept = np.zeros(selection.n_labelled, np.bool_)
     found = _relevant(selection.row_groups, selection.label_column)
     for row_group, relevant_Q in zip(selection.row_groups, found, strict=True):
         kept[row_group.first_labelled :][: row_group.labelled] = selection.kept(row_group) & relevant_Q
