@@ -50,6 +50,7 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
     (number,) = [m for m in caplog.messages if "pretraining: f_place is a whole number" in m]
     assert "pretrain.mask.columns={f_place: 1}" in number
     assert bundle.load(str(tmp_path / "out")).config["mask"] == {
+        "numbers": 0,
         "categories": 0,
         "columns": {"c_id": 0.8},
         "identifying": 0,
