@@ -82,6 +82,24 @@ def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_do
     assert solved[-1]["loss_left"] < 0.25 < sound[-1]["loss_left"]
 
 
+@pytest.mark.slow
+def test_a_solved_contrast_between_subsets_is_warned_of_too(
+    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subtab = {"kind": "subtab", "within_groups": True, "subsets": 2, "overlap": 0.75, "rate": 0}
+
+    def warnings(**mask: float) -> list[str]:
+        caplog.clear()
+        config = named_documents.config(epochs=25, columns={"f_*": 1}, **mask).replace(method=subtab)
+        assert run(config, data, tmp_path / str(mask))[-1]["loss_left"] is None
+        return [message for message in caplog.messages if "the contrast is solved" in message]
+
+    (warning,) = warnings(identifying=0)
+    assert "pretrain.method.overlap" in warning
+    assert "jobs.contrast" not in warning  # which does not examine SubTab
+    assert warnings() == []
+
+
 def test_only_the_mask_that_acts_changes_the_weights(data: str, tmp_path: Path) -> None:
     masks: dict[str, dict[str, Any]] = {
         "none": {"identifying": 0},
