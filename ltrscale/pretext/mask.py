@@ -20,9 +20,13 @@ class MaskConfig(Config):
     """Rates at which values of a view are masked, after the augmentation, each entry independently.
 
     A masked category becomes the unknown one, a masked number the centre of its feature, 0. A feature has the rate of
-    its name in `columns`, otherwise the highest of the patterns there that it matches, otherwise the higher one of
-    `categories` and `identifying`, as far as they concern it, otherwise 0.
+    its name in `columns`, otherwise the highest of the patterns there that it matches, otherwise that of its kind:
+    `numbers` or `categories`, and for a category that identifies a document the higher one of `categories` and
+    `identifying`.
     """
+
+    numbers: Rate = 0.0
+    """Rate for all numeric features; 0 masks none, because augmentations change numbers already."""
 
     categories: Rate = 0.0
     """Rate for all categorical features; 0 masks none, because many categories carry relevance (the papers mask
@@ -47,10 +51,10 @@ class MaskConfig(Config):
             InputError: `columns` names a feature or pattern that does not occur; names the nearest feature.
 
         Example:
-            >>> config = MaskConfig(columns={"f_*": 0.1, "f_age": 0.5})
-            >>> kinds = ["numeric", "numeric", "categorical", "categorical"]
-            >>> config.rates(kinds, ["f_age", "f_pop", "c_os", "c_id"], {"c_id"})
-            [0.5, 0.1, 0.0, 0.8]
+            >>> config = MaskConfig(numbers=0.2, columns={"f_p*": 0.1, "f_age": 0.5})
+            >>> kinds = ["numeric", "numeric", "numeric", "categorical", "categorical"]
+            >>> config.rates(kinds, ["f_age", "f_pop", "f_size", "c_os", "c_id"], {"c_id"})
+            [0.5, 0.1, 0.2, 0.0, 0.8]
         """
         matches = {key: [name for name in names if fnmatchcase(name, key)] for key in self.columns if key not in names}
         for key, found in matches.items():
@@ -60,7 +64,8 @@ class MaskConfig(Config):
         rates = []
         for kind, name in zip(kinds, names, strict=True):
             patterns = [self.columns[key] for key, found in matches.items() if name in found]
-            category = kind == "categorical"
-            of_kind = [self.categories] * category + [self.identifying] * (category and name in identifying)
-            rates.append(self.columns.get(name, max(patterns or of_kind, default=0.0)))
+            of_kind = self.numbers if kind == "numeric" else self.categories
+            if kind == "categorical" and name in identifying:
+                of_kind = max(of_kind, self.identifying)
+            rates.append(self.columns.get(name, max(patterns, default=of_kind)))
         return rates

@@ -40,6 +40,8 @@ class Objective(Config):
     """Whether it contrasts a document with the whole batch; published settings use small batches for that."""
     reads_tokens: ClassVar[bool] = False
     """Whether it learns from token fields, as an encoder of text reads them, instead of from views of features."""
+    if_solved: ClassVar[str] = ""
+    """What a solved contrast means, and the remedy, for the warning; empty if it has no contrast."""
 
     @property
     def projector_layers(self) -> int:

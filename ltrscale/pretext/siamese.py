@@ -18,6 +18,10 @@ class Siamese(Objective):
 
     draws_views: ClassVar[bool] = True
     """Whether the configured augmentation makes the views."""
+    if_solved: ClassVar[str] = (
+        "so further epochs teach little; let a short run go on, and jobs.contrast then reports which features solve "
+        "it; stop a long one, and hide such features with pretrain.mask, or set a stronger pretrain.augment"
+    )
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
         """Whether the augmentation needs them, if it makes the views."""

@@ -5,7 +5,7 @@ Shapes: N documents, Q1 offsets of groups, F features, O outputs of a decoder, K
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_en
 from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.pretext.objective import Objective, Parts, Pretrainer
 from ltrscale.pretext.reconstruct import DecoderConfig, FeatureDecoder, feature_errors
-from ltrscale.pretext.watch import directions
+from ltrscale.pretext.watch import RIVALS, directions, measure
 
 Noise = Literal["swap", "gaussian", "zero"]
 
@@ -162,6 +162,10 @@ class SubTabConfig(Objective):
     """
 
     kind: Literal["subtab"] = "subtab"
+    if_solved: ClassVar[str] = (
+        "so it teaches little more, and only reconstruction is left; hide features that name a document with "
+        "pretrain.mask, or make subsets differ more: a lower pretrain.method.overlap, a higher pretrain.method.rate"
+    )
     subsets: int = Field(4, ge=2)
     """Subsets of the features."""
     overlap: float = Field(0.75, ge=0, lt=1)
@@ -207,14 +211,21 @@ class SubTabConfig(Objective):
             generator=draw.generator,
         )
         h_KND = [net.encoder(view_NF) for view_NF in draw.masked(views_KNF)]
-        return subtab(
+        z_KNP = torch.stack([net.projector(h_ND) for h_ND in h_KND])
+        among_Q1 = draw.offsets_Q1 if self.within_groups else draw.offsets_Q1[[0, -1]]
+        losses_N = subtab(
             torch.stack([net.decoder(h_ND) for h_ND in h_KND]),
-            torch.stack([net.projector(h_ND) for h_ND in h_KND]),
+            z_KNP,
             x_NF,
-            draw.offsets_Q1 if self.within_groups else draw.offsets_Q1[[0, -1]],
+            among_Q1,
             draw.numeric_F,
             net.transform.cardinalities,
             temperature=self.temperature,
             contrast=self.contrast,
             distance=self.distance,
         )
+        if net.training and self.contrast > 0:
+            for a_NP, b_NP in combinations(z_KNP, 2):
+                of_views = measure(a_NP, b_NP, among_Q1, rivals=RIVALS if self.within_groups else len(x_NF))
+                net.watch.add(of_views, losses_N, torch.zeros_like(losses_N))  # a part of the loss is no contrast
+        return losses_N

@@ -71,7 +71,7 @@ class Geometry(NamedTuple):
     accuracy: float | None
     """Share of the documents whose other view is the closest of all views of the group."""
     loss_left: float | None
-    """The loss as a share of that of an encoder that knows nothing; None for objectives without contrast."""
+    """The loss as a share of that of an encoder that knows nothing; None if contrast is not the whole loss."""
 
     @classmethod
     def of(cls, sums: Sums) -> Self:
@@ -87,11 +87,15 @@ class Geometry(NamedTuple):
         return cls(*(value if abs(value) < torch.inf else None for value in ratio.tolist()))
 
 
-def warning_of(found: Geometry) -> str | None:
+def warning_of(found: Geometry, if_solved: str) -> str | None:
     """What is wrong with an epoch, with the remedy; None if nothing is.
 
+    Args:
+        found: figures of the epoch.
+        if_solved: what a solved contrast means for the objective.
+
     Example:
-        >>> warning_of(Geometry(alignment=0.5, uniformity=-2.5, accuracy=0.6, loss_left=0.3)) is None
+        >>> warning_of(Geometry(alignment=0.5, uniformity=-2.5, accuracy=0.6, loss_left=0.3), "") is None
         True
     """
     if found.uniformity is not None and found.uniformity > _COLLAPSED:
@@ -102,9 +106,7 @@ def warning_of(found: Geometry) -> str | None:
     if found.accuracy is not None and found.accuracy > _SOLVED:
         left = "" if found.loss_left is None else f", {found.loss_left:.0%} of the loss is left"
         return (
-            f"the contrast is solved (the other view is found for {found.accuracy:.0%} of documents{left}), so further "
-            "epochs teach little; let a short run go on, and jobs.contrast then reports which features solve it; stop "
-            "a long one, and hide such features with pretrain.mask, or set a stronger pretrain.augment"
+            f"the contrast is solved (the other view is found for {found.accuracy:.0%} of documents{left}), {if_solved}"
         )
     return None
 

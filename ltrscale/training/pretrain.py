@@ -139,7 +139,8 @@ class _Watcher:
         if not sums.anchors:
             return {}
         found = Geometry.of(sums)
-        if (warning := warning_of(found)) and not self.warned and rank_and_world()[0] == 0:
+        warning = warning_of(found, self.model.method.if_solved)
+        if warning and not self.warned and rank_and_world()[0] == 0:
             log.warning("pretraining: %s", warning)
             self.warned = True
         return found._asdict()

@@ -42,6 +42,9 @@ def test_a_name_comes_before_a_pattern_before_the_kind() -> None:
     assert rates(identifying=0) == [0] * 5
     assert rates(categories=0.3) == [0, 0, 0.3, 0.8, 0.3]
     assert rates(categories=0.9) == [0, 0, 0.9, 0.9, 0.9]
+    assert rates(numbers=0.3) == [0.3, 0.3, 0, 0.8, 0]
+    assert rates(numbers=0.3, identifying=0) == [0.3, 0.3, 0, 0, 0]
+    assert rates(numbers=0.3, categories=0.4, columns={"f_a*": 0.1, "f_pop": 0}) == [0.1, 0, 0.4, 0.8, 0.4]
     assert rates(columns={"c_id": 0, "f_age": 0.2}) == [0.2, 0, 0, 0, 0]
     assert rates(columns={"c_*": 0.5}) == [0, 0, 0.5, 0.5, 0.5]
     assert rates(columns={"c_d*": 0.1, "c_*": 0.5, "c_os": 0.2, "*e": 0.7}) == [0.7, 0, 0.2, 0.5, 0.7]
@@ -59,7 +62,9 @@ def test_an_unknown_feature_is_an_error_that_names_the_nearest(key: str) -> None
         MaskConfig(columns={key: 0.5}).rates(KINDS, NAMES)
 
 
-@pytest.mark.parametrize("wrong", [{"categories": 1.1}, {"identifying": -0.1}, {"columns": {"f_age": 2}}, {"rate": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"numbers": 2}, {"categories": 1.1}, {"identifying": -0.1}, {"columns": {"f_age": 2}}, {"rate": 1}]
+)
 def test_rates_are_shares(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         MaskConfig.model_validate(wrong)
@@ -74,6 +79,25 @@ def test_each_entry_is_masked_by_itself_at_its_features_rate() -> None:
     assert hidden_NF[:, 3].sum() == n
     both = (hidden_NF[:, 1] * hidden_NF[:, 2]).mean(), (hidden_NF[1:, 2] * hidden_NF[:-1, 2]).mean()
     assert both == pytest.approx((0.08, 0.64), abs=5 * 0.5 / math.sqrt(n))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"numbers": 0.3}, [0.3, 0.3, 0, 0.8, 0]),
+        ({"numbers": 0.1, "categories": 0.6, "identifying": 0}, [0.1, 0.1, 0.6, 0.6, 0.6]),
+        ({"numbers": 0.5, "columns": {"f_age": 0.9, "c_*": 0.2}}, [0.9, 0.5, 0.2, 0.2, 0.2]),
+        ({"numbers": 1, "columns": {"f_pop": 0}}, [1, 0, 0, 0.8, 0]),
+    ],
+)
+def test_each_kind_is_masked_at_its_rate_and_a_named_feature_at_its_own(
+    settings: dict[str, object], expected: list[float]
+) -> None:
+    n, rates_F = 20_000, torch.tensor(MaskConfig.model_validate(settings).rates(KINDS, NAMES, {"c_id"}))
+    numeric_F = torch.tensor([kind == "numeric" for kind in KINDS])
+    draw = Draw(numeric_F, torch.tensor([0, n]), torch.Generator().manual_seed(1), rates_F=rates_F)
+    hidden_NF = (draw.masked(torch.ones(n, 5)) == 0).double()
+    assert (hidden_NF.mean(0) - torch.tensor(expected)).abs().max() < 5 * 0.5 / math.sqrt(n)
 
 
 def groups() -> QueryGroups:

@@ -89,16 +89,16 @@ def geometry(z0_ND: Tensor, z1_ND: Tensor, offsets_Q1: Tensor) -> Geometry:
 def test_solved_and_collapsed_contrasts_are_warned_of_and_others_are_not() -> None:
     offsets_Q1, z_ND = torch.arange(0, 201, 20), vectors(200, 32)
     good = geometry(z_ND, z_ND + 1.5 * vectors(200, 32, seed=1), offsets_Q1)
-    assert warning_of(good) is None
+    assert warning_of(good, "") is None
     assert good.accuracy is not None
     assert 0.3 < good.accuracy < 0.9
     assert good.loss_left == 0.5
-    solved = warning_of(geometry(z_ND, z_ND + 0.1 * vectors(200, 32, seed=1), offsets_Q1))
+    solved = warning_of(geometry(z_ND, z_ND + 0.1 * vectors(200, 32, seed=1), offsets_Q1), Siamese.if_solved)
     assert solved is not None
     assert "found for 100% of documents, 50% of the loss is left" in solved
     assert "jobs.contrast" in solved
     point_ND = torch.ones(200, 32) + 0.01 * vectors(200, 32)
-    collapsed = warning_of(geometry(point_ND, point_ND + 0.001 * vectors(200, 32, seed=1), offsets_Q1))
+    collapsed = warning_of(geometry(point_ND, point_ND + 0.001 * vectors(200, 32, seed=1), offsets_Q1), "")
     assert collapsed is not None
     assert "collapsed" in collapsed
 
@@ -108,4 +108,4 @@ def test_what_cannot_be_measured_is_none() -> None:
     found = Geometry.of(Sums(*alone.tolist(), 0.0, 0.0))
     assert found.alignment == pytest.approx(0, abs=1e-12)
     assert found[1:] == (None, None, None)
-    assert warning_of(found) is None
+    assert warning_of(found, "") is None

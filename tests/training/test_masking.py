@@ -50,6 +50,7 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
     (number,) = [m for m in caplog.messages if "pretraining: f_place is a whole number" in m]
     assert "pretrain.mask.columns={f_place: 1}" in number
     assert bundle.load(str(tmp_path / "out")).config["mask"] == {
+        "numbers": 0,
         "categories": 0,
         "columns": {"c_id": 0.8},
         "identifying": 0,
@@ -79,6 +80,24 @@ def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_do
     assert not [m for m in caplog.messages if "the contrast is solved" in m]
     assert solved[-1]["accuracy"] > 0.9
     assert solved[-1]["loss_left"] < 0.25 < sound[-1]["loss_left"]
+
+
+@pytest.mark.slow
+def test_a_solved_contrast_between_subsets_is_warned_of_too(
+    data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    subtab = {"kind": "subtab", "within_groups": True, "subsets": 2, "overlap": 0.75, "rate": 0}
+
+    def warnings(**mask: float) -> list[str]:
+        caplog.clear()
+        config = named_documents.config(epochs=25, columns={"f_*": 1}, **mask).replace(method=subtab)
+        assert run(config, data, tmp_path / str(mask))[-1]["loss_left"] is None
+        return [message for message in caplog.messages if "the contrast is solved" in message]
+
+    (warning,) = warnings(identifying=0)
+    assert "pretrain.method.overlap" in warning
+    assert "jobs.contrast" not in warning  # which does not examine SubTab
+    assert warnings() == []
 
 
 def test_only_the_mask_that_acts_changes_the_weights(data: str, tmp_path: Path) -> None:

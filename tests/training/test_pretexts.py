@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.simsiam import simsiam
 from ltrscale.pretext.subtab import feature_subsets, subtab, subtab_views
 from ltrscale.pretext.vime import vime, vime_corrupt
+from ltrscale.pretext.watch import Geometry, Sums, measure
 
 OFFSETS = torch.tensor([0, 5, 11, 12])
 AUGMENTATION = GaussianConfig(scale=0.7)
@@ -187,6 +189,31 @@ def test_a_method_is_its_function_on_its_views(name: str) -> None:
     torch.testing.assert_close(total, expected_N.sum())
     other, _ = model(groups(), torch.Generator().manual_seed(6))
     assert other != total
+
+
+@pytest.mark.parametrize("within_groups", [False, True])
+def test_all_pairs_of_subtabs_subsets_are_watched_in_training(within_groups: bool) -> None:
+    model = pretrainer(method("subtab", within_groups=within_groups, **SUBTAB))
+    assert model.projector is not None
+    seen: list[Tensor] = []
+    model.projector.register_forward_hook(lambda _, __, z_NP: seen.append(z_NP.detach()))
+    model(groups(), generator())
+    assert not model.watch.take().any()  # not in training
+    seen.clear()
+    model.train()(groups(), generator())
+    assert len(seen) == 3
+    among_Q1 = OFFSETS if within_groups else OFFSETS[[0, -1]]
+    found = model.watch.take()
+    expected = torch.stack([measure(a_NP, b_NP, among_Q1) for a_NP, b_NP in combinations(seen, 2)]).sum(0)
+    torch.testing.assert_close(found[:6], expected)
+    assert found[0] == 3 * 12  # a document's views in each pair of subsets
+    assert Geometry.of(Sums(*found.tolist())).loss_left is None
+
+
+def test_without_its_contrast_subtab_is_not_watched() -> None:
+    model = pretrainer(method("subtab", **{**SUBTAB, "contrast": 0})).train()
+    model(groups(), generator())
+    assert not model.watch.take().any()
 
 
 def test_the_bottleneck_is_that_of_the_predictor() -> None:

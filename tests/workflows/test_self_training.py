@@ -149,6 +149,46 @@ def test_where_labels_teach_nothing_the_ranker_is_its_student(url: str, tmp_path
     torch.testing.assert_close(scores_of(out, test), scores_of(tmp_path / "new" / "student", test), rtol=0, atol=1e-5)
 
 
+def divergence(taught: QueryGroups, scores_N: torch.Tensor, temperature: float) -> float:
+    """Mean KL divergence of the softmax of scores from that of the teacher's scores over the temperature."""
+    assert taught.labels_N is not None
+    lengths = taught.offsets_Q1.diff().tolist()
+    of_lists = zip(taught.labels_N.double().split(lengths), scores_N.split(lengths), strict=True)
+    logs = [((labels_L / temperature).log_softmax(0), scores_L.log_softmax(0)) for labels_L, scores_L in of_lists]
+    return sum(float((t_L.exp() * (t_L - s_L)).sum()) for t_L, s_L in logs) / len(logs)
+
+
+@pytest.mark.slow
+def test_list_net_teaches_the_softmax_of_each_list_and_standardised_squares_do_not(url: str, tmp_path: Path) -> None:
+    """Squared error against standardised scores, the default, drops how far apart the teacher's scores are."""
+    finetune = {**FINETUNE, "epochs": 15, "optimizer": {"learning_rate": 3e-2}}
+
+    def by(**loss: Any) -> dict[str, Any]:
+        student = {**LEARN, "epochs": 10, "patience": 10, "loss": loss}
+        return {"kind": "self_trained", "of": "teacher", "runs": 1, "student": student}
+
+    students = {
+        "at_1": by(kind="list_net"),
+        "at_4": by(kind="list_net", temperature=4),
+        "squares": by(kind="squared_error", standardise=True),
+    }
+    methods = methods_of(teacher={"kind": "neural", "finetune": finetune}, **students).methods
+    made = Trial(methods, splits_of(url), 5, ONE, str(tmp_path))
+    for name in students:
+        made.model(name)
+    train = Split(data=(url,), periods=("p1..p2",), scores=str(tmp_path / "at_1" / "scores"))
+    taught = groups_of(train, labelled=True)
+
+    def left(name: str, temperature: float) -> float:
+        """The student's divergence as a share of that of a student that knows nothing."""
+        scores_N = scores_of(tmp_path / name / "student", taught)
+        return divergence(taught, scores_N, temperature) / divergence(taught, 0 * scores_N, temperature)
+
+    assert left("at_1", 1) < 0.05
+    assert left("at_4", 4) < 0.05
+    assert min(left("at_4", 1), left("at_1", 4), left("squares", 1), left("squares", 4)) > 0.1
+
+
 def test_trees_go_on_from_their_student(url: str, tmp_path: Path) -> None:
     out = bundle.load(trial(url, tmp_path, method("trees")).model("new"))
     assert out.contents["start.txt"] == bundle.load(str(tmp_path / "new" / "student")).content

@@ -19,6 +19,11 @@ WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-
 TREES = {"num_trees": 8, "num_threads": 1, "num_leaves": 4}
 SPACE = {"gbdt.num_leaves": {"low": 2, "high": 32, "integer": True}, "gbdt.learning_rate": {"low": 0.01, "high": 0.5}}
 
+NETWORK = {
+    "network": {"encoder": {"kind": "mlp", "hidden": [16]}}, "head_epochs": 0, "epochs": 4,
+    "stream": {"docs_per_batch": 400}, "optimizer": {"learning_rate": 1e-2},
+}  # fmt: skip
+
 
 def splits(data: str, *, draw: int = 0) -> Splits:
     named = {name: {"data": data, "periods": periods} for name, periods in WEEKS.items()}
@@ -51,6 +56,24 @@ def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic
     assert model.contents == chosen.contents
     first = bundle.load(str(tmp_path / "tuned" / "search" / "trials" / "00000" / "model"))
     assert first.contents == bundle.load(made.model("gbdt")).contents
+
+
+@pytest.mark.parametrize("of", ["one", "three"])
+def test_validation_chooses_between_a_linear_and_a_deep_head(synthetic_dataset: str, tmp_path: Path, of: str) -> None:
+    """Whichever the method itself has, which is trial 0, the model is that of the better head, byte by byte."""
+    methods: dict[str, Method] = {
+        name: NeuralMethod.model_validate({"finetune": {**NETWORK, "head": {"layers": layers, "width": 16}}})
+        for name, layers in (("one", 1), ("three", 3))
+    }
+    space = {"finetune.head.layers": {"choices": [1, 3]}}
+    methods["tuned"] = TunedMethod.model_validate({"of": of, "space": space, "trials": 4})
+    made = Trial(methods, splits(synthetic_dataset), 3, ONE, str(tmp_path))
+    models = {name: bundle.load(made.model(name)) for name in methods}
+    records = history(tmp_path)
+    assert {record.begun.params["finetune.head.layers"] for record in records} == {1, 3}
+    values = {name: models[name].metrics["validation_ndcg@5"] for name in ("one", "three")}
+    assert values["one"] != values["three"], "equal heads would hide a mistake"
+    assert models["tuned"].contents == models[max(values, key=lambda name: values[name])].contents
 
 
 @pytest.mark.slow
