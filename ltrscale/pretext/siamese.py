@@ -20,7 +20,8 @@ class Siamese(Objective):
     """Whether the configured augmentation makes the views."""
     if_solved: ClassVar[str] = (
         "so further epochs teach little; let a short run go on, and jobs.contrast then reports which features solve "
-        "it; stop a long one, and hide such features with pretrain.mask, or set a stronger pretrain.augment"
+        "it; stop a long one, and hide such features with pretrain.mask, or make views differ more: pretrain.augment, "
+        "for scarf and dacl the rate of pretrain.method"
     )
 
     def needs_marginals(self, augmentation: Augmentation) -> bool:
