@@ -315,13 +315,14 @@ def _percent(study: Study, baseline: str) -> list[str]:
 
 def cost_rows(study: Study) -> Cells:
     """Minutes and documents per second of each method."""
-    header = ["method", "pretraining, min", "documents/s", *(f"{n}, min" for n in study.labelled)]
+    header = ["method", "pretraining, min", "pretraining, documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
     for name, cost in study.costs.items():
         trained = [_minutes(cost.minutes.get(n)) for n in study.labelled]
         pretrained = [_minutes(cost.pretraining_minutes), _rate(cost.pretraining_documents_per_s)]
-        rows.append([name, *pretrained, *trained, _rate(cost.documents_per_s), _rate(cost.scored_documents_per_s)])
-    return [*header, "documents/s", "scored/s"], rows
+        steps = "n/a" if cost.minutes and cost.documents_per_s is None else _rate(cost.documents_per_s)
+        rows.append([name, *pretrained, *trained, steps, _rate(cost.scored_documents_per_s)])
+    return [*header, "training, documents/s", "scoring, documents/s"], rows
 
 
 def _time(study: Study) -> str:
@@ -329,7 +330,8 @@ def _time(study: Study) -> str:
     text = (
         "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
         "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
-        "training, and of scoring the test groups, on the CPUs of one model."
+        "pretraining, of training, and of scoring the test groups, on the CPUs of one model. Documents of training are "
+        "counted by the steps of networks; trees make none, which is n/a."
     )
     return f"{markdown(*cost_rows(study))}\n\n{text}"
 

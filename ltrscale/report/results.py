@@ -150,7 +150,10 @@ def _study(sources: Sources) -> Study:
 def study_costs(sources: Sources) -> Iterator[Block]:
     """What the methods of a study have cost."""
     if sources.config.study is not None:
-        caption = "Minutes of training one model by the number of labelled groups, and documents a second, in the study"
+        caption = (
+            "Minutes of training one model by the number of labelled groups, and documents a second, in the study; n/a "
+            "for trees, which train in no steps that count documents"
+        )
         yield Table(*cost_rows(_study(sources)), caption=caption)
 
 
