@@ -129,6 +129,21 @@ def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path,
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_two_workers_of_ray_find_the_figures_of_none(
+    synthetic_dataset: str, done: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """All but the cost."""
+    here, _ = done
+    run_study(study(synthetic_dataset, tmp_path / "out", workers={"number": 2, "cpus": 0.5}))
+    serial, parallel = (Study.read(str(out / "summary")) for out in (here, tmp_path / "out"))
+    assert serial.models == serial.planned == 2 * 2 * len(METHODS)
+    assert parallel.model_dump(exclude={"costs"}) == serial.model_dump(exclude={"costs"})
+    assert set(parallel.costs) == set(serial.costs) == set(METHODS)
+
+
+@pytest.mark.slow
 def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     synthetic_dataset: str, done: tuple[Path, list[str]]
 ) -> None:
