@@ -297,9 +297,10 @@ def _apply(cls: type[Config], values: dict[str, Any], override: str) -> None:
 
 def _holds_entries(cls: type[Config], path: Sequence[str]) -> bool:
     """Whether a place of a config is a mapping by names, whose entries cannot be null."""
-    here = _Walk.of(cls, path).here
+    plain = (str, int, float, bool, type(None))  # these have no entries at all
+    here = [kind for kind in _Walk.of(cls, path).here if kind not in plain]
     values = [_alternatives(typing.get_args(kind)[1]) for kind in here if typing.get_origin(kind) is dict]
-    return len(here) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
+    return 0 < len(here) == len(values) and not any(kind in (Any, type(None)) for kinds in values for kind in kinds)
 
 
 def _slot(here: Any, part: str, override: str) -> Any:

@@ -58,11 +58,16 @@ def test_overrides_reach_into_mappings_and_lists(tmp_path: Path) -> None:
     assert job.name == "1e4"
 
 
+class Either(Config):
+    tags: str | dict[str, str] | None = None
+
+
 def test_null_removes_an_entry_of_a_mapping_by_names(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("name: a\ntags: {one: x, two: y}\n")
     assert load(Job, str(path), ["tags.one=null"]).tags == {"two": "y"}
     assert load(Job, str(path), ["tags.one=null", "tags.one=z"]).tags == {"one": "z", "two": "y"}
+    assert load(Either, overrides=["tags={one: x, two: y}", "tags.one=null"]).tags == {"two": "y"}
     with pytest.raises(InputError, match=r"--set tags\.ones=null: no entry of that name to remove; did you mean 'one'"):
         load(Job, str(path), ["tags.ones=null"])
     with pytest.raises(InputError, match="name: Input should be a valid string"):  # no mapping: null is its value

@@ -220,7 +220,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     cells = [[_cell(text) for text in row] for row in (header, *rows)]
     widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
-    right = [all(row[i][:1] in "0123456789+-<" for row in cells[1:]) for i in range(len(header))]
+    right = [all(is_figure(row[i]) for row in cells[1:]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
         padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
@@ -228,6 +228,16 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     ruler = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
     return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
+
+
+def is_figure(text: str) -> bool:
+    """Whether a cell holds a figure, or says that there is none, and so is aligned right.
+
+    Example:
+        >>> [is_figure(text) for text in ("+0.1 [-0.1, 0.3]", "-", "n/a", "gbdt")]
+        [True, True, True, False]
+    """
+    return text[:1] in "0123456789+-<" or text == "n/a"
 
 
 def _cell(text: str) -> str:

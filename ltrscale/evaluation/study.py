@@ -32,7 +32,8 @@ class About(Config):
     """A method as the tables sort it."""
 
     family: Family
-    """`mixed` are trees over the scores of networks, `feature` is an order that learns nothing."""
+    """`pretrained` also through a teacher. `mixed` are trees that read or learn the scores of networks, `feature` is an
+    order that learns nothing."""
     pretext: str | None = None
     """What the encoder is pretrained with."""
     augment: str | None = None
@@ -97,7 +98,8 @@ class Study(Findings):
     """The size of the sample of validation labels that is the same at every number; empty for all of the split."""
     methods: dict[str, About]
     baseline: str | None
-    control: str | None
+    controls: dict[str, str]
+    """Of pretrained methods, the method with the same settings without pretraining."""
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
@@ -118,6 +120,11 @@ class Study(Findings):
     def find(self, method: str, labelled: str) -> Point | None:
         """The point of a method, if it is measured."""
         return next((p for p in self.points if (p.method, p.labelled) == (method, labelled)), None)
+
+    @property
+    def opponents(self) -> list[str]:
+        """The methods that others are compared with: the baseline first, then the controls."""
+        return [name for name in dict.fromkeys([self.baseline, *self.controls.values()]) if name is not None]
 
     def against(self, other: str, groups: ScopeName = "all") -> dict[str, Versus]:
         """The comparisons with a method, by the name of the one that is compared."""
@@ -160,7 +167,8 @@ class Design(Config):
     validation_share: float | None
     validation_size: dict[str, float]
     baseline: str | None
-    control: str | None
+    controls: dict[str, str]
+    """By the method that it is the control of."""
     primary: str
     relevant_from: float
     leave_out_constant: bool = False
@@ -195,7 +203,7 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
         validation_size=design.validation_size,
         methods=dict(design.methods),
         baseline=design.baseline,
-        control=design.control,
+        controls=dict(design.controls),
         primary=design.primary,
         relevant_from=design.relevant_from,
         leave_out_constant=design.leave_out_constant,
@@ -212,10 +220,9 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
 
 
 def _pairs(design: Design) -> list[tuple[str, str]]:
-    """The comparisons: of each method with the baseline, and of each pretrained one with the control."""
-    pairs = [(name, design.baseline) for name in design.methods]
-    pairs += [(name, design.control) for name, about in design.methods.items() if about.family == "pretrained"]
-    return list(dict.fromkeys((name, other) for name, other in pairs if other is not None and other != name))
+    """The comparisons: of each method with the baseline, and of each that has a control with that."""
+    with_baseline = [(name, design.baseline) for name in design.methods if design.baseline not in (None, name)]
+    return list(dict.fromkeys([*with_baseline, *design.controls.items()]))
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ _STRATEGIES = {"LP": "linear probing", "MP": "multilayer probing", "FF": "full f
 def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit `report.md` with its pictures and `metrics.json` to a directory."""
     with storage.Commit(out) as commit:
-        against = study.baseline or study.control
-        if against is not None:
+        if study.opponents:
+            against = study.opponents[0]
             with commit.file(DIFFERENCES) as path:
                 charts.save(_on_each_scope(study, functools.partial(differences_chart, study, against)), path)
         curves = _on_each_scope(study, functools.partial(curves_chart, study))
@@ -51,21 +51,33 @@ def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
 def print_study(url: str) -> None:
     """Write the table of methods, the advice and the place of the report to standard output."""
     study = Study.read(url)
-    print_report(url, [*_methods(study)[1:], *_advice(study)])
+    print_report(url, [*_methods(study)[1:], *_quoted(sentences(study))])
 
 
-def advice(study: Study, against: str, methods: Iterable[str]) -> str:
-    """One sentence: at which numbers of labelled groups one of the methods beats another method, and which of them.
+def sentences(study: Study) -> list[str]:
+    """The advice on methods of other families than the baseline's, and that on pretraining's own share."""
+    lines = []
+    if study.baseline is not None:
+        family = study.methods[study.baseline].family
+        others = [name for name, about in study.methods.items() if about.family != family]
+        lines.append(advice(study, dict.fromkeys(others, study.baseline)))
+    if study.controls:
+        lines.append(f"Pretraining's own share: {advice(study, study.controls)}")
+    return lines
+
+
+def advice(study: Study, pairs: Mapping[str, str]) -> str:
+    """One sentence: at which numbers of labelled groups which method beats the one that it is compared with in `pairs`.
 
     At each number it speaks of the method with the highest validation metric, so that the test groups choose nothing.
     """
-    methods = [name for name in methods if name != against]
-    versus = study.against(against)
     said: list[tuple[str, str, str]] = []  # number, verdict, words
     for n in study.labelled:
-        best = study.best(methods, n)
-        found = versus[best].estimates.get(n) if best in versus else None
-        if best is None or found is None:
+        if (best := study.best(pairs, n)) is None:
+            continue
+        against = pairs[best]
+        versus = study.against(against).get(best)
+        if versus is None or (found := versus.estimates.get(n)) is None:
             continue
         match found.verdict:
             case "above":
@@ -77,23 +89,25 @@ def advice(study: Study, against: str, methods: Iterable[str]) -> str:
             case "open":
                 said.append((n, f"the data cannot tell {best} from {against}", _signed(found)))
     if not said:
-        return f"No method can be judged against {escape(against)} yet."
+        others = " or ".join(dict.fromkeys(pairs.values()))
+        return f"No method can be judged against {others} yet." if others else "No method can be judged yet."
     parts = []
     for words, run in itertools.groupby(said, key=lambda each: each[1]):
         each = list(run)
         span = f"at {each[0][0]}" if len(each) == 1 else f"from {each[0][0]} to {each[-1][0]}"
         figures = ", ".join(figure for _, _, figure in each if figure)
-        parts.append(f"{span} labelled groups {escape(words)}{f' ({figures})' if figures else ''}")
+        parts.append(f"{span} labelled groups {words}{f' ({figures})' if figures else ''}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def page(study: Study) -> str:
     """The whole report in Markdown."""
-    parts = ["# Study", *_progress(study), *_advice(study), _data(study)]
+    parts = ["# Study", *_progress(study), *_quoted(sentences(study)), _data(study)]
     parts += [f"![{metric_label(study.primary)} against the number of labelled groups]({CURVES})", *_methods(study)]
-    for other, title in _opponents(study).items():
-        parts += [f"## {title}", *_against(study, other)]
+    for other in study.opponents:
+        which = "" if other == study.baseline else ", which is not pretrained"
+        parts += [f"## Against {escape(other)}{which}", *_against(study, other)]
     if study.versus:
         parts.append(f"![Differences against the number of labelled groups]({DIFFERENCES})")
     parts += [*_shapes(study), "## Time", _time(study), "## How to read", _how_to_read(study)]
@@ -110,15 +124,8 @@ def _progress(study: Study) -> list[str]:
     return lines
 
 
-def _advice(study: Study) -> list[str]:
-    lines = []
-    if study.baseline is not None:
-        family = study.methods[study.baseline].family
-        others = [name for name, about in study.methods.items() if about.family != family]
-        lines.append(advice(study, study.baseline, others))
-    if study.control is not None:
-        lines.append(f"Pretraining's own share: {advice(study, study.control, study.of_family('pretrained'))}")
-    return [f"> {line}" for line in lines]
+def _quoted(lines: Iterable[str]) -> list[str]:
+    return [f"> {escape(line)}" for line in lines]
 
 
 def _data(study: Study) -> str:
@@ -198,15 +205,6 @@ def _blocks(study: Study, rows: Mapping[str, str | Callable[[str], str | None]],
 
 def _methods(study: Study) -> list[str]:
     return ["## Methods (HOU24, table 1)", *_blocks(study, {name: name for name in study.methods})]
-
-
-def _opponents(study: Study) -> dict[str, str]:
-    titles = {}
-    if study.baseline is not None:
-        titles[study.baseline] = f"Against {escape(study.baseline)}"
-    if study.control is not None and study.control != study.baseline:
-        titles[study.control] = f"Against {escape(study.control)}, which is not pretrained"
-    return titles
 
 
 def _against(study: Study, other: str) -> list[str]:
@@ -317,13 +315,14 @@ def _percent(study: Study, baseline: str) -> list[str]:
 
 def cost_rows(study: Study) -> Cells:
     """Minutes and documents per second of each method."""
-    header = ["method", "pretraining, min", "documents/s", *(f"{n}, min" for n in study.labelled)]
+    header = ["method", "pretraining, min", "pretraining, documents/s", *(f"{n}, min" for n in study.labelled)]
     rows = []
     for name, cost in study.costs.items():
         trained = [_minutes(cost.minutes.get(n)) for n in study.labelled]
         pretrained = [_minutes(cost.pretraining_minutes), _rate(cost.pretraining_documents_per_s)]
-        rows.append([name, *pretrained, *trained, _rate(cost.documents_per_s), _rate(cost.scored_documents_per_s)])
-    return [*header, "documents/s", "scored/s"], rows
+        steps = "n/a" if cost.minutes and cost.documents_per_s is None else _rate(cost.documents_per_s)
+        rows.append([name, *pretrained, *trained, steps, _rate(cost.scored_documents_per_s)])
+    return [*header, "training, documents/s", "scoring, documents/s"], rows
 
 
 def _time(study: Study) -> str:
@@ -331,7 +330,8 @@ def _time(study: Study) -> str:
     text = (
         "Minutes of training one model, by the number of labelled groups, without its pretraining and without the "
         "methods that it is built on; those of a tuned method contain all its trials. Documents per second of "
-        "training, and of scoring the test groups, on the CPUs of one model."
+        "pretraining, of training, and of scoring the test groups, on the CPUs of one model. Documents of training are "
+        "counted by the steps of networks; trees make none, which is n/a."
     )
     return f"{markdown(*cost_rows(study))}\n\n{text}"
 

@@ -10,7 +10,7 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.pages import bullets, markdown
+from ltrscale.evaluation.pages import bullets, is_figure, markdown
 from ltrscale.markdown import escape
 
 
@@ -45,7 +45,7 @@ class Table:
     @property
     def right(self) -> list[bool]:
         """Which columns are aligned right."""
-        return [all(row[i][:1] in "0123456789+-<" for row in self.rows) for i in range(len(self.header))]
+        return [all(is_figure(row[i]) for row in self.rows) for i in range(len(self.header))]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
 from ltrscale.evaluation.report import leaderboard, leaders_chart, slice_rows
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.study import Study
-from ltrscale.evaluation.study_page import advice, cost_rows, curves_chart, differences_chart
+from ltrscale.evaluation.study_page import cost_rows, curves_chart, differences_chart, sentences
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
 from ltrscale.report.sources import SUMMARY, Sources
@@ -121,13 +121,10 @@ def study(sources: Sources) -> Iterator[Block]:
     """The curves of a study by the number of labelled groups, with crossovers."""
     found = _study(sources)
     what = metric_label(found.primary)
-    if found.baseline is not None:
-        family = found.methods[found.baseline].family
-        others = [name for name, about in found.methods.items() if about.family != family]
-        yield Text(advice(found, found.baseline, others))
+    yield from map(Text, sentences(found))
     yield Chart(curves_chart(found), f"{what} by the number of labelled groups; dots side by side belong to one number")
-    against = found.baseline or found.control
-    if against is not None:
+    if found.opponents:
+        against = found.opponents[0]
         said = f"Differences from {against}; a cross marks where a method falls behind or overtakes it"
         yield Chart(differences_chart(found, against), said)
     means = [
@@ -153,7 +150,10 @@ def _study(sources: Sources) -> Study:
 def study_costs(sources: Sources) -> Iterator[Block]:
     """What the methods of a study have cost."""
     if sources.config.study is not None:
-        caption = "Minutes of training one model by the number of labelled groups, and documents a second, in the study"
+        caption = (
+            "Minutes of training one model by the number of labelled groups, and documents a second, in the study; n/a "
+            "for trees, which train in no steps that count documents"
+        )
         yield Table(*cost_rows(_study(sources)), caption=caption)
 
 

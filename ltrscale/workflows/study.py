@@ -120,7 +120,7 @@ def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
         labelled={str(n): float(n) if isinstance(n, int) else None for n in config.numbers},
         methods={name: about(name, config.methods) for name in config.methods if name in {c.method for c in cells}},
         baseline=config.evaluate.baseline,
-        control=config.control,
+        controls=config.controls,
         counts=config.counts,
         validation_share=config.validation_share,
         validation_size=config.splits.validation.size,

@@ -69,9 +69,10 @@ class StudyConfig(Config):
     validation_share: float | None = Field(None, gt=0)
     """Validation labels as a share of the training labels, drawn anew with them, as where labels are few everywhere.
     Empty takes all labels of the validation split, as the papers do."""
-    control: str | None = None
+    control: str | dict[str, str] | None = None
     """The method without pretraining whose settings are otherwise those of the pretrained ones: differences from it are
-    pretraining's own share."""
+    pretraining's own share. Where pretrained methods differ in more than that, each by name with a control of its own,
+    `{simclr: scratch, heads: scratch_heads}`; only these are compared."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers. `resamples` and `seed` have no effect: intervals are Student's."""
     workers: TaskWorkers = TaskWorkersConfig()
@@ -96,12 +97,40 @@ class StudyConfig(Config):
         if self.evaluate.judged is not None:
             raise ValueError("evaluate.judged: a study does not read it; leave it out, or compare in a pipeline")
         check_methods(self.methods, ONE)
-        trained = with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
-        for key, other in {"evaluate.baseline": self.evaluate.baseline, "control": self.control}.items():
-            if other not in (None, *trained):
-                among = ", ".join(trained)
-                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
+        self._check_compared()
         return self
+
+    def _check_compared(self) -> None:
+        """Check that the methods that others are compared with are trained, and that controls are not pretrained."""
+        named: list[tuple[str, str | None]] = [("evaluate.baseline", self.evaluate.baseline)]
+        if isinstance(self.control, dict):
+            named += [(f"control.{name}", each) for name, own in self.control.items() for each in (name, own)]
+        else:
+            named.append(("control", self.control))
+        for key, name in named:
+            if name not in (None, *self.trained):
+                among = ", ".join(self.trained)
+                raise ValueError(f"{key} {name!r} is not among the methods of the grid, {among}; or set null")
+        for name, own in self.controls.items():
+            if about(name, self.methods).family not in ("pretrained", "mixed"):
+                raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
+            if own == name or about(own, self.methods).family == "pretrained":
+                raise ValueError(f"control {own!r} of {name!r} is pretrained; name a method that is not, or set null")
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The methods of the grid, each after those that it is built on."""
+        return with_foundations(tuple(n for part in self.grid for n in part.methods or self.methods), self.methods)
+
+    @property
+    def controls(self) -> dict[str, str]:
+        """The control of each method that has one; a single name is the control of every pretrained method."""
+        if isinstance(self.control, dict):
+            return self.control
+        if self.control is None:
+            return {}
+        pretrained = (name for name in self.trained if about(name, self.methods).family == "pretrained")
+        return dict.fromkeys(pretrained, self.control)
 
     def sized(self, labelled: int | float) -> SplitsWithTest:
         """The splits with that many training labels, and as many validation labels as belong to them."""
@@ -197,6 +226,8 @@ def about(name: str, methods: Mapping[str, Method]) -> About:
         case SemiMethod(semi=semi):
             used = [("PCA", semi.pca), ("pseudo-labels", semi.pseudo_labels)]
             return About(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
+        case EnsembleMethod(of=of) | NeuralMethod(starts_from=str(of)):
+            return About(family=about(of, methods).family)
         case NeuralMethod(finetune=finetune) as method:
             pretrain = method.pretrain
             if method.pretrained_as is not None:
@@ -212,10 +243,11 @@ def about(name: str, methods: Mapping[str, Method]) -> About:
             return About(family="pretrained", pretext=pretrain.method.kind, augment=augment, strategy=strategy)
         case TunedMethod(of=of):
             return about(of, methods)
-        case EnsembleMethod(of=of):
-            return About(family=about(of, methods).family)
         case SelfTrainedMethod(of=of, student_as=other):
-            return About(family=about(other or of, methods).family)
+            teacher, student = about(of, methods).family, about(other or of, methods).family
+            if student == "trees":
+                return About(family="trees" if teacher == "trees" else "mixed")
+            return About(family="pretrained" if "pretrained" in (teacher, student) else student)
         case CombinedMethod(parts=parts):
             families = {about(part, methods).family for part in parts}
             return About(family="pretrained" if "pretrained" in families else "not pretrained")

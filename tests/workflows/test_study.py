@@ -11,14 +11,16 @@ from written_directories import written_directories
 
 from ltrscale import storage
 from ltrscale.bundle import load
+from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.study import Study
 from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig, cells_of, shared_encoders
+from ltrscale.workflows.study_grid import StudyConfig, about, cells_of, shared_encoders
 from ltrscale.workflows.study_models import Spent
 
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 FINETUNE = {"network": NETWORK, "head_epochs": 1, "epochs": 2, "stream": {"docs_per_batch": 500}}
 PRETRAIN = {"method": {"kind": "simclr_rank"}, "network": NETWORK, "epochs": 1, "stream": {"docs_per_batch": 2000}}
@@ -127,6 +129,21 @@ def test_the_report_has_the_tables_for_which_there_are_methods(done: tuple[Path,
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_two_workers_of_ray_find_the_figures_of_none(
+    synthetic_dataset: str, done: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """All but the cost."""
+    here, _ = done
+    run_study(study(synthetic_dataset, tmp_path / "out", workers={"number": 2, "cpus": 0.5}))
+    serial, parallel = (Study.read(str(out / "summary")) for out in (here, tmp_path / "out"))
+    assert serial.models == serial.planned == 2 * 2 * len(METHODS)
+    assert parallel.model_dump(exclude={"costs"}) == serial.model_dump(exclude={"costs"})
+    assert set(parallel.costs) == set(serial.costs) == set(METHODS)
+
+
+@pytest.mark.slow
 def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     synthetic_dataset: str, done: tuple[Path, list[str]]
 ) -> None:
@@ -191,6 +208,15 @@ def test_too_many_labels_are_refused_before_anything_is_trained(synthetic_datase
         ({"grid": [{"labelled": [8, 0.5]}]}, "labelled mixes counts with shares"),
         ({"grid": [{"labelled": [8], "methods": ["gbtd"]}]}, "'gbtd' is not among the methods"),
         ({"control": "none"}, "control 'none' is not among the methods"),
+        ({"control": {"simclr": "none"}}, "control.simclr 'none' is not among the methods of the grid, gbdt, plain,"),
+        ({"control": {"simlcr": "plain"}}, "control.simlcr 'simlcr' is not among the methods of the grid"),
+        (
+            {"grid": [{"labelled": [8], "methods": ["gbdt", "simclr"]}], "control": {"simclr": "plain"}},
+            "control.simclr 'plain' is not among the methods of the grid, gbdt, simclr; or set null",
+        ),
+        ({"control": {"gbdt": "plain"}}, "control.gbdt: 'gbdt' is not pretrained, so it has no control"),
+        ({"control": {"simclr": "probed"}}, "control 'probed' of 'simclr' is pretrained; name a method that is not"),
+        ({"control": "simclr"}, "control 'simclr' of 'simclr' is pretrained; name a method that is not"),
         ({"evaluate": {"baseline": "trees"}}, "evaluate.baseline 'trees' is not among the methods"),
         (
             {"grid": [{"labelled": [8], "methods": ["simclr"]}], "evaluate": {"baseline": "gbdt"}, "control": None},
@@ -202,6 +228,73 @@ def test_too_many_labels_are_refused_before_anything_is_trained(synthetic_datase
 def test_a_study_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         study("nowhere", Path("nowhere"), **changes)
+
+
+def test_a_control_is_that_of_all_pretrained_methods_or_of_those_that_are_named() -> None:
+    def controls(control: Any) -> dict[str, str]:
+        return study("nowhere", Path("nowhere"), control=control).controls
+
+    assert controls("plain") == {"simclr": "plain", "probed": "plain"}
+    assert controls({"probed": "plain"}) == {"probed": "plain"}
+    assert controls(None) == controls({}) == {}
+
+
+def test_controls_are_set_and_laid_over_on_the_command_line() -> None:
+    def controls(*overrides: str, over: str = "") -> dict[str, str]:
+        names = ["study-news.yaml", *filter(None, [over])]
+        return load_config(StudyConfig, [str(CONFIGS / name) for name in names], overrides).controls
+
+    of_news = controls()
+    assert {of_news["simsiam"], of_news["heads"], of_news["simclr_rank_student"]} == {
+        "scratch",
+        "scratch_heads",
+        "scratch_student",
+    }
+    assert controls("control=null") == {}
+    assert controls("control=scratch") == dict.fromkeys([*of_news, "combined"], "scratch")
+    assert controls("control.heads=null") == {name: own for name, own in of_news.items() if name != "heads"}
+    assert controls("control.heads=scratch") == {**of_news, "heads": "scratch"}
+    assert set(controls(over="study-news-finetuning.yaml").values()) == {"scratch_rel_256_3e4"}
+
+
+def test_what_comes_from_pretraining_counts_as_pretrained() -> None:
+    """By its teacher, too; trees that learn from networks are neither trees nor networks alone."""
+    trees = {"kind": "regression", "trees": TREES}
+    taught = {"simclr": {}, "plain": {}, "gbdt": {"student_as": "plain"}}
+    students = {f"{of}_student": {"kind": "self_trained", "of": of, **more} for of, more in taught.items()}
+    methods = {
+        **METHODS,
+        **students,
+        "plain_of_simclr": {"kind": "self_trained", "of": "simclr", "student_as": "plain"},
+        "simclr_of_plain": {"kind": "self_trained", "of": "plain", "student_as": "simclr"},
+        "trees_of_trees": {"kind": "self_trained", "of": "gbdt", "runs": 1, "student": trees},
+        "trees_of_plain": {"kind": "self_trained", "of": "plain", "student_as": "gbdt", "student": trees},
+        "trees_of_simclr": {"kind": "self_trained", "of": "simclr", "student_as": "gbdt", "student": trees},
+        "trees_of_several": {"kind": "self_trained", "of": "several", "student_as": "gbdt", "student": trees},
+        "several": {"kind": "ensemble", "of": "simclr"},
+        "on": {"kind": "neural", "starts_from": "simclr", "finetune": FINETUNE},
+        "stack": {"kind": "stack", "members": ["gbdt", "simclr"]},
+    }
+    methods["gbdt_student"]["runs"] = 1
+    found = {name: about(name, study("nowhere", Path("nowhere"), methods=methods).methods).family for name in methods}
+    assert found == {
+        "gbdt": "trees",
+        "plain": "not pretrained",
+        "simclr": "pretrained",
+        "probed": "pretrained",
+        "simclr_student": "pretrained",
+        "plain_student": "not pretrained",
+        "gbdt_student": "not pretrained",
+        "plain_of_simclr": "pretrained",
+        "simclr_of_plain": "pretrained",
+        "trees_of_trees": "trees",
+        "trees_of_plain": "mixed",
+        "trees_of_simclr": "mixed",
+        "trees_of_several": "mixed",
+        "several": "pretrained",
+        "on": "pretrained",
+        "stack": "mixed",
+    }
 
 
 def test_parts_of_the_grid_join_and_methods_come_after_those_that_they_need() -> None:
