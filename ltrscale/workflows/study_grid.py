@@ -72,7 +72,7 @@ class StudyConfig(Config):
     control: str | dict[str, str] | None = None
     """The method without pretraining whose settings are otherwise those of the pretrained ones: differences from it are
     pretraining's own share. Where pretrained methods differ in more than that, each by name with a control of its own,
-    `{simclr: scratch, heads: scratch_heads}`; only these are compared."""
+    `{simclr: scratch, heads: scratch_heads}`; only these are compared, as far as the grid has them."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Metrics, baseline and outliers. `resamples` and `seed` have no effect: intervals are Student's."""
     workers: TaskWorkers = TaskWorkersConfig()
@@ -102,15 +102,17 @@ class StudyConfig(Config):
 
     def _check_compared(self) -> None:
         """Check that the methods that others are compared with are trained, and that controls are not pretrained."""
-        named: list[tuple[str, str | None]] = [("evaluate.baseline", self.evaluate.baseline)]
+        named = {"evaluate.baseline": self.evaluate.baseline}
         if isinstance(self.control, dict):
-            named += [(f"control.{name}", each) for name, own in self.control.items() for each in (name, own)]
+            if unknown := self.control.keys() - self.methods.keys():
+                raise ValueError(f"control: {min(unknown)!r} is not among the methods {', '.join(self.methods)}")
+            named |= {f"control.{name}": own for name, own in self.controls.items()}
         else:
-            named.append(("control", self.control))
-        for key, name in named:
-            if name not in (None, *self.trained):
+            named["control"] = self.control
+        for key, other in named.items():
+            if other not in (None, *self.trained):
                 among = ", ".join(self.trained)
-                raise ValueError(f"{key} {name!r} is not among the methods of the grid, {among}; or set null")
+                raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
         for name, own in self.controls.items():
             if about(name, self.methods).family not in ("pretrained", "mixed"):
                 raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
@@ -124,9 +126,9 @@ class StudyConfig(Config):
 
     @property
     def controls(self) -> dict[str, str]:
-        """The control of each method that has one; a single name is the control of every pretrained method."""
+        """The control of each method of the grid that has one; a single name is that of every pretrained method."""
         if isinstance(self.control, dict):
-            return self.control
+            return {name: own for name, own in self.control.items() if name in self.trained}
         if self.control is None:
             return {}
         pretrained = (name for name in self.trained if about(name, self.methods).family == "pretrained")

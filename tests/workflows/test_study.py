@@ -209,7 +209,7 @@ def test_too_many_labels_are_refused_before_anything_is_trained(synthetic_datase
         ({"grid": [{"labelled": [8], "methods": ["gbtd"]}]}, "'gbtd' is not among the methods"),
         ({"control": "none"}, "control 'none' is not among the methods"),
         ({"control": {"simclr": "none"}}, "control.simclr 'none' is not among the methods of the grid, gbdt, plain,"),
-        ({"control": {"simlcr": "plain"}}, "control.simlcr 'simlcr' is not among the methods of the grid"),
+        ({"control": {"simlcr": "plain"}}, "control: 'simlcr' is not among the methods gbdt, "),
         (
             {"grid": [{"labelled": [8], "methods": ["gbdt", "simclr"]}], "control": {"simclr": "plain"}},
             "control.simclr 'plain' is not among the methods of the grid, gbdt, simclr; or set null",
@@ -237,6 +237,9 @@ def test_a_control_is_that_of_all_pretrained_methods_or_of_those_that_are_named(
     assert controls("plain") == {"simclr": "plain", "probed": "plain"}
     assert controls({"probed": "plain"}) == {"probed": "plain"}
     assert controls(None) == controls({}) == {}
+    part = [{"labelled": [8], "methods": ["gbdt", "plain", "simclr"]}]  # a smaller grid needs no other controls
+    both = study("nowhere", Path("nowhere"), control={"simclr": "plain", "probed": "plain"}, grid=part)
+    assert both.controls == {"simclr": "plain"}
 
 
 def test_controls_are_set_and_laid_over_on_the_command_line() -> None:
