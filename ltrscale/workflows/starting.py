@@ -245,7 +245,7 @@ methods:
       augment: {{kind: swap_in_group, probability: 0.6}} # 60% of a view's values are of other documents of the list
       network: *network
       epochs: 16 # passes over all lists; fewer where there are many millions of documents
-      stream: {{docs_per_batch: 4096}}
+      stream: {{docs_per_batch: 4096}} # 1024 for a log of less than some 100,000 documents: it needs the steps
       optimizer: {{kind: adam, learning_rate: 1.0e-3}}
       # precision: bf16 # twice as fast on GPUs and CPUs that compute in bfloat16, far slower on other CPUs
     finetune: # the encoder learns at a tenth of the rate, so that few labels undo little of what it knows
