@@ -21,7 +21,7 @@ from ltrscale.draws import mix
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.ranker import Ranker
-from ltrscale.pretext.augment import AugmentConfig, ZeroingConfig
+from ltrscale.pretext.augment import AugmentConfig, SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.mask import MaskConfig
@@ -45,7 +45,7 @@ class AuxiliaryConfig(Config):
     """Only one step in this many has it; a batch of unlabelled groups may cost more than one of labelled groups."""
     method: MethodConfig = SimCLRRankConfig()
     """The pretext objective; that of pretraining goes on with its projector, if the projector's settings are equal."""
-    augment: AugmentConfig = ZeroingConfig()
+    augment: AugmentConfig = SwapInGroupConfig()
     """How a view differs from the document, as in pretraining."""
     mask: MaskConfig = MaskConfig()
     """Features that are masked in the views, as in pretraining."""

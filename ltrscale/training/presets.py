@@ -25,13 +25,14 @@ def preset(name: Preset, method: str) -> dict[str, Any]:
     """Settings of `PretrainConfig` for a kind of method; settings that they leave out keep their defaults.
 
     Both presets have 300 epochs of Adam at 5e-4 on a ResNet of three blocks, and batches of about 200,000 documents, or
-    2,000 for the methods that contrast all documents of a batch (HOU24, A.2.3). The text does not state sizes and
-    schedule: `hou24` takes them from the authors' code.
+    2,000 for the methods that contrast all documents of a batch (HOU24, A.2.3). Views are zeroed at .1, one of the
+    paper's choices. The text does not state sizes and schedule: `hou24` takes them from the authors' code.
     """
     cls = _CLASSES.get(method, Objective)  # an unknown kind is refused later, when the settings are validated
     stream = {"docs_per_batch": 2000 if cls.contrasts_batch else 200_000, "streams": 1}
     settings: dict[str, Any] = {
         "method": {"kind": method},
+        "augment": {"kind": "zeroing", "probability": 0.1},
         "epochs": 300,
         "optimizer": {"kind": "adam", "learning_rate": 5e-4, "clip_norm": None},
         "network": {"encoder": {"kind": "resnet", "blocks": 3}},

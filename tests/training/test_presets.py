@@ -4,6 +4,7 @@ import pytest
 
 from ltrscale.config import dump, kind_of, load, members
 from ltrscale.models.encoders import ResNetConfig
+from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.simsiam import SimSiamConfig
@@ -31,6 +32,7 @@ def test_every_method_has_every_preset_and_it_reads_back_the_same(name: str, met
     assert made.method.kind == method
     assert made.epochs == 300
     assert (made.optimizer.kind, made.optimizer.learning_rate, made.optimizer.clip_norm) == ("adam", 5e-4, None)
+    assert made.augment == ZeroingConfig(probability=0.1), "the paper's, whatever our default is"
     encoder = made.network.encoder
     assert isinstance(encoder, ResNetConfig)
     assert encoder.blocks == 3

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.workflows.methods import NeuralMethod
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.refit import RefitSettings
 from ltrscale.workflows.stages import PrepareJob
@@ -62,23 +64,35 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     periods = [pipeline.splits.train.periods, pipeline.splits.validation.periods, pipeline.splits.test.periods]
     assert periods == [("2026-W02..2026-W09",), ("2026-W10",), ("2026-W11",)]
     without = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), ["methods.pretrained=null"])
-    assert [*without.methods] == ["trees"]
+    assert [*without.methods] == ["trees", "scratch"]
+    scratch, pretrained = (pipeline.methods[name] for name in ("scratch", "pretrained"))
+    assert isinstance(scratch, NeuralMethod)
+    assert isinstance(pretrained, NeuralMethod)
+    assert pretrained.pretrain is not None
+    assert scratch.finetune.network == pretrained.pretrain.network, "only pretraining makes the difference"
     final = tmp_path / "final.yaml"
     final.write_text((tmp_path / "out" / "pipeline.yaml").read_text().replace("# refit:", "refit:"))
     assert load(PipelineConfig, str(final)).refit == RefitSettings(methods=("trees",))
 
 
 @pytest.mark.slow
-def test_the_pipeline_that_is_written_runs(tmp_path: Path) -> None:
-    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
-    start(tmp_path / "shop.csv").run()
+def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Path) -> None:
+    log = shopping_log()
+    log["views"] = np.random.default_rng(0).lognormal(0, 8, len(log))
+    log["margin"] = np.where(log["in_stock"] == "true", -999.0, log["price"] * 1e9)
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    job = start(tmp_path / "shop.csv")
+    assert {"views", "margin"} <= {*job.prepare.source.columns.features}  # type: ignore[union-attr]
+    job.run()
     few = [
         "methods.pretrained.pretrain.epochs=1",
         "methods.pretrained.finetune.epochs=1",
+        "methods.scratch.finetune.epochs=1",
         "methods.trees.gbdt.num_trees=5",
     ]
     run_pipeline(load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few))
-    assert "trees" in (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
+    report = (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
+    assert all(f"\n| {name} " in report for name in ("trees", "scratch", "pretrained"))
 
 
 @pytest.mark.parametrize(
