@@ -55,8 +55,8 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
 def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
     """The curves of a run: the loss by step, and each validation metric by step or tree, over all phases.
 
-    A run that was resumed has recorded some steps twice; the last record counts. Metrics are those that the house
-    computes, not a library's own of the same name.
+    Where a run goes back to an earlier step or tree, because it was resumed or trained anew, what was recorded from
+    there on counts no more. Metrics are those that the house computes, not a library's own of the same name.
 
     Example:
         >>> steps = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": None}]
@@ -65,19 +65,28 @@ def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Curve]:
         {'loss': [(1, 3.0), (2, 2.0)], 'validation_map': [(3, 0.5)]}
     """
     found: dict[str, dict[float, float]] = defaultdict(dict)
-    phase, before, at = None, 0, 0
+    phase, before, at, last = None, 0, 0, 0.0
+    begun: dict[str | None, int] = {}  # phases, and the step after which each began
     for line in lines:
         if line.get("phase", phase) != phase:
-            phase, before = line.get("phase"), at
+            phase = line.get("phase")
+            before = begun.setdefault(phase, at)
+            at = before
         if "step" in line and "loss" in line:
             # a phase that counts its steps from 1 continues where the one before has ended
             at = line["step"] + (before if line["step"] + before > at or line["step"] <= at - before else 0)
-            if line["loss"] is not None:  # no group of the step had a loss, as where none has a relevant document
-                found["loss"][at] = line["loss"]
-        place = line.get("tree", at if "epoch" in line else None)
+        place = line.get("tree", at if "step" in line or "epoch" in line else None)
+        if place is None:
+            continue
+        if place < last:
+            found = defaultdict(dict, {name: {x: y for x, y in of.items() if x < place} for name, of in found.items()})
+            begun = {name: start for name, start in begun.items() if start < place}
+        last = place
+        if "step" in line and line.get("loss") is not None:  # none if no group has one, as where none is relevant
+            found["loss"][place] = line["loss"]
         for name, value in line.items():
             ours = name.startswith("validation_") and not name.endswith(("_lightgbm", "_xgboost", "_catboost"))
-            if place is not None and ours and isinstance(value, float):
+            if ours and isinstance(value, float):
                 found[name][place] = value
     return {name: sorted(curve.items()) for name, curve in found.items() if curve}
 
@@ -98,7 +107,8 @@ def importances(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
     if bundle.trees is None:
         return None
-    seen = bundle.trees.sees or tuple(feature.name for feature in bundle.features)
+    every = tuple(feature.name for feature in bundle.features)
+    seen = every if bundle.trees.sees is None else bundle.trees.sees  # a stack may see none
     names = [*seen, *(f"component {i}" for i in range(bundle.trees.projection)), *bundle.trees.members]
     models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
     shares = boosters.importances(bundle.trees.library, models, len(names))

@@ -109,8 +109,8 @@ def gate(sources: Sources) -> Iterator[Block]:
     if sources.config.gate is None:
         raise InputError("no gate is named; run jobs.gate and set gate=DIR")
     verdict = Verdict.read(sources.config.gate)
-    broken = len(verdict.reasons)
-    yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} bounds are broken.")
+    broken = "1 bound is" if len(verdict.reasons) == 1 else f"{len(verdict.reasons)} bounds are"
+    yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} broken.")
     rows = [[c.bound, c.where, "holds" if c.holds else "broken", c.reason] for c in verdict.checks]
     yield Table(["bound", "where", "verdict", "found"], rows)
     if verdict.not_judged:

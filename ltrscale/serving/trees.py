@@ -52,7 +52,7 @@ def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Sequence[str])
         )
     bundle.scorer()  # raises if the model is damaged
     kinds = {feature.name: feature.kind for feature in bundle.features}
-    names = list(trees.sees or kinds)
+    names = list(kinds if trees.sees is None else trees.sees)
     labels = labels_of(names)
     booster, codes = (_lightgbm if trees.library == "lightgbm" else _xgboost)(bundle.content, labels)
     left = iter(codes)

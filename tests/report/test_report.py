@@ -333,6 +333,14 @@ def test_curves_continue_over_phases_and_forget_steps_that_were_run_again() -> N
     found = curves_of([*head, ends[0], *full, ends[1]])
     assert found["loss"] == [(1, 3.0), (2, 3.0), (3, 3.0), (4, 1.0), (5, 1.0)]
     assert found["validation_map"] == [(3, 0.4), (5, 0.5)]
+    anew = [{"phase": "head", "step": step, "loss": 2.0} for step in (1, 2)]
+    assert curves_of([*head, ends[0], *full, ends[1], *anew]) == {"loss": [(1, 2.0), (2, 2.0)]}
+    assert curves_of([*head, ends[0], *full, ends[1], *anew, ends[0], *full, ends[1]]) == {
+        "loss": [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)],
+        "validation_map": [(2, 0.4), (4, 0.5)],
+    }
+    trees = [{"tree": tree, "validation_map": value} for value, trees in ((0.5, 9), (0.6, 4)) for tree in range(trees)]
+    assert curves_of(trees) == {"validation_map": [(tree, 0.6) for tree in range(4)]}
 
 
 def test_the_same_again_is_up_to_date_and_another_method_is_refused(places: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
+from ltrscale.report.models import importances
 from ltrscale.workflows.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stack import StackJob, run_stack
@@ -70,6 +71,14 @@ def test_each_member_is_pretrained_once_and_trained_on_all_folds_and_on_all_but_
         assert abs(groups[0] - groups[1]) <= 1
         folds = [Split.model_validate(opened.made_by["config"]["splits"][0]).fold for opened in of_folds]
         assert [(fold.number, fold.held_out) for fold in folds if fold] == [(0, False), (1, False)]
+
+
+@pytest.mark.slow
+def test_a_stack_without_features_has_the_importances_of_its_members(stack: StackJob) -> None:
+    found = importances(bundle.load(stack.out))
+    assert found is not None
+    assert set(found) == {"trees", "network"}
+    assert sum(found.values()) == pytest.approx(1)
 
 
 @pytest.mark.slow
