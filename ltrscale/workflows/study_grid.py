@@ -109,9 +109,10 @@ class StudyConfig(Config):
             named |= {f"control.{name}": own for name, own in self.controls.items()}
         else:
             named["control"] = self.control
+        trained = self.trained
         for key, other in named.items():
-            if other not in (None, *self.trained):
-                among = ", ".join(self.trained)
+            if other not in (None, *trained):
+                among = ", ".join(trained)
                 raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
         for name, own in self.controls.items():
             if about(name, self.methods).family not in ("pretrained", "mixed"):
@@ -127,11 +128,12 @@ class StudyConfig(Config):
     @property
     def controls(self) -> dict[str, str]:
         """The control of each method of the grid that has one; a single name is that of every pretrained method."""
-        if isinstance(self.control, dict):
-            return {name: own for name, own in self.control.items() if name in self.trained}
         if self.control is None:
             return {}
-        pretrained = (name for name in self.trained if about(name, self.methods).family == "pretrained")
+        trained = self.trained
+        if isinstance(self.control, dict):
+            return {name: own for name, own in self.control.items() if name in trained}
+        pretrained = (name for name in trained if about(name, self.methods).family == "pretrained")
         return dict.fromkeys(pretrained, self.control)
 
     def sized(self, labelled: int | float) -> SplitsWithTest:
