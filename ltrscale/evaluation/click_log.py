@@ -85,7 +85,7 @@ class ClickLog:
     in_log_S: Bools
     held_out_S: Bools
     """Both are true for the last periods of a log."""
-    labels_D: Doubles
+    labels_D: NDArray[np.float32]
     """The expert label of each pair; NaN without one."""
     labels: str | None
     """The column that these labels are from; None if there are none."""
@@ -219,12 +219,12 @@ class _Reader:
         if self.label_columns:
             labels = "relevance" if "relevance" in self.label_columns else "labels"
             labels = None if labels == "labels" and self.labels_are_clicks else labels
-        labels_D = labels_SP[shown_SP][first_D].astype(np.float64)
+        labels_D = labels_SP[shown_SP][first_D]
         return ClickLog(
             Sessions(pairs_SP, clicks_SP, number_S.astype(np.int64), len(codes_D)),
             np.repeat([part.in_log for part in parts], lengths),
             np.repeat([part.held_out for part in parts], lengths),
-            labels_D if labels else np.full(len(codes_D), np.nan),
+            labels_D if labels else np.full(len(codes_D), np.nan, np.float32),
             labels,
             self.tally,
             self.share,

@@ -13,6 +13,10 @@ A name is a column of the query group. Inside `any(...)` and `all(...)` the cond
 its columns too, which come first where a group's column has the same name. `all` holds for a group without documents.
 A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite.
 
+Numbers compare as they were typed. Features and labels are float32, which has no 0.1 but a nearest value, so a constant
+beside them becomes the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole numbers,
+beyond 2^53 as well; beside a fraction they become the nearest float64.
+
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
 """
 
@@ -20,6 +24,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,6 +52,8 @@ _TOKEN = re.compile(
 )
 _WORDS = ("and", "or", "not", "in", "is", "null", "any", "all", "true", "false")
 _MOST_DEEP = 50
+_WHOLE = pa.decimal128(38)
+"""Holds the integers of every type, signed or not, and larger constants."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Name:
 class Constant:
     """A number, a text, or true or false."""
 
-    value: float | str | bool
+    value: int | float | str | bool
 
 
 Value = Name | Constant
@@ -123,7 +130,7 @@ def parse(text: str) -> Condition:
 
     Example:
         >>> parse("not n_documents > 50")
-        Not(inner=Compared(left=Name(name='n_documents'), operator='>', right=Constant(value=50.0)))
+        Not(inner=Compared(left=Name(name='n_documents'), operator='>', right=Constant(value=50)))
     """
     parser = _Parser(text)
     found = parser.condition()
@@ -225,7 +232,7 @@ class _Parser:
             case "name":
                 return Name(token.text)
             case "number":
-                return Constant(float(token.text))
+                return Constant(_number(token.text))
             case "text":
                 return Constant(token.text)
         return Constant(token.text == "true")
@@ -250,6 +257,13 @@ class _Parser:
         token = self._tokens[self._next]
         found = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
         raise ValueError(f"column {token.at + 1}: {found} where {expected} should be")
+
+
+def _number(text: str) -> int | float:
+    """A number, as an int if it is whole and has few enough digits for `_WHOLE`."""
+    exact = Decimal(text)
+    whole = abs(exact) < 10**_WHOLE.precision and exact == exact.to_integral_value()
+    return int(exact) if whole else float(text)
 
 
 def named(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
@@ -369,13 +383,30 @@ def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: 
             times_Q = np.diff(before_N1[offsets_Q1])
             return np.asarray(times_Q > 0 if word == "any" else times_Q == np.diff(offsets_Q1))
         case Compared(left, sign, right):
-            one, other = (rows[v.name] if isinstance(v, Name) else pa.scalar(v.value) for v in (left, right))
-            return _truths(_COMPARE[sign](one, other))
+            one, other = (rows[v.name] if isinstance(v, Name) else _scalar(v) for v in (left, right))
+            return _truths(_COMPARE[sign](*_of_one_type(one, other)))
         case Missing(Name(name)):
             return _truths(rows[name].is_null())
         case Holds(Name(name)):
             return _truths(rows[name])
     return np.zeros(n, np.bool_)  # a constant is never missing
+
+
+def _scalar(constant: Constant) -> pa.Scalar:
+    whole = isinstance(constant.value, int) and not isinstance(constant.value, bool)
+    return pa.scalar(constant.value, _WHOLE if whole else None)
+
+
+def _of_one_type(one: pa.Array | pa.Scalar, other: pa.Array | pa.Scalar) -> tuple[Any, Any]:
+    """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `_WHOLE`."""
+    kinds = (one.type, other.type)
+    if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
+        nearest_to = min(floating, key=lambda kind: kind.bit_width)
+    elif all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
+        nearest_to = _WHOLE
+    else:
+        return one, other  # texts or truths
+    return pc.cast(one, nearest_to, safe=False), pc.cast(other, nearest_to, safe=False)
 
 
 def _truths(column: pa.Array) -> Truths:

@@ -29,7 +29,10 @@ Pass = Callable[[], Iterable[QueryGroups]]
 
 
 class OutlierRule(Config):
-    """Conditions for outlier values of a feature; one of them is enough."""
+    """Conditions for outlier values of a feature; one of them is enough.
+
+    Features are float32, so a constant counts as the nearest float32: a value that was typed as 0.7 is at least 0.7.
+    """
 
     below: float | None = None
     """Values below this one are outliers."""
@@ -45,12 +48,16 @@ class OutlierRule(Config):
         return self
 
     def matches(self, values_N: Tensor) -> Tensor:
-        """True for each value that is an outlier."""
+        """True for each value that is an outlier.
+
+        Args:
+            values_N: float32, to which torch rounds the constants.
+        """
         outlier_N = values_N.isnan() if self.missing else torch.zeros_like(values_N, dtype=torch.bool)
         if self.below is not None:
-            outlier_N = outlier_N | (values_N.double() < self.below)
+            outlier_N = outlier_N | (values_N < self.below)
         if self.at_least is not None:
-            outlier_N = outlier_N | (values_N.double() >= self.at_least)
+            outlier_N = outlier_N | (values_N >= self.at_least)
         return outlier_N
 
 
@@ -162,9 +169,12 @@ class Histogram:
         right, left = _beyond(self.counts_B, gap, limit), _beyond(self.counts_B[::-1], gap, limit)
         if right is None and left is None:
             return None
+        # The next float32 from an edge on: the same values lie above it, and none below moves to the other side.
+        edges_B1 = self.edges_B1.astype(np.float32)
+        edges_B1 = np.where(edges_B1 < self.edges_B1, np.nextafter(edges_B1, np.float32(np.inf)), edges_B1)
         return OutlierRule(
-            below=None if left is None else float(self.edges_B1[BINS - left]),
-            at_least=None if right is None else float(self.edges_B1[right]),
+            below=None if left is None else float(edges_B1[BINS - left]),
+            at_least=None if right is None else float(edges_B1[right]),
         )
 
 

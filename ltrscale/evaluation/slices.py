@@ -177,7 +177,7 @@ class Slicer:
                 return pa.array(_counts(_labels(groups) >= self.relevant_from, groups))
             case "min_label" | "max_label":
                 extreme = torch.segment_reduce(_labels(groups), name[:3], offsets=groups.offsets_Q1)
-                return pa.array(extreme.double().numpy(), mask=(groups.lengths_Q == 0).numpy())
+                return pa.array(extreme.numpy(), mask=(groups.lengths_Q == 0).numpy())
             case "period":
                 return pa.array([period] * groups.n_groups, pa.string())
             case "outlier":
@@ -195,9 +195,9 @@ class Slicer:
         places = {name: i for i, name in enumerate(self.detector.features)}
         for name in names - {"label"}:
             if name in places:
-                yield name, pa.array(groups.features_NF[:, places[name]].double().numpy(), from_pandas=True)
+                yield name, pa.array(groups.features_NF[:, places[name]].numpy(), from_pandas=True)
         if "label" in names:
-            yield "label", pa.array(_labels(groups).double().numpy())
+            yield "label", pa.array(_labels(groups).numpy())
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -258,7 +258,7 @@ def _counts(holds_N: Tensor, groups: QueryGroups) -> NDArray[np.int64]:
 
 def _bands(name: str, column: pa.Array) -> pa.Array:
     """The band of each whole number: 0, 1, 2, 3..5, 6..10, 11..20, 21..50, and so on."""
-    values_Q = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values_Q = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # bands end where it is exact
     missing_Q = np.isnan(values_Q)
     if (np.floor(values_Q[~missing_Q]) != values_Q[~missing_Q]).any():
         raise InputError(f"slice_by: {name} holds fractions; write conditions under slices, such as {name} > 0.5")

@@ -157,7 +157,7 @@ def _ordered(rules: Rules, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tenso
 def _relevant(rules: Rules, metric: Metric, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Which documents are relevant, shape [N]."""
     if rules.relevant == "threshold":
-        relevant_N: Tensor = labels_N >= metric.model_dump()["threshold"]
+        relevant_N: Tensor = labels_N.float() >= metric.model_dump()["threshold"]  # as the labels of a data set
         return relevant_N
     if rules.relevant == "from_1":
         return labels_N >= 1

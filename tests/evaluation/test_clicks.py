@@ -189,6 +189,18 @@ def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
     assert "NDCG" not in page(found)
 
 
+def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[Row], tmp_path: Path) -> None:
+    trusts = []
+    for name, grade in (("whole", 1.0), ("decimal", 0.7)):
+        judged = [{**row, "relevance": [grade * (d % 2) for d in range(len(row["clicks"]))]} for row in rows]
+        log = write_log(str(tmp_path / name), [{**row, "labels": row["clicks"]} for row in judged])
+        trusts.append(understand(config(log, depth=6, relevant_from=grade)).trust)
+    assert trusts[0] is not None
+    assert trusts[0].judged_by == "relevance"
+    assert trusts[0].good > 0
+    assert trusts[1] == trusts[0]
+
+
 def test_the_last_fifth_of_the_periods_is_held_out_unless_a_split_is(
     data: str,
 ) -> None:

@@ -73,6 +73,17 @@ def test_our_rules_give_the_metric_itself(kind: str) -> None:
     assert under(Rules(), metric, *lists).tolist() == pytest.approx(metric.of(*lists).tolist(), nan_ok=True)
 
 
+@pytest.mark.parametrize("kind", ["map", "mrr", "precision", "recall", "success"])
+def test_labels_of_a_data_set_and_of_a_table_are_relevant_alike(kind: str) -> None:
+    scores_N, typed_N = torch.arange(4.0).double(), torch.tensor([0.7, 0.0, 0.7, 0.1], dtype=torch.float64)
+    metric = named(kind if kind in ("map", "mrr") else f"{kind}@2", threshold=0.7)
+    stored_N, offsets_Q1 = typed_N.float().double(), torch.tensor([0, 4])
+    assert under(Rules(), metric, scores_N, stored_N, offsets_Q1).item() > 0
+    assert under(Rules(), metric, scores_N, stored_N, offsets_Q1) == under(
+        Rules(), metric, scores_N, typed_N, offsets_Q1
+    )
+
+
 def test_misuse_is_an_error() -> None:
     one = torch.zeros(1), torch.ones(1), torch.tensor([0, 1])
     with pytest.raises(ValueError, match=r"err@5: no program's rules are known; take one of ndcg, map"):
