@@ -122,6 +122,28 @@ def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> Confi
         raise InputError(f"{where}: {'; '.join(problems)}") from error
 
 
+def check_keys(cls: type[Config], values: Mapping[str, Any], where: str) -> None:
+    """Refuse unknown keys, and nothing else: the values may be incomplete.
+
+    Raises:
+        InputError: as `validate`, of unknown keys alone.
+
+    Example:
+        >>> class Model(Config):
+        ...     width: int
+        >>> check_keys(Model, {"width": "?"}, "model")
+        >>> check_keys(Model, {"widht": 1}, "model")
+        Traceback (most recent call last):
+        ltrscale.errors.InputError: model: widht: unknown key; did you mean 'width'?
+    """
+    try:
+        cls.model_validate(values)
+    except ValidationError as error:
+        unknown = [_explain(cls, dict(problem)) for problem in error.errors() if problem["type"] == "extra_forbidden"]
+        if unknown:
+            raise InputError(f"{where}: {'; '.join(unknown)}") from error
+
+
 def dump(config: Config) -> str:
     """The config as YAML, every value stated; `load` reads it back equal, but for credentials in URLs."""
     return str(yaml.safe_dump(recordable(config.model_dump(mode="json")), sort_keys=False, width=120))

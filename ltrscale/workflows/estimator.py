@@ -6,7 +6,6 @@ A table becomes a data set directory, the stages of a pipeline train on it, and 
 Shapes: N rows (documents), F features.
 """
 
-import inspect
 import json
 import os
 import shutil
@@ -19,23 +18,22 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from sklearn.base import BaseEstimator
 
 from ltrscale import boosters, storage
 from ltrscale import bundle as bundles
-from ltrscale.config import Config, by_kind, overlay, validate
+from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
-from ltrscale.errors import InputError, suggestion
-from ltrscale.launch.workers import Workers
-from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.ranking.choices import METRIC, named
-from ltrscale.trees.configs import GBDTConfig
+from ltrscale.errors import InputError
+from ltrscale.ranking.choices import named
 from ltrscale.workflows import frames
+from ltrscale.workflows.conventions import Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.workflows.runs import check_replaceable
 from ltrscale.workflows.trial import Trial
@@ -45,47 +43,17 @@ _DOCS_PER_BATCH = 1 << 16
 Settings = Mapping[str, Any]
 
 
-class _Arguments(Config):
-    """The arguments of a ranker, checked; the constructor has their meanings and defaults."""
-
-    method: str
-    settings: dict[str, Any] | None
-    prepare: dict[str, Any] | None
-    metric: str = Field(pattern=METRIC)
-    validation_fraction: float = Field(gt=0, lt=1)
-    seed: int = Field(ge=0)
-    workers: Workers
-    directory: str | None
-
-    def as_method(self) -> GBDTMethod | NeuralMethod | SemiMethod:
-        """The method as a pipeline has it.
-
-        Raises:
-            InputError: there is no such method, or its settings are wrong.
-        """
-        trees, pretexts = by_kind(GBDTConfig), by_kind(FeatureMethodConfig)
-        settings, where = self.settings or {}, f"Ranker({self.method!r}).settings"
-        if self.method in trees:
-            return validate(GBDTMethod, overlay({"gbdt": {"kind": self.method}}, settings), where)
-        if self.method in pretexts:
-            return validate(NeuralMethod, overlay({"pretrain": {"method": {"kind": self.method}}}, settings), where)
-        if self.method == "neural":
-            return validate(NeuralMethod, settings, where)
-        if self.method == "semi_gbdt":
-            return validate(SemiMethod, settings, where)
-        hint = suggestion(self.method, [*trees, "neural", "semi_gbdt", *pretexts], "the methods are")
-        raise InputError(f"Ranker.method: {self.method!r} is unknown; {hint}")
-
-
 class _Saved(Config):
     """`estimator.json`, beside the files of a saved ranker's bundle."""
 
     arguments: dict[str, Any]
     columns: dict[str, Any]
     """The uses of columns."""
+    array_width: int | None = None
+    """Columns of the array that it learnt from; null for a table, whose columns have names."""
 
 
-class Ranker:
+class Ranker(BaseEstimator):  # type: ignore[misc]
     """A ranker of documents, in scikit-learn's conventions.
 
     `X` is a data frame of pandas or polars, an Arrow table, or an array [N, F]. In tables the keys of
@@ -93,6 +61,9 @@ class Ranker:
     `categorical`, `exclude` and so on. Without `features` and `categorical`, numeric columns without another use are
     numeric features, and text and dictionaries are categorical ones. Categories and missing values are those of the
     jobs. Uses that are named once are remembered.
+
+    An `InputError` of an argument, settings or rows is a ValueError too, and that of a ranker without a model
+    scikit-learn's NotFittedError.
 
     Args:
         method: trees by their library (`lightgbm`, `xgboost`, `catboost`); a network by the pretext objective of its
@@ -145,36 +116,45 @@ class Ranker:
             validation_fraction, seed, workers, directory,
         )  # fmt: skip
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: ARG002 - scikit-learn's signature
-        """The arguments of the constructor, by name."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+    # scikit-learn's searches hand these to the methods without a further request, as they do to its own GroupKFold:
+    # without groups there is nothing to rank
+    __metadata_request__fit = dict.fromkeys(("group", *ColumnMapping.model_fields), True)
+    __metadata_request__predict = {"group": True}  # noqa: RUF012 - read once
+    # `Pipeline.score` names sample_weight whether it is given or not; one that is given is refused
+    __metadata_request__score = {"group": True, "sample_weight": None}  # noqa: RUF012
 
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of the constructor, by name.
+
+        Args:
+            deep: with the values inside `settings` and `prepare`, such as `settings__gbdt__num_trees`.
+        """
+        params: dict[str, Any] = super().get_params(deep=False)
+        return params | inner_values(params) if deep else params
+
+    @as_value_errors
     def set_params(self, **params: Any) -> Self:
         """Change arguments of the constructor; a trained model stays as it is until the next `fit`.
 
+        Args:
+            params: arguments by name, and values inside `settings` and `prepare` by the names of their keys with two
+                underscores between them: `settings__gbdt__num_trees=50`. Values are checked when they are used.
+
         Raises:
-            InputError: there is no such argument.
+            InputError: there is no such argument, or no such key.
         """
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise InputError(f"Ranker has no argument {name!r}; {suggestion(name, known, 'its arguments are')}")
+        new = new_values(self.get_params(deep=False), params)
+        for name, value in new.items():
             setattr(self, name, value)
         return self
 
-    def __repr__(self) -> str:
-        """The arguments that differ from their defaults."""
-        defaults = inspect.signature(type(self)).parameters
-        differ = {name: value for name, value in self.get_params().items() if value != defaults[name].default}
-        return f"Ranker({', '.join(f'{name}={value!r}' for name, value in differ.items())})"
-
     def __sklearn_tags__(self) -> Any:
         """What scikit-learn's own functions ask before they use an estimator."""
-        from sklearn.utils import InputTags, Tags, TargetTags  # asked by scikit-learn alone, so it is there
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
 
-        inputs = InputTags(allow_nan=True, categorical=True, string=True)
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False), input_tags=inputs)
-
+    @as_value_errors
     def pretrain(self, X: Any, *, group: Any = None, **columns: Any) -> Self:
         """Pretrain the encoder on query groups without their labels; `fit` then starts from it.
 
@@ -202,6 +182,7 @@ class Ranker:
         self._encoders, self._pretrained_on = trial, columns
         return self
 
+    @as_value_errors
     def fit(self, X: Any, y: Any = None, *, group: Any = None, validation: Any = None, **columns: Any) -> Self:
         """Train on labelled query groups; groups without labels serve pretraining alone.
 
@@ -224,7 +205,9 @@ class Ranker:
         if validation is None:
             train, held_out = frames.held_out(table, columns, arguments.validation_fraction, arguments.seed)
         else:
-            train, held_out = table, frames.to_table(*validation if isinstance(validation, tuple) else (validation,))
+            parts = validation if isinstance(validation, tuple) else (validation,)
+            frames.check_width(parts[0], frames.width(X), "validation")
+            train, held_out = table, frames.to_table(*parts)
         out = self._folder("fit")
         data = storage.join(out, "data")
         frames.prepare_tables({"train": train, "validation": held_out}, columns, self.prepare or {}, data)
@@ -232,10 +215,11 @@ class Ranker:
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
         trial = _trial(arguments, method, splits, out, known.get("_encoders"))
-        self._open(trial.model(self.method), columns)
+        self._open(trial.model(self.method), columns, frames.width(X))
         self.splits_ = splits
         return self
 
+    @as_value_errors
     def predict(self, X: Any, *, group: Any = None, **columns: Any) -> NDArray[np.float64]:
         """Scores [N] of the rows, in their order; within a query the highest ranks first.
 
@@ -249,6 +233,7 @@ class Ranker:
                 that is named.
         """
         bundle = self._fitted()
+        frames.check_width(X, self._array_width)
         table, uses = frames.read_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return np.zeros(0)
@@ -266,6 +251,7 @@ class Ranker:
         found_N[rows_N] = scores.scores_N.numpy()
         return found_N
 
+    @as_value_errors
     def score(self, X: Any, y: Any = None, *, group: Any = None, **columns: Any) -> float:
         """The mean of `metric` over the labelled groups for which it is defined; NaN if there is none.
 
@@ -279,6 +265,7 @@ class Ranker:
             InputError: as `predict`; no group has labels.
         """
         bundle, metric = self._fitted(), named(self._arguments().metric)
+        frames.check_width(X, self._array_width)
         table, columns = frames.read_table(X, y, group, {**self.columns_, **columns}, labels_needed=True)
         with frames.prepared(table, columns, self.prepare or {}) as split:
             selection = bundles.reading(select(split, labelled=True), [bundle])
@@ -301,6 +288,7 @@ class Ranker:
             raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
         return boosters.importances(bundle.trees.library, bundle.contents, len(bundle.features))
 
+    @as_value_errors
     def save(self, url: str) -> None:
         """Commit a copy of the bundle with the arguments and the uses of columns; `load` and the jobs read it.
 
@@ -309,7 +297,7 @@ class Ranker:
         """
         made_by = dict(self._fitted().made_by)
         check_replaceable(url, made_by["stage"])
-        saved = _Saved(arguments=self.get_params(), columns=self.columns_)
+        saved = _Saved(arguments=self.get_params(deep=False), columns=self.columns_, array_width=self._array_width)
         files = _files(self.bundle_) | {_ESTIMATOR: json.dumps(saved.model_dump(mode="json"), indent=1).encode()}
         manifest = json.loads(files.pop(storage.MANIFEST))
         with storage.Commit(url) as commit:
@@ -319,6 +307,7 @@ class Ranker:
             commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
 
     @classmethod
+    @as_value_errors
     def load(cls, url: str) -> Self:
         """Open a saved ranker, or a bundle of trees or a finetuned network that a job made.
 
@@ -333,43 +322,44 @@ class Ranker:
         if _ESTIMATOR in storage.listed_in(manifest):
             content = json.loads(storage.read_verified(url, _ESTIMATOR, manifest))
             saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
-            ranker, columns = cls(**saved.arguments), saved.columns
+            ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
         else:
-            columns, settings = frames.read_as(bundle)
+            (columns, settings), width = frames.read_as(bundle), None
             ranker = cls(bundle.trees.library if bundle.trees else "neural", prepare=settings or None)
-        ranker._open(url, columns)
+        ranker._open(url, columns, width)
         return ranker
 
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and, of a fitted ranker, the files of its bundle, for copies and other processes."""
-        state = self.get_params()
-        return (
-            state
-            if "_bundle" not in vars(self)
-            else {**state, "_files": _files(self.bundle_), "_columns": self.columns_}
-        )
+        kept = {*self.get_params(deep=False), "_metadata_request"}
+        state = {name: value for name, value in vars(self).items() if name in kept}
+        if "_bundle" in vars(self):
+            state |= {"_files": _files(self.bundle_), "_opened": (self.columns_, self._array_width)}
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Put the files of the bundle into a scratch directory of this process."""
-        files, columns = state.pop("_files", None), state.pop("_columns", {})
-        vars(self).update(state)
-        if files is not None:
+        files, opened = state.pop("_files", {}), state.pop("_opened", None)
+        self.__dict__.update(state)
+        if opened is not None:
             out = self._scratch()
             for name, content in files.items():
                 storage.write_bytes(storage.join(out, name), content)
-            self._open(out, columns)
+            self._open(out, *opened)
 
-    def _arguments(self) -> _Arguments:
-        return validate(_Arguments, self.get_params(), "Ranker")
+    def _arguments(self) -> Arguments:
+        return validate(Arguments, self.get_params(deep=False), "Ranker")
 
     def _fitted(self) -> bundles.Bundle:
         """The bundle in memory: `bundle_` may be replaced by another ranker in the same directory."""
         if "_bundle" not in vars(self):
-            raise InputError("this Ranker is not fitted; call fit first, or Ranker.load")
-        return self._bundle
+            raise NotFitted("this Ranker is not fitted; call fit first, or Ranker.load")
+        bundle: bundles.Bundle = self._bundle
+        return bundle
 
-    def _open(self, url: str, columns: dict[str, Any]) -> None:
+    def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
         self._bundle, self.columns_, self.bundle_ = bundles.load(url), columns, url
+        self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
         self.n_features_in_ = len(self._bundle.features)
 
@@ -396,7 +386,7 @@ def _files(url: str) -> dict[str, bytes]:
 
 
 def _trial(
-    arguments: _Arguments,
+    arguments: Arguments,
     method: GBDTMethod | NeuralMethod | SemiMethod,
     splits: Splits,
     out: str,

@@ -47,7 +47,7 @@ def to_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
         group: a query id for each row, or the lengths of the groups, one after the other; or None.
 
     Raises:
-        InputError: the rows are no table, or labels or groups do not fit them.
+        InputError: the rows are no table, labels or groups do not fit them, or values are complex or of several types.
 
     Example:
         >>> to_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
@@ -55,32 +55,102 @@ def to_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
     """
     table = cols.without_views(_arrow(rows))
     if labels is not None:
-        values_N = np.asarray(labels)
+        values_N = _real(labels, "y")
         if values_N.shape != (len(table),):
             raise InputError(f"y has the shape {values_N.shape}, X has {len(table):,} rows; give one label a row")
-        table = table.append_column(LABEL, pa.array(values_N, from_pandas=True))  # NaN is no label
+        with _one_type("y"):
+            table = table.append_column(LABEL, pa.array(values_N, from_pandas=True))  # NaN is no label
     if group is not None:
-        table = table.append_column(QUERY, _query_ids(np.asarray(group), len(table)))
+        with _one_type("group"):
+            table = table.append_column(QUERY, _query_ids(_real(group, "group"), len(table)))
     return table
+
+
+def width(rows: Any) -> int | None:
+    """The columns of an array; None of a table, whose columns have names.
+
+    Raises:
+        InputError: the rows are neither.
+    """
+    return None if _has_names(rows) else int(_array(rows).shape[1])
+
+
+def check_width(rows: Any, expected: int | None, name: str = "X") -> None:
+    """Refuse an array with other columns than the one that was fitted: their number alone identifies them.
+
+    Args:
+        rows: as those of `to_table`.
+        expected: the `width` of the rows that were fitted; None, of a table, allows any.
+        name: the argument that holds the rows.
+    """
+    found = width(rows)
+    if found is not None and expected is not None and found != expected:
+        raise InputError(
+            f"{name} has {found} features, but Ranker is expecting {expected} features as input; give the columns of "
+            "fit, in its order"
+        )
 
 
 def _arrow(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
-    if type(rows).__module__.partition(".")[0] == "pandas":  # its own stream would have the index as a column
-        try:
+    if _is_pandas(rows):  # its own stream would have the index as a column
+        with _one_type("X"):
             return pa.Table.from_pandas(rows, preserve_index=False)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            why = "; ".join(reversed([str(part) for part in error.args]))
-            raise InputError(f"X: {why}; give all values of the column one type") from error
-    if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
+    if _exports_arrow(rows):
         return pa.table(rows)
     if hasattr(rows, "to_arrow"):
         return rows.to_arrow()
-    values_NF = np.asarray(rows)
-    if values_NF.ndim != 2:
-        raise InputError(f"X is a {type(rows).__name__}; give a data frame, an Arrow table or a two-dimensional array")
-    return pa.table({str(i + 1): values_NF[:, i] for i in range(values_NF.shape[1])})
+    values_NF = _array(rows)
+    with _one_type("X"):
+        return pa.table({str(i + 1): values_NF[:, i] for i in range(values_NF.shape[1])})
+
+
+def _has_names(rows: Any) -> bool:
+    """Whether the rows are a table."""
+    return isinstance(rows, pa.Table) or _is_pandas(rows) or _exports_arrow(rows) or hasattr(rows, "to_arrow")
+
+
+def _is_pandas(rows: Any) -> bool:
+    return type(rows).__module__.partition(".")[0] == "pandas"
+
+
+def _exports_arrow(rows: Any) -> bool:
+    return hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")
+
+
+@contextmanager
+def _one_type(name: str) -> Iterator[None]:
+    """Errors of Arrow for values of an argument that are no column."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        why = "; ".join(reversed([str(part) for part in error.args]))
+        raise InputError(f"{name}: {why}; give all values of the column one type") from error
+
+
+def _array(rows: Any) -> NDArray[Any]:
+    """Rows without names as an array [N, F]; scikit-learn's users know the words of its errors."""
+    if hasattr(rows, "toarray"):
+        raise InputError(f"X is a sparse {type(rows).__name__}; features are read dense: give X.toarray()")
+    values = _real(rows, "X")
+    if values.ndim != 2:
+        reshape = ". Reshape your data: X.reshape(1, -1) is one row, X.reshape(-1, 1) one column"
+        raise InputError(
+            f"X is a {type(rows).__name__}; give a data frame, an Arrow table or a two-dimensional array"
+            f"{reshape if hasattr(rows, 'reshape') else ''}"
+        )
+    if not values.shape[1]:
+        raise InputError(f"X has 0 feature(s) (shape={values.shape}) while a minimum of 1 is required; give one")
+    return values
+
+
+def _real(values: Any, name: str) -> NDArray[Any]:
+    """An argument as an array."""
+    found = np.asarray(values)
+    if np.iscomplexobj(found):
+        raise InputError(f"{name}: Complex data not supported ({found.dtype}); give real numbers")
+    return found
 
 
 def _query_ids(group: NDArray[Any], n_rows: int) -> pa.Array:
