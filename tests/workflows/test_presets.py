@@ -245,9 +245,17 @@ def test_trees_of_a_number_that_the_text_names_do_not_stop_early(paper: str, tre
     gbdt = shipped(paper)["gbdt"].gbdt
     assert isinstance(gbdt, LightGBMConfig)
     assert (gbdt.num_trees, gbdt.early_stopping_rounds) == (trees, None)
-    default = LightGBMConfig(num_leaves=gbdt.num_leaves, min_data_in_leaf=gbdt.min_data_in_leaf)
-    tuned = {"num_trees", "learning_rate", "early_stopping_rounds"}
-    assert gbdt.model_dump(exclude=tuned) == default.model_dump(exclude=tuned)
+    named = {"num_trees", "num_leaves", "min_data_in_leaf", "learning_rate", "early_stopping_rounds", "relevant_only"}
+    assert gbdt.model_dump(exclude=named) == LightGBMConfig().model_dump(exclude=named)
+
+
+@pytest.mark.parametrize("paper", ["hou24-binary", "hou24-industrial"])
+def test_groups_without_a_positive_label_are_pretrained_on_and_nothing_else(paper: str) -> None:
+    """HOU24, table 11: labelled groups "have at least one item with y = 1"; section 4.2: trained on them alone."""
+    methods = shipped(paper)
+    settings = {name: method.gbdt if name == "gbdt" else method.finetune for name, method in methods.items()}
+    assert {name: found.relevant_only for name, found in settings.items()} == dict.fromkeys(methods, True)
+    assert any(method.pretrain is not None for method in methods.values() if isinstance(method, NeuralMethod))
 
 
 @pytest.mark.parametrize(
