@@ -89,9 +89,9 @@ class Query(Config):
         """Documents for which it holds, shape [N]."""
         held_N = np.ones(documents, np.bool_)
         if self.exists is not None:
-            held_N &= ~np.isnan(_values(fields, self.exists.field))
+            held_N &= ~np.isnan(_field(fields, self.exists.field))
         for field, bounds in self.range.items():
-            held_N &= bounds.hold(_values(fields, field))
+            held_N &= bounds.hold(_field(fields, field))
         return held_N
 
 
@@ -133,7 +133,7 @@ class Function(Config):
         weight = np.float64(np.float32(self.weight))
         if self.field_value_factor is None:
             return np.full(len(rows_n), weight)
-        return weight * self.field_value_factor.of(_values(fields, self.field_value_factor.field)[rows_n])
+        return weight * self.field_value_factor.of(_field(fields, self.field_value_factor.field)[rows_n])
 
 
 class FunctionScore(Config):
@@ -200,7 +200,7 @@ class FunctionScore(Config):
                 return np.where(found_N == math.inf, 1.0, found_N)
 
 
-def _values(fields: Fields, field: str) -> NDArray[np.float32]:
+def _field(fields: Fields, field: str) -> NDArray[np.float32]:
     if field not in fields:
         raise InputError(f"no field {field!r}")
     return fields[field]
