@@ -45,7 +45,8 @@ curl -X POST localhost:9200/_ltr/_featureset/NAME/_createmodel -H 'Content-Type:
 ```
 
 The queries of `featureset.json` take each value from the numeric field of the same name; change them if your features
-come from elsewhere, but keep their names.""",
+come from elsewhere, but keep their names. No score is negative, so a feature `x` with values below 0 has two queries,
+`x` for max(x, 0) and `x_negative` for max(-x, 0).""",
     "vespa": """Put `model.json` below `models/` of the application package, and define a function for each feature:
 
 ```

@@ -8,7 +8,7 @@
 Shapes: N documents, F raw features, Q1 = groups + 1 offsets.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.manifest import Manifest, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -35,6 +35,7 @@ from ltrscale.serving.trees import trees_of
 
 FEATURES, PARITY, CARD = "features.json", "parity.json", "README.md"
 _DISTURBED = 0.02
+_MISSING_IS_ZERO: tuple[Format, ...] = ("elasticsearch",)
 _UNSEEN = (1 << 24) - 1
 _Files = dict[str, bytes]
 
@@ -73,8 +74,14 @@ class Parity(Config):
     """As named; null for all."""
 
 
-def write(to: Format, bundle: Bundle, texts: Texts) -> tuple[_Files, ExportedFeatures]:
+def write(to: Format, bundle: Bundle, texts: Texts, negative: Collection[str] = ()) -> tuple[_Files, ExportedFeatures]:
     """The files of the model, and its columns.
+
+    Args:
+        to: the format.
+        bundle: the model.
+        texts: recorded texts of categories.
+        negative: names of the features that have values below 0, which scores of a search engine cannot have.
 
     Raises:
         InputError: the format cannot express the bundle; a library that writes it is not installed.
@@ -100,8 +107,8 @@ def write(to: Format, bundle: Bundle, texts: Texts) -> tuple[_Files, ExportedFea
         case "vespa":
             files = vespa.write(trees)
         case "elasticsearch" | "opensearch":
-            files = ltr_plugin.write(trees, to=to)
-    missing = "zero" if to == "elasticsearch" else "nan"
+            files = ltr_plugin.write(trees, to=to, negative=negative)
+    missing = "zero" if to in _MISSING_IS_ZERO else "nan"
     return files, ExportedFeatures(to=to, missing=missing, columns=trees.columns)
 
 
@@ -135,15 +142,15 @@ def check_parity(to: Format, bundle: Bundle, split: Split, config: ParityConfig)
     """The files to publish, and how well a reader of only these files agrees with the bundle.
 
     Raises:
-        InputError: scores differ by more than the tolerance; the bundle cannot be exported or has other features.
+        InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
+            be exported or has other features.
     """
-    texts: dict[str, Mapping[str, int]] = {}
-    for url in split.data:
-        texts |= open_dataset(url).manifest.categories
-    files, features = write(to, bundle, texts)
-    files[FEATURES] = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
-    groups = _rows(bundle, split, config.rows, disturbed=features.missing == "nan")
+    groups = _rows(bundle, split, config.rows, disturbed=to not in _MISSING_IS_ZERO)
     names = [feature.name for feature in bundle.features]
+    manifests = [open_dataset(url).manifest for url in split.data]
+    texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
+    files, features = write(to, bundle, texts, _negative(names, groups, manifests))
+    files[FEATURES] = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -173,6 +180,13 @@ def check_parity(to: Format, bundle: Bundle, split: Split, config: ParityConfig)
         data=split.data,
         periods=split.periods,
     )
+
+
+def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
+    """Features with values below 0 in these groups, or anywhere in the data as its summaries say."""
+    below = {name for name, some in zip(names, (groups.features_NF < 0).any(0).tolist(), strict=True) if some}
+    ranges = [pair for m in manifests for pair in zip(m.features, m.summaries, strict=False)]  # some have no summaries
+    return below | {feature.name for feature, found in ranges if found.minimum is not None and found.minimum < 0}
 
 
 def _zeros(lacking: Sequence[str]) -> str:

@@ -1,12 +1,20 @@
 """Trees for the Learning to Rank plugins of Elasticsearch and OpenSearch, in the format `model/xgboost+json`.
 
-    featureset.json  body of PUT _ltr/_featureset/NAME: a query for each feature that a tree splits on
+    featureset.json  body of PUT _ltr/_featureset/NAME: a query for each feature that a tree splits on, or two
     model.json       body of POST _ltr/_featureset/NAME/_createmodel
 
 A node of the format has either a `leaf`, or a feature `split`, a threshold `split_condition`, and the ids `yes` and
 `no` of its two `children`: a document goes to the first if its value is below the threshold. Both plugins compute in
 single precision and add up the leaves. A document that the query of a feature does not match has the value 0 in
 Elasticsearch's plugin. In OpenSearch's, from version 3.8, it has no value and goes to the child that `missing` names.
+
+A value is the score of a query, and no score is negative. A field with values below 0 therefore has two queries: one
+for max(x, 0), and one for max(-x, 0), whose label ends in `_negative`. Its splits read the one that decides them:
+
+    x < t, where t > 0:    max(x, 0) < t
+    x < t, where t <= 0:   not max(-x, 0) < u, where u is the next number above -t
+
+Both are exact, because a float32 and its negative have the same precision.
 
 Source: the plugins' documentation and parsers (elasticsearch-learning-to-rank, opensearch-learning-to-rank-base 3.8).
 
@@ -15,23 +23,30 @@ Shapes: N documents, G columns.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, ExportedFeatures
+from ltrscale.serving.features import Column, ExportedFeatures, labels_of
+from ltrscale.serving.function_score import FunctionScore
 from ltrscale.serving.trees import Trees, missing_goes_left
 
 FEATURES, MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
 
 
-def write(trees: Trees, *, to: str) -> dict[str, bytes]:
+def write(trees: Trees, *, to: str, negative: Collection[str] = ()) -> dict[str, bytes]:
     """The two files.
+
+    Args:
+        trees: the model.
+        to: the engine, for errors.
+        negative: names of the features that have values below 0.
 
     Raises:
         InputError: a tree splits on a category.
@@ -43,14 +58,17 @@ def write(trees: Trees, *, to: str) -> dict[str, bytes]:
         learner = json.loads(trees.booster.save_config())["learner"]
         # the score of no tree, which the format has no place for but a tree of one leaf
         roots.append({"leaf": float(learner["learner_model_param"]["base_score"].strip("[]"))})
+    parts = _parts(trees.columns, negative)
     for root in roots:
         _number(root)
-    labels = {node["split"] for root in roots for node in _nodes(root) if "split" in node}
-    used = [column for column in trees.columns if column.label in labels]
-    for column in used:
-        if column.kind == "categorical":
+        for node in _nodes(root):
+            if node.get("split") in parts and node["split_condition"] <= 0:
+                _mirror(node, parts[node["split"]])
+    used = {node["split"] for root in roots for node in _nodes(root) if "split" in node}
+    for column in trees.columns:
+        if column.kind == "categorical" and column.label in used:
             raise _categories(trees, column, to)
-    queries = [_query(column) for column in used]
+    queries = [query for column in trees.columns for query in _queries(column, parts) if query["name"] in used]
     model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {
         FEATURES: _json({"featureset": {"features": queries}}),
@@ -59,26 +77,43 @@ def write(trees: Trees, *, to: str) -> dict[str, bytes]:
 
 
 def read(folder: Path, features: ExportedFeatures, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores [N] as the plugin computes them from the files."""
+    """Scores [N] as the plugin computes them from the files, for documents with a field for each column.
+
+    Raises:
+        InputError: the engine would end searches with an error; the message names the features.
+    """
     model = json.loads((folder / MODEL).read_bytes())["model"]["model"]
-    known = [query["name"] for query in json.loads((folder / FEATURES).read_bytes())["featureset"]["features"]]
-    place = {column.label: i for i, column in enumerate(features.columns) if column.label in known}
-    values_NG = np.nan_to_num(matrix_NG, nan=0.0) if features.missing == "zero" else matrix_NG
-    scores_N = np.zeros(len(values_NG), np.float32)
+    fields = {column.name: matrix_NG[:, column.column] for column in features.columns}
+    values, refused = {}, []
+    for query in json.loads((folder / FEATURES).read_bytes())["featureset"]["features"]:
+        where = f"{FEATURES}: {query['name']}"
+        try:
+            body = validate(FunctionScore, query["template"]["function_score"], where)
+            values[query["name"]] = body.of(fields, len(matrix_NG))
+        except InputError as error:
+            refused.append(str(error))
+    if refused:
+        more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+        raise InputError(
+            f"{features.to} would end searches with an error: {'; '.join(refused[:3])}{more}; nothing is published"
+        )
+    if features.missing == "zero":
+        values = {label: np.nan_to_num(values_N, nan=0.0) for label, values_N in values.items()}
+    scores_N = np.zeros(len(matrix_NG), np.float32)
     for root in json.loads(model["definition"]):
-        scores_N += _walk(root, values_NG, place)
+        scores_N += _walk(root, values, len(matrix_NG))
     return scores_N.astype(np.float64)
 
 
-def _walk(root: Node, values_NG: NDArray[np.float32], place: Mapping[str, int]) -> NDArray[np.float32]:
-    leaves_N = np.empty(len(values_NG), np.float32)
-    waiting = [(root, np.arange(len(values_NG)))]
+def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int) -> NDArray[np.float32]:
+    leaves_N = np.empty(documents, np.float32)
+    waiting = [(root, np.arange(documents))]
     while waiting:
         node, rows = waiting.pop()
         if "leaf" in node:
             leaves_N[rows] = np.float32(node["leaf"])
             continue
-        values_n = values_NG[rows, place[node["split"]]]
+        values_n = values[node["split"]][rows]
         first_n = values_n < np.float32(node["split_condition"])
         first_n[np.isnan(values_n)] = node["missing"] == node["yes"]
         children = {child["nodeid"]: child for child in node["children"]}
@@ -108,11 +143,11 @@ def _above(threshold: float) -> float:
     Example:
         >>> _above(1.0), _above(0.1) == float(np.float32(0.1))
         (1.0000001192092896, True)
-        >>> _above(1e300) == float(np.finfo(np.float32).max)
+        >>> _above(1e300) == _above(float(np.finfo(np.float32).max)) == float(np.finfo(np.float32).max)
         True
     """
     largest = float(np.finfo(np.float32).max)
-    if abs(threshold) > largest:  # LightGBM writes 1e300 where a split only asks for a value; JSON has no infinity
+    if abs(threshold) >= largest:  # LightGBM writes 1e300 where a split only asks for a value; JSON has no infinity
         return math.copysign(largest, threshold)
     nearest = np.float32(threshold)
     return float(nearest if float(nearest) > threshold else np.nextafter(nearest, np.float32("inf")))
@@ -137,15 +172,47 @@ def _nodes(root: Node) -> Iterator[Node]:
         waiting += node.get("children", [])
 
 
-def _query(column: Column) -> dict[str, Any]:
-    """The value of a numeric field of the document; a document without it does not match."""
+def _parts(columns: Sequence[Column], negative: Collection[str]) -> dict[str, str]:
+    """The label of the second query of each column that has values below 0, by its own label."""
+    signed = [column.label for column in columns if column.name in negative and column.kind == "numeric"]
+    labels = [column.label for column in columns]
+    return dict(
+        zip(signed, labels_of([*labels, *(f"{label}_negative" for label in signed)])[len(labels) :], strict=True)
+    )
+
+
+def _mirror(node: Node, label: str) -> None:
+    """Let a numbered split at 0 or below read max(-x, 0), whose large values go where the small ones of x went."""
+    threshold = np.float32(node["split_condition"])  # XGBoost writes fewer digits than a double has
+    node["split"], node["split_condition"] = label, _above(-float(threshold))
+    node["children"].reverse()
+    node["yes"], node["no"] = node["no"], node["yes"]
+
+
+def _queries(column: Column, parts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The query of a numeric field's value, or those of its two parts."""
     field = {"field": column.name}
-    query = {"query": {"exists": field}, "field_value_factor": field, "boost_mode": "replace"}
+    if column.label not in parts:
+        return [_query(column, column.label, {"field_value_factor": field})]
+    above = _part(column, "gt", "lte", {"field_value_factor": field})
+    below = _part(column, "lt", "gte", {"field_value_factor": {**field, "factor": -1}})
+    return [_query(column, column.label, above), _query(column, parts[column.label], below)]
+
+
+def _part(column: Column, inside: str, outside: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value on one side of 0, and 0 on the other."""
+    sides = [{"filter": {"range": {column.name: {side: 0}}}} for side in (inside, outside)]
+    return {"functions": [{**sides[0], **value}, {**sides[1], "weight": 0}], "score_mode": "first"}
+
+
+def _query(column: Column, label: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A feature of a field; a document without the field does not match."""
+    exists = {"query": {"exists": {"field": column.name}}}
     return {
-        "name": column.label,
+        "name": label,
         "params": [],
         "template_language": "mustache",
-        "template": {"function_score": query},
+        "template": {"function_score": {**exists, **value, "boost_mode": "replace"}},
     }
 
 

@@ -72,7 +72,7 @@ def _trees(name: Preset, given: Any) -> dict[str, Any]:
     kind = given.get("kind", "lightgbm") if isinstance(given, Mapping) else "lightgbm"
     if kind != "lightgbm":
         return {"kind": kind, **inputs}
-    stop = {"early_stopping_rounds": 20} if name == "hou24" else {}
+    stop = {"early_stopping_rounds": 20 if name == "hou24" else None}  # LightGBM's default is none
     grid = {"num_leaves": 31, "min_data_in_leaf": 20, "feature_fraction": 1, "num_trees": 100, "learning_rate": 0.1}
     return {"kind": kind, **grid, **stop, **inputs}
 

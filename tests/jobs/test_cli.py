@@ -24,6 +24,8 @@ from ltrscale.workflows.tune import TuneJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {
+    "buyl23-yahoo": "buyl23",
+    "qin21-yahoo": "qin21",
     "crossval-ohsumed": "crossval-letor",
     "crossval-few-ohsumed": "crossval-few-letor",
     "study-news-finetuning": "study-news",

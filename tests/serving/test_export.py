@@ -1,10 +1,11 @@
 """Exports agree with the bundle, by readers that know only the files; broken ones are refused."""
 
+import itertools
 import json
 import re
 import struct
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def document(features: ExportedFeatures, bundle: Bundle, row: torch.Tensor) -> d
     return found
 
 
+def in_engine(files: Mapping[str, bytes], bundle: Bundle, row: torch.Tensor, *, missing_is_zero: bool) -> float:
+    """The score of a row in a search engine, whose fields have the names of the data set."""
+    names = [feature.name for feature in bundle.features]
+    fields = {name: value for name, value in zip(names, row.tolist(), strict=True) if not np.isnan(value)}
+    definition = json.loads(files["model.json"])["model"]["model"]["definition"]
+    values = reference.features(files["featureset.json"].decode(), fields)
+    return reference.ltr_plugin(definition, values, missing_is_zero=missing_is_zero)
+
+
 FORMATS: list[tuple[Format, str]] = [
     ("lightgbm", "lightgbm"),
     ("xgboost", "xgboost"),
@@ -110,16 +120,12 @@ def test_opensearch_scores_one_document_as_the_bundle_does(
     kind: str, models: dict[str, str], synthetic_dataset: str
 ) -> None:
     bundle = load(models[f"{kind} numbers"])
-    files, features = export.write("opensearch", bundle, {})
-    model = json.loads(files["model.json"])["model"]["model"]
-    assert model["type"] == "model/xgboost+json"
-    known = [query["name"] for query in json.loads(files["featureset.json"])["featureset"]["features"]]
+    files, _ = check_parity("opensearch", bundle, split_of(synthetic_dataset), ROWS)
+    assert json.loads(files["model.json"])["model"]["model"]["type"] == "model/xgboost+json"
     groups = rows_of(bundle, synthetic_dataset)
     ours_N = bundle.scorer()(groups)
     for row, score in zip(groups.features_NF[:100], ours_N, strict=False):
-        values = {name: value for name, value in document(features, bundle, row).items() if name in known}
-        theirs = reference.ltr_plugin(model["definition"], values, missing_is_zero=False)
-        assert theirs == pytest.approx(float(score), abs=1e-6)
+        assert in_engine(files, bundle, row, missing_is_zero=False) == pytest.approx(float(score), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -150,13 +156,66 @@ def test_elasticsearch_takes_trees_that_never_met_a_missing_value(
     files, parity = check_parity("elasticsearch", bundle, split_of(data), ROWS)
     assert parity.missing == 0
     assert parity.largest_difference < 1e-6
-    definition = json.loads(files["model.json"])["model"]["model"]["definition"]
-    row = {"a": 0.75, "c": -1.0}
     groups = QueryGroups(torch.tensor([[0.75, 0.0, -1.0]]), torch.tensor([0, 1]))
     expected = float(bundle.scorer()(groups)[0])
-    assert reference.ltr_plugin(definition, row, missing_is_zero=True) == pytest.approx(expected, abs=1e-6)
+    row = torch.tensor([0.75, torch.nan, -1.0])
+    assert in_engine(files, bundle, row, missing_is_zero=True) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(InputError, match="it reads a missing value as 0, and f_0"):
         check_parity("elasticsearch", load(models[f"{kind} numbers"]), split_of(synthetic_dataset), ROWS)
+
+
+def signed(rows: int, seed: int, missing: float = 0.05) -> list[tuple[Any, Any]]:
+    """Groups with a feature on both sides of 0, one below 0 and one above, with values at 0 and missing ones."""
+    generator = np.random.default_rng(seed)
+    x_NF = np.round(generator.normal(size=(rows, 10, 3)), 1).astype(np.float32)
+    x_NF[..., 1:] = np.abs(x_NF[..., 1:]) * np.float32([-1, 1])
+    labels_NL = (x_NF[..., 0] + x_NF[..., 1] - x_NF[..., 2] > -1).astype(np.float32)
+    x_NF[generator.random(x_NF.shape) < missing] = np.nan
+    return list(zip(x_NF, labels_NL, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
+def test_features_below_0_are_exported_in_parts_that_are_not(kind: str, write_dataset: Any, tmp_path: Path) -> None:
+    features = [Feature(name=name) for name in ("a", "b", "a_negative")]
+    data = write_dataset({f"2026-W0{week}": signed(60, week) for week in range(1, 5)}, features)
+    bundle = load(trees(tmp_path / "model", data, kind))
+    files, parity = check_parity("opensearch", bundle, split_of(data), ROWS)
+    assert parity.missing > 50
+    assert parity.largest_difference < 1e-6
+    queries = {
+        q["name"]: q["template"]["function_score"]
+        for q in json.loads(files["featureset.json"])["featureset"]["features"]
+    }
+    assert {"a", "a_negative", "a_negative_2", "b_negative"} <= set(queries)
+    assert "functions" not in queries["a_negative"]  # the feature of this name, which has no value below 0
+    steps = (0.0, -0.0, 0.1, 0.1000001, 3e38, 1e-45)
+    values = [sign * step for step in steps for sign in (1, -1)] + [torch.nan]
+    rows_NF = torch.tensor([[a, -abs(b), abs(c)] for a, b, c in itertools.product(values, repeat=3)])[::7]
+    ours_N = bundle.scorer()(QueryGroups(rows_NF, torch.tensor([0, len(rows_NF)])))
+    for row, score in zip(rows_NF, ours_N, strict=True):  # values that no data has
+        assert in_engine(files, bundle, row, missing_is_zero=False) == pytest.approx(float(score), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["elasticsearch", "opensearch"])
+@pytest.mark.parametrize("kind", ["lightgbm", "xgboost"])
+def test_a_model_whose_searches_would_fail_is_not_published(
+    kind: str, to: Format, write_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was: the values of fields below 0 for scores of queries."""
+    honest = export.write
+    monkeypatch.setattr(export, "write", lambda *given: honest(*given[:3]))
+    data = write_dataset(
+        {f"2026-W0{week}": signed(60, week, missing=0) for week in range(1, 5)}, [Feature(name=n) for n in "abc"]
+    )
+    job = ExportJob(out=str(tmp_path / "out"), bundle=trees(tmp_path / "model", data, kind), data=data, to=to, rows=500)
+    with pytest.raises(
+        InputError, match=rf"{to} would end searches with an error: .*of 'a' is negative, -\d.*'b'"
+    ) as error:
+        job.run()
+    assert "\n" not in str(error.value)
+    assert storage.read_manifest(str(tmp_path / "out")) is None
 
 
 @pytest.mark.slow

@@ -1,9 +1,15 @@
-"""Presets of whole methods: equal inputs for all methods of a comparison; what a method says stands over its preset."""
+"""Presets of whole methods: equal inputs for all methods of a comparison; what a method says stands over its preset.
 
+The configs of the papers have the settings that their texts name, for each data set.
+"""
+
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ltrscale import bundle
 from ltrscale import config as configs
@@ -13,10 +19,12 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import Contrastive
+from ltrscale.ranking.losses import attention_allocation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 PRETEXTS = {kind_of(cls): cls for cls in members(FeatureMethodConfig)}
 TREES = [kind_of(cls) for cls in members(GBDTConfig)]
 both_presets = pytest.mark.parametrize("preset", ["paper", "hou24"])
@@ -173,3 +181,117 @@ def test_a_comparison_under_one_preset_runs(synthetic_dataset: str, tmp_path: Pa
         assert isinstance(architecture, Architecture)
         assert (architecture.transform.per_query, architecture.transform.numeric) == (True, "none")
         assert architecture.projector_layers == (name == "rank")
+
+
+# The configs of the papers, against their texts.
+
+
+def shipped(*names: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The methods of a paper's config, and of those that are laid over it."""
+    return configs.load(PipelineConfig, [str(CONFIGS / f"{name}.yaml") for name in names], overrides).methods
+
+
+@pytest.mark.parametrize(
+    ("names", "numeric", "but"),
+    [
+        (("buyl23",), "quantile_normal", {}),  # section 6.2: "For WEB30k and Istella, we use a quantile transform"
+        (("buyl23", "buyl23-yahoo"), "standard", {}),  # "we just apply a standard transformation"
+        (("qin21",), "log1p", {"dnn": "none", "ranksvm": "log1p_standard"}),  # section 4.2.1, equation 6
+        (("qin21", "qin21-yahoo"), "none", {}),  # section 4.2.1: "(we leave it not-transformed)"
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else None,
+)
+def test_the_inputs_of_networks_are_those_that_the_text_names_for_the_data(
+    names: tuple[str, ...], numeric: str, but: dict[str, str]
+) -> None:
+    networks = {name: method for name, method in shipped(*names).items() if isinstance(method, NeuralMethod)}
+    assert len(networks) >= 4
+    found = {name: method.finetune.network.transform.numeric for name, method in networks.items()}
+    assert found == {name: but.get(name, numeric) for name in networks}
+
+
+@pytest.mark.parametrize("paper", ["buyl23", "qin21"])
+def test_a_config_for_another_data_set_changes_the_inputs_alone(paper: str) -> None:
+    one, other = shipped(paper), shipped(paper, f"{paper}-yahoo")
+    assert list(one) == list(other)
+    for name, method in one.items():
+        if isinstance(method, NeuralMethod):
+            transform = other[name].finetune.network.transform
+            network = method.finetune.network.replace(transform=transform)
+            assert other[name] == method.replace(finetune=method.finetune.replace(network=network))
+        else:
+            assert other[name] == method
+
+
+def test_the_command_for_qin21_on_yahoo_leaves_out_what_has_no_meaning_there() -> None:
+    """On MSLR-WEB30K feature 110 is BM25."""
+    removed = re.findall(r"--set (methods\.\w+=null)", (CONFIGS / "qin21-yahoo.yaml").read_text())
+    left = shipped("qin21", "qin21-yahoo", overrides=removed)
+    assert not {"dnn_log1p", "setrank_re", "dlcm"} & set(left)
+    assert "initial_rank='feature'" not in str(left)
+    assert "initial_rank='feature'" in str(shipped("qin21"))
+
+
+@pytest.mark.parametrize(
+    ("paper", "trees"),
+    [
+        ("hou24", 100),  # A.2.3: "letting the rest of the parameters be the default in lightgbm"
+        ("hou24-binary", 100),
+        ("hou24-industrial", 100),  # A.2.5: "We used default values of the library for the other hyperparameters"
+        ("qin21", 1000),  # appendix A: numbers of trees are a part of the grid
+    ],
+)
+def test_trees_of_a_number_that_the_text_names_do_not_stop_early(paper: str, trees: int) -> None:
+    gbdt = shipped(paper)["gbdt"].gbdt
+    assert isinstance(gbdt, LightGBMConfig)
+    assert (gbdt.num_trees, gbdt.early_stopping_rounds) == (trees, None)
+    named = {"num_trees", "num_leaves", "min_data_in_leaf", "learning_rate", "early_stopping_rounds", "relevant_only"}
+    assert gbdt.model_dump(exclude=named) == LightGBMConfig().model_dump(exclude=named)
+
+
+@pytest.mark.parametrize("paper", ["hou24-binary", "hou24-industrial"])
+def test_groups_without_a_positive_label_are_pretrained_on_and_nothing_else(paper: str) -> None:
+    """HOU24, table 11: labelled groups "have at least one item with y = 1"; section 4.2: trained on them alone."""
+    methods = shipped(paper)
+    settings = {name: method.gbdt if name == "gbdt" else method.finetune for name, method in methods.items()}
+    assert {name: found.relevant_only for name, found in settings.items()} == dict.fromkeys(methods, True)
+    assert any(method.pretrain is not None for method in methods.values() if isinstance(method, NeuralMethod))
+
+
+@pytest.mark.parametrize(
+    ("paper", "raw"), [("sun23", ["naive", "features", "mlm"]), ("sun23-features", ["naive", "click_ratio"])]
+)
+def test_clicks_are_learned_by_equation_1_and_labels_that_sum_to_1_by_softmax(paper: str, raw: list[str]) -> None:
+    methods = shipped(paper)
+    assert {methods[name].finetune.loss.kind for name in raw} == {"attention_allocation"}
+    for name, method in methods.items():
+        if isinstance(method, NeuralMethod) and (method.learns_from or "").startswith("refined"):
+            assert method.finetune.loss.kind == "softmax", name
+    negatives = methods["finetuned" if paper == "sun23" else "negatives"].finetune.loss
+    assert negatives.kind == "softmax_negatives"  # equation 4
+
+
+def test_attention_allocation_is_equation_1_of_clicks_that_share_one_label() -> None:
+    """With the logarithm that the printed one lacks: `- sum_j y_j log(exp(x_j) / sum_k exp(x_k))`."""
+    generator = torch.Generator().manual_seed(0)
+    for clicks in (1, 3):
+        labels_N = (torch.arange(10) < clicks).double()
+        scores_N = torch.randn(10, generator=generator, dtype=torch.float64)
+        expected = -(labels_N / clicks * torch.log_softmax(scores_N, 0)).sum()
+        found = attention_allocation(scores_N, labels_N, torch.tensor([0, 10]))
+        torch.testing.assert_close(found, expected[None])
+
+
+def test_the_repetition_of_head_queries_that_sun23_describes_is_a_setting() -> None:
+    (text,) = re.findall(r"--set '(methods\.finetuned\S* .*)'$", (CONFIGS / "sun23.yaml").read_text(), re.MULTILINE)
+    assert shipped("sun23")["finetuned"].finetune.stream.repeat is None  # NFCorpus has no frequencies
+    repeat = shipped("sun23", overrides=[text])["finetuned"].finetune.stream.repeat
+    assert (repeat.by, repeat.times) == ("meta_frequency", {"high": 2.0})
+
+
+@pytest.mark.parametrize("paper", ["hou23", "hou24", "hou24-binary"])
+def test_the_gap_of_outliers_is_named_for_each_data_set(paper: str) -> None:
+    """HOU23, section 4; HOU24, A.2.2."""
+    (line,) = [line for line in (CONFIGS / f"{paper}.yaml").read_text().splitlines() if "gap:" in line]
+    assert "{gap: 5}" in line
+    assert line.endswith("# 5 on MSLR-WEB30K, 20 on Yahoo, 32 on Istella-S")
