@@ -1,6 +1,7 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?"""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
@@ -47,10 +48,14 @@ class Bounds(Config):
     """Groups that define the metric, fewer of which make no verdict: smaller slices are not judged, and a candidate
     judged on fewer groups in all is refused."""
     drifted: float | None = Field(default=0.25, ge=0, le=1)
-    """Share of the candidate's features that may have a population stability index above .25 in a period; null for
-    any. Features of the time, such as the weekday, drift between any two short periods."""
+    """Share of the candidate's features that may have a population stability index above .25 in a period, beyond what
+    chance gives; null for any. Features of the time, such as the weekday, drift between any two short periods."""
     score_psi: float | None = Field(default=MUCH, ge=0)
-    """Largest index of the spread of the candidate's scores in a period, against validation; null for any."""
+    """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
+    null for any."""
+    drift_groups: int = Field(default=200, ge=1)
+    """Groups, labelled or not, of a period and of what it is compared with, fewer of which make no verdict on drift: an
+    index is then above .25 by chance."""
 
 
 class Check(Config):
@@ -118,6 +123,8 @@ class Verdict(Findings):
     """Slices with too few groups."""
     not_excluded: tuple[str, ...]
     """Slices that hold their bound where it is not excluded that the candidate is worse by more than the margin."""
+    drift_not_judged: tuple[str, ...] = ()
+    """Periods with too few groups to judge a bound on drift, or compared with too few."""
     power: Power | None = None
     """What the margin asks of the number of groups; None if nothing could be compared."""
 
@@ -134,11 +141,16 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds) -> Verdict:
     counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
     judged = {name: c for name, c in compared.items() if name != ALL and c and counts[name] >= bounds.groups}
     slices = list(_of_slices(judged, counts, evaluation.primary, bounds))
+    drift = list(_drift(found, bounds))
+    of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.score_psi))
+    in_period = Counter(check.where for check in drift)
     held = {check.where for check in slices if check.holds}
+    groups, difference = counts[ALL], compared[ALL]
+    power = None if difference is None else Power.of(bounds.margin, _deviation(difference, groups), groups)
     checks = (
-        *_overall(compared[ALL], counts[ALL], evaluation.primary, bounds),
+        *_overall(difference, groups, evaluation.primary, bounds),
         *slices,
-        *_drift(found, bounds),
+        *drift,
     )
     return Verdict(
         passed=all(check.holds for check in checks),
@@ -146,9 +158,8 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds) -> Verdict:
         checks=checks,
         not_judged=tuple(name for name in compared if name != ALL and name not in judged),
         not_excluded=tuple(name for name, c in judged.items() if name in held and _low(c) < -bounds.slice_margin),
-        power=None
-        if (c := compared[ALL]) is None
-        else Power.of(bounds.margin, _deviation(c, counts[ALL]), counts[ALL]),
+        drift_not_judged=tuple(period for period in found.drift.periods if in_period[period] < of_drift),
+        power=power,
     )
 
 
@@ -199,19 +210,24 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
 
 
 def _drift(found: Decay, bounds: Bounds) -> Iterator[Check]:
+    train = found.drift.train
     for period, drift in found.drift.periods.items():
-        if bounds.drifted is not None:
+        if bounds.drifted is not None and min(train.groups, drift.groups) >= bounds.drift_groups:
             most = ", ".join(f"{name} {drift.features[name].psi:.2f}" for name in drift.drifted[:_NAMED])
-            count = f"{len(drift.drifted)} of {len(drift.features)} features have a PSI above {MUCH:g}"
+            count = f"{len(drift.drifted)} of {len(drift.features)} features have a PSI above {MUCH:g} beyond chance"
             asked = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
             holds = len(drift.drifted) <= bounds.drifted * len(drift.features)
             reason = f"period {period}: {count}{f' ({most})' if most else ''}; {asked}"
             yield Check(bound="drifted", where=period, holds=holds, reason=reason)
-        if bounds.score_psi is not None:
-            value = drift.spreads[CANDIDATE].psi
-            asked = f"bounds.score_psi asks for at most {bounds.score_psi:g}"
-            reason = f"period {period}: the spread of the candidate's scores has a PSI of {value:.3f}; {asked}"
-            yield Check(bound="score_psi", where=period, holds=value <= bounds.score_psi, reason=reason)
+        scores, before = drift.spreads[CANDIDATE], train.spreads[CANDIDATE]
+        lists = min(drift.groups if of.lists is None else of.lists for of in (scores, before))
+        if bounds.score_psi is not None and lists >= bounds.drift_groups:
+            stated = (
+                f"the spread of the candidate's scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
+            )
+            asked = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
+            holds = scores.psi - scores.chance <= bounds.score_psi
+            yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {stated}; {asked}")
 
 
 def _deviation(found: Comparison | Summary, groups: int) -> float:
@@ -293,6 +309,8 @@ def page(verdict: Verdict, config: EvaluateConfig, links: Sequence[str]) -> str:
         lines.append(f"{verdict.power.stated}.")
     if verdict.not_judged:
         lines.append(f"Too few groups for a verdict: {', '.join(map(code, verdict.not_judged))}.")
+    if verdict.drift_not_judged:
+        lines.append(f"Too few groups for a verdict on drift: {', '.join(map(code, verdict.drift_not_judged))}.")
     if verdict.not_excluded:
         slices = ", ".join(map(code, verdict.not_excluded))
         lines.append(f"Worse by more than the margin is neither shown nor excluded, for want of groups: {slices}.")

@@ -26,7 +26,14 @@ from ltrscale.workflows.gate import GateJob, run_gate
 
 ROOT = Path(__file__).resolve().parents[2]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}
-LOOSE: dict[str, Any] = {"margin": 0.9, "slice_margin": 0.9, "groups": 20, "drifted": None, "score_psi": None}
+LOOSE: dict[str, Any] = {
+    "margin": 0.9,
+    "slice_margin": 0.9,
+    "groups": 20,
+    "drifted": None,
+    "score_psi": None,
+    "drift_groups": 20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +82,7 @@ def test_each_bound_catches_what_no_other_does(found: tuple[Evaluation, Decay]) 
     assert broken(found, slice_margin=0.1) == [("slice_margin", "tv")]
     assert broken(found, groups=10_000) == [("groups", "all")]
     assert broken(found, drifted=0.4) == [("drifted", "d")]
-    assert broken(found, score_psi=0.0) == [("score_psi", "c"), ("score_psi", "d")]
+    assert broken(found, score_psi=0.0) == [("score_psi", "c")], "in d the index is below what chance gives"
 
 
 def on_tv(found: tuple[Evaluation, Decay]) -> Comparison:
@@ -278,6 +285,56 @@ def test_a_damaged_bundle_is_refused_by_the_command(places: dict[str, str], tmp_
     assert "Traceback" not in done.stderr
     verdict = Verdict.read(out)
     assert (verdict.passed, [f"refused: {reason}" for reason in verdict.reasons]) == (False, lines)
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Decay]:
+    """Ten features of documents and ten of lists that never drift, in periods of 200 lists, but for the last two.
+
+    One of these has 40 lists. In the other all features have moved, and deviate twice as much.
+    """
+    folder, rng = tmp_path_factory.mktemp("steady"), np.random.default_rng(0)
+    sizes = {"a": 300, "b": 200} | {f"c{i:02}": 200 for i in range(15)} | {"few": 40, "moved": 200}
+    rows = []
+    for period, size in sizes.items():
+        for _ in range(size):
+            x = np.hstack([rng.normal(size=(8, 10)), np.tile(rng.normal(size=10), (8, 1))])
+            x = 2 * x + 1 if period == "moved" else x
+            rows.append(Row(period, x.tolist(), (x[:, 0] > 1).astype(float).tolist()))
+    features = [Feature(name=f"f{i}") for i in range(20)]
+    data = write_log(str(folder / "data"), rows, features, row_group=50)
+    model = linear_teacher(str(folder / "model"), data, [1.0] * 20)
+    names = {"train": ["a"], "validation": ["b"], "test": [period for period in sizes if period not in ("a", "b")]}
+    splits = {name: {"data": data, "periods": of} for name, of in names.items()}
+    out = str(folder / "gate")
+    evaluate = {"resamples": 100, "outliers": {"gap": None}}
+    job = {"out": out, "production": model, "candidate": model, "splits": splits, "evaluate": evaluate}
+    with pytest.raises(Refused):
+        run_gate(GateJob.model_validate(job))
+    return Evaluation.read(f"{out}/evaluation"), Decay.read(f"{out}/drift")
+
+
+def test_what_does_not_drift_is_not_refused_and_what_drifts_is(steady: tuple[Evaluation, Decay]) -> None:
+    verdict = judge(*steady, Bounds())
+    refused = [(check.bound, check.where) for check in verdict.checks if not check.holds]
+    assert refused == [("drifted", "moved"), ("score_psi", "moved")]
+    assert verdict.drift_not_judged == ("few",)
+    periods = steady[1].drift.periods
+    assert periods["few"].spreads[CANDIDATE].psi > 0.25, "that is what chance alone does"
+    judged = [check.where for check in verdict.checks if check.bound in ("drifted", "score_psi")]
+    assert sorted(judged) == sorted(2 * [period for period in periods if period != "few"])
+
+
+def test_chance_is_what_the_index_is_without_drift(steady: tuple[Evaluation, Decay]) -> None:
+    """Of features that are equal in a list, and of scores; documents that are independent leave less to chance."""
+    never = [period for name, period in steady[1].drift.periods.items() if name.startswith("c")]
+    of_lists = [period.features[f"f{i}"] for period in never for i in range(10, 20)]
+    assert np.mean([f.psi - f.chance for f in of_lists]) == pytest.approx(0.0, abs=0.03)
+    assert np.mean([f.chance for f in of_lists]) > 0.07
+    of_documents = [period.features[f"f{i}"] for period in never for i in range(10)]
+    assert all(f.psi < f.chance for f in of_documents)
+    scores = [period.spreads[CANDIDATE] for period in never]
+    assert np.mean([s.psi - s.chance for s in scores]) == pytest.approx(0.0, abs=0.06)
 
 
 def test_a_baseline_is_refused(places: dict[str, str]) -> None:
