@@ -129,10 +129,16 @@ def test_p_is_uniform_without_a_difference_and_its_5_percent_is_the_interval() -
     np.testing.assert_array_equal(means.p() < 0.05, (low_M > 0) | (high_M < 0))
 
 
-def test_a_detectable_difference_is_found_as_often_as_it_says() -> None:
-    values_QTM = drawn(11, (100, 20, REPETITIONS), **LITTLE_REST)
+@pytest.mark.parametrize(("n_draws", "groups", "rest"), [(5, 0.1, 0.1), (5, 0.0, 0.1), (10, 0.1, 0.1), (20, 0.1, 0.1)])
+def test_a_detectable_difference_is_found_as_often_as_it_says(n_draws: int, groups: float, rest: float) -> None:
+    values_QTM = drawn(11, (100, n_draws, 4 * REPETITIONS), groups=groups, draws=0.1, rest=rest)
     difference = float(np.median(crossed_means(values_QTM).detectable()))
-    assert (crossed_means(values_QTM + difference).p() < 0.05).mean() == pytest.approx(0.8, abs=0.04)
+    assert (crossed_means(values_QTM + difference).p() < 0.05).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_of_one_draw_and_many_groups_the_detectable_difference_is_that_of_a_normal_variable() -> None:
+    means = crossed_means(drawn(12, (4000, 1, 50), groups=1.0, draws=0.0, rest=0.0))
+    np.testing.assert_allclose(means.detectable(), 2.8016 * means.std_error_M, rtol=1e-3)
 
 
 def test_edges_without_a_difference_and_without_groups() -> None:
