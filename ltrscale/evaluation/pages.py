@@ -9,7 +9,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.summarise import Comparison, Scope
+from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
 
@@ -161,7 +161,8 @@ def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     if 1 in (*summaries, *compared):
         lines.append(
             f"With one draw of labels, intervals are percentiles of {resamples:,} bootstrap resamples of query groups, "
-            "and p is that of the paired sign-flip test over groups; with fewer than about 30 groups both say little. "
+            "and p is that of the paired sign-flip test over groups, with as many random patterns, and at least "
+            f"{PATTERNS} for each comparison it is adjusted with; with fewer than about 30 groups both say little. "
             "They speak of these labels only: other labels may give another order of the methods."
         )
     if any(draws > 1 for draws in (*summaries, *compared)):

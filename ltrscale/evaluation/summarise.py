@@ -27,6 +27,8 @@ _DRAWS = 1 << 22
 _RESAMPLED = 1 << 18
 """Blocks that are drawn at once: their counts then stay in the cache."""
 _INTERVAL = (0.025, 0.975)
+PATTERNS = 40
+"""The fewest random sign patterns for each comparison that Holm adjusts with others: p may fall to a fortieth then."""
 
 
 def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: int) -> Floats:
@@ -198,6 +200,7 @@ def scopes(
     seed: int,
     labels_K: Sequence[Sequence[str | None]] | None = None,
     folds_Q: NDArray[np.int64] | None = None,
+    together: int | None = None,
 ) -> list[Scope]:
     """Summaries of each method over the given groups, and comparisons with the baseline.
 
@@ -206,10 +209,12 @@ def scopes(
             in the number of trials.
         metrics: names of the M metrics.
         baseline: index of the method to compare the others with, or None.
-        samples: bootstrap resamples, and random sign patterns of the test.
+        samples: bootstrap resamples, and the fewest random sign patterns of the test.
         seed: of the resampling.
         labels_K: for each method the identity of the labels of every trial; None if all have the same.
         folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
+        together: comparisons of a metric that p is adjusted for, each of which asks for 40 sign patterns: p of one is
+            at least 1 / (patterns + 1), and Holm multiplies it by their number. None for those of this call.
 
     Example:
         >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
@@ -222,9 +227,10 @@ def scopes(
     means_K = _resampled(drawn_K, samples, seed)
     comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
     if baseline is not None:
-        base = drawn_K[baseline]
+        base, compared = drawn_K[baseline], len(drawn_K) - 1 if together is None else together
+        patterns = max(samples, PATTERNS * compared - 1)
         verdicts = {
-            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), samples, seed, folds_Q)
+            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), patterns, seed, folds_Q)
             for k in range(len(drawn_K))
             if k != baseline
         }
@@ -304,14 +310,14 @@ def _verdict(
     differences: Blocks,
     draws: int,
     resampled_SM: Floats | None,
-    samples: int,
+    patterns: int,
     seed: int,
     folds_Q: NDArray[np.int64] | None,
 ) -> _Verdict:
     """Interval and test of paired differences, by resampling if neither method has several draws."""
     means = crossed_means(differences.values_BTM(), folds_Q)
     if resampled_SM is not None:
-        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=samples, seed=seed)
+        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=patterns, seed=seed)
         return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), draws)
     if draws < FEWEST_DRAWS:
         unknown_M = np.full_like(means.mean_M, math.nan)
