@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 from ltrscale.evaluation.blocks import Blocks
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means, looks_skewed
 
 _DRAWS = 1 << 22
 """Random signs that are drawn at once."""
@@ -149,6 +149,8 @@ class Comparison(Config):
     """Draws of labels that the methods share; a method with one draw is compared with each of the other's."""
     detectable: float | None = None
     """The smallest difference that the design would have seen (two-sided 5%, power 80%)."""
+    skewed: bool = False
+    """Whether the differences of several draws look skewed, so that intervals may cover less than they say."""
 
 
 class Scope(Config):
@@ -303,6 +305,7 @@ class _Verdict:
     high_M: Floats
     p_M: Floats
     detectable_M: Floats
+    skewed_M: NDArray[np.bool_]
     draws: int
 
 
@@ -315,14 +318,15 @@ def _verdict(
     folds_Q: NDArray[np.int64] | None,
 ) -> _Verdict:
     """Interval and test of paired differences, by resampling if neither method has several draws."""
-    means = crossed_means(differences.values_BTM(), folds_Q)
+    values_BTM = differences.values_BTM()
+    means, skewed_M = crossed_means(values_BTM, folds_Q), looks_skewed(values_BTM, folds_Q)
     if resampled_SM is not None:
         p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=patterns, seed=seed)
-        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), draws)
+        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), skewed_M, draws)
     if draws < FEWEST_DRAWS:
         unknown_M = np.full_like(means.mean_M, math.nan)
-        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, draws)
-    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), draws)
+        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, skewed_M, draws)
+    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), skewed_M, draws)
 
 
 def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
@@ -342,6 +346,7 @@ def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> di
                 p_holm=_known(adjusted.get(k, math.nan)),
                 draws=verdict.draws,
                 detectable=_known(verdict.detectable_M[j]),
+                skewed=bool(verdict.skewed_M[j]),
             )
     return found
 

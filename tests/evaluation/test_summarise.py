@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
+from ltrscale.evaluation.pages import verdicts
 from ltrscale.evaluation.summarise import PATTERNS, Scope, holm, judged_together, scopes, sign_flip_p
 from ltrscale.evaluation.summarise import bootstrap_means as means_over_blocks
 
@@ -131,6 +132,16 @@ def test_several_draws_are_compared_by_the_crossed_test_of_the_paired_difference
     mean = crossed_means(worse_Qt[..., None]).interval()
     summary = base.summaries["map"]
     assert [summary.low, summary.high, summary.draws] == pytest.approx([mean[0][0], mean[1][0], 6])
+
+
+def test_a_difference_of_skewed_draws_is_marked_and_named() -> None:
+    worse_Qt, better_Qt = two_methods(6)
+    one_is_rare_t = np.array([0.0, 0.1, -0.1, 0.05, 8.0, 0.0])
+    for off_t, skewed in ((0.0, False), (one_is_rare_t, True)):
+        (_, scope) = compared([worse_Qt, better_Qt + off_t], ["abcdef", "abcdef"])
+        assert scope.comparisons["map"].skewed == skewed
+        lines = verdicts({"better": scope.comparisons["map"]}, "map")
+        assert any("look skewed in 1 of 1 differences (better)" in line for line in lines) == skewed
 
 
 @pytest.mark.parametrize("draws", range(2, FEWEST_DRAWS + 1))
