@@ -105,7 +105,7 @@ def looks_skewed(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) -
 
     The skewness `m_3 / m_2^(3/2)` of T normal values has mean 0 and variance `6 (T - 2) / ((T + 1) (T + 3))` (Fisher
     1930); of F folds it is the mean, with an F-th of the variance. Intervals of skewed draws cover too little: where
-    exponential draws dominate, about .88 with five, .92 with ten and .94 with twenty. Five draws seldom show it: a
+    exponential draws dominate, about .88 with five, .90 with ten and .92 with twenty. Five draws seldom show it: a
     sixth of exponential designs does, and two thirds with twenty. It is the design that is judged, not its interval:
     intervals miss most where the rare draw is missing, and with it the skewness.
 

@@ -186,8 +186,8 @@ def _of_slices(
         if bounds.slices_by == "shown":
             holds = p >= _TAIL
             asked = (
-                f"that it is not worse by more than bounds.slice_margin {bounds.slice_margin:g} has p {number(p)} "
-                f"(Holm, slices: {len(judged)}), and p from {_TAIL} on holds"
+                f"worse by more than bounds.slice_margin {bounds.slice_margin:g} has p {number(p)} (Holm, "
+                f"slices: {len(judged)}), and is shown below {_TAIL}"
             )
         else:
             ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _low(compared))}
