@@ -142,6 +142,8 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
     if "ray" in cls.model_fields:
         options.add_argument("--ray", action="store_true", help="short for --set ray=true")
+    if "plan" in cls.model_fields:
+        options.add_argument("--plan", action="store_true", help="short for --set plan=true")
     return options
 
 
@@ -190,7 +192,7 @@ def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[s
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{flag}=true" for flag in ("fresh", "ray") if getattr(options, flag, False)]
+    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan") if getattr(options, flag, False)]
 
 
 def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:

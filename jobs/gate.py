@@ -20,6 +20,10 @@ which is, in short:
   bounds:
     margin: 0.005       # with confidence, not worse by more
     slice_margin: 0.01  # on no slice shown to be worse by more
+
+Before a candidate is trained, how many groups does the margin need?
+
+  python -m jobs.gate --config jobs/configs/gate.yaml --plan
 """
 
 from jobs.cli import Command, main
@@ -34,8 +38,8 @@ COMMAND = Command(
     out production candidate
     splits splits.train splits.validation splits.test splits.test.data splits.test.periods
     evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
-    bounds.margin bounds.slice_margin bounds.slices_by bounds.groups bounds.drifted bounds.score_psi
-    drift.documents ray
+    bounds.margin bounds.slice_margin bounds.slices_by bounds.groups bounds.drifted bounds.score_psi bounds.drift_groups
+    drift.documents plan_from ray
     """,
 )
 

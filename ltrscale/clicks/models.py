@@ -50,7 +50,8 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> P
         cells: counts by pair and place.
         pairs: D.
         places: K.
-        smoothing: s, in examinations.
+        smoothing: s, in examinations. Above 0 it biases examinations: poor documents are drawn up to the mean, so the
+            positions where they stand come out too low; at 0 they come out too high, if impressions are few.
 
     Example:
         >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
@@ -126,6 +127,7 @@ class PositionBased:
 
     relevance_D1: Doubles
     examination_P: Doubles
+    """For predictions; no propensities: smoothing lifts the documents that stand low, and lowers their positions."""
 
     @staticmethod
     def fit(sessions: Sessions, *, smoothing: float) -> "PositionBased":

@@ -331,6 +331,10 @@ def _about_models(found: UnderstoodLog) -> Iterator[str]:
             "of the position is the baseline: a model above it knows less than the mean of all documents."
         )
         yield (
+            "PBM and UBM take low positions for less examined than they are, because smoothing draws the poor "
+            "documents there up to the mean. They predict clicks well so; their examinations are no propensities."
+        )
+        yield (
             "The second perplexity is given the clicks above. UBM, DBN and SDBN use them; to predict a list that "
             "nobody has seen yet, the first counts."
         )

@@ -12,7 +12,7 @@ from typing import Literal, Self
 import numpy as np
 
 from ltrscale.config import Config
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means, looks_skewed
 
 _STEPS = 64
 """Points between two numbers of labelled groups at which a difference is tested."""
@@ -56,6 +56,8 @@ class Estimate(Config):
     draws: int
     groups: int
     """Groups where the metric is defined."""
+    skewed: bool = False
+    """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
 
     @property
     def verdict(self) -> Literal["above", "below", "open"]:
@@ -89,6 +91,7 @@ def estimate(drawn: Drawn) -> Estimate | None:
         over_draws=float(np.std(draws_T, ddof=1) / math.sqrt(n)) if n > 1 else None,
         draws=n,
         groups=groups,
+        skewed=bool(looks_skewed(drawn.values_QT[:, :, None])[0]),
     )
 
 

@@ -193,7 +193,7 @@ def drift_rows(found: Decay) -> Cells:
     """The drift of each period, after what training has."""
     methods = list(found.drift.train.spreads)
     header = [
-        "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g}",
+        "period", "groups", "documents", "list length", "PSI of lengths", "median PSI", f"PSI > {MUCH:g} beyond chance",
         "most drifted", "missing", "groups with labels", "relevant documents", "groups with one",
         *(f"PSI of scores: {method}" for method in methods),
     ]  # fmt: skip
@@ -242,7 +242,8 @@ def _how_to_read() -> list[str]:
     return [
         f"PSI is the population stability index: below {SOME:g} is usually read as no drift, above {MUCH:g} as much. "
         "It compares features and list lengths with training. Missing values, values outside training's range and "
-        "codes that training lacks are bins of their own.",
+        "codes that training lacks are bins of their own. The number of features above that is counted beyond what "
+        "chance gives: without drift the index is about (bins - 1) (1 / n + 1 / m) for n and m lists.",
         "PSI of scores compares the standard deviation of the scores within a list with that on the validation split. "
         "It warns without labels that a model tells documents apart less, or more, than it did; not that it is wrong.",
         "Drift is that of all groups, labelled or not, and of the features that some model reads.",

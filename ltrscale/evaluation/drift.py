@@ -27,7 +27,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.histograms import Codes, Counts, Numbers, psi
+from ltrscale.evaluation.histograms import Codes, Counts, Numbers, chance_psi, psi
 from ltrscale.progress import progress
 
 SOME, MUCH = 0.1, 0.25
@@ -53,6 +53,8 @@ class FeatureDrift(Config):
     """Share of the documents that miss it."""
     unknown: float | None = None
     """Share of the documents with a code that training lacks; None for numbers."""
+    chance: float = 0.0
+    """What the index is on average without drift, if the documents of a list count as one value."""
 
 
 class SpreadDrift(Config):
@@ -62,6 +64,10 @@ class SpreadDrift(Config):
     """Population stability index against validation."""
     mean: float | None
     """Mean over the lists."""
+    chance: float = 0.0
+    """What the index is on average without drift."""
+    lists: int | None = None
+    """Lists that have a spread; None in the first reports."""
 
 
 class LabelRates(Config):
@@ -96,9 +102,9 @@ class PeriodDrift(Config):
 
     @property
     def drifted(self) -> list[str]:
-        """Features with an index above .25, the largest first."""
-        ranked = sorted(self.features, key=lambda name: -self.features[name].psi)
-        return [name for name in ranked if self.features[name].psi > MUCH]
+        """Features with an index above .25 beyond what chance gives, the largest first."""
+        beyond = {name: feature.psi - feature.chance for name, feature in self.features.items()}
+        return [name for name in sorted(beyond, key=lambda name: -beyond[name]) if beyond[name] > MUCH]
 
 
 class Drift(Config):
@@ -246,24 +252,38 @@ class _Bins:
         if not methods:
             return {}
         before_K, now_K = (of.spreads.binned(self.spreads_K) for of in (self.validation, counted))
+        if not counted.lists or not self.validation.lists:
+            return {name: SpreadDrift(psi=0.0, mean=None, lists=0) for name in methods}
+        lists = self.validation.lists, counted.lists
         return {
-            name: SpreadDrift(psi=psi(before_K[k], now_K[k]), mean=counted.sums_K[k] / counted.lists)
-            if counted.lists
-            else SpreadDrift(psi=0.0, mean=None)
+            name: SpreadDrift(
+                psi=psi(before_K[k], now_K[k]),
+                mean=counted.sums_K[k] / counted.lists,
+                chance=0.0 if counted is self.validation else chance_psi(before_K[k], now_K[k], values=lists),
+                lists=counted.lists,
+            )
             for k, name in enumerate(methods)
         }
 
     def _features(self, counted: _Counted) -> dict[str, FeatureDrift]:
         before_F, now_F = (of.numbers.binned(self.numbers) for of in (self.train, counted))
         found = {
-            name: FeatureDrift(psi=psi(before_B, now_B), missing=now_B[-1] / counted.documents)
+            name: self._feature(before_B, now_B, counted)
             for name, before_B, now_B in zip(counted.names, before_F, now_F, strict=True)
         }
         for name, codes in counted.codes.items():
             before_B, now_B = (of.binned(self.train.codes[name]) for of in (self.train.codes[name], codes))
-            unknown, missing = (now_B[-2:] / counted.documents).tolist()
-            found[name] = FeatureDrift(psi=psi(before_B, now_B), missing=missing, unknown=unknown)
+            found[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
         return found
+
+    def _feature(self, before_B: Counts, now_B: Counts, counted: _Counted) -> FeatureDrift:
+        """The drift of a feature; the last bin has the missing values."""
+        groups = self.train.groups, counted.groups
+        return FeatureDrift(
+            psi=psi(before_B, now_B),
+            missing=now_B[-1] / counted.documents,
+            chance=0.0 if counted is self.train else chance_psi(before_B, now_B, values=groups),
+        )
 
 
 def _labels(split: Split, config: EvaluateConfig, settings: DriftSettings) -> LabelRates | None:

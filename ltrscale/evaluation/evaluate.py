@@ -89,7 +89,9 @@ class EvaluateSettings(Config):
     """Columns whose every value is a slice: `period`, `meta_NAME` with at most 100 values; numbers such as
     `n_documents` and `n_relevant` are cut into bands 0, 1, 2, 3..5, 6..10, 11..20, 21..50 and so on."""
     resamples: int = Field(default=10_000, ge=100)
-    """Number of bootstrap resamples, and of random sign patterns of the test, where there is one draw of labels."""
+    """Number of bootstrap resamples, and of random sign patterns of the test, where there is one draw of labels. There
+    are more patterns, 40 for each, where more comparisons than a fortieth of that are adjusted together: p is at least
+    1 / (patterns + 1), and Holm multiplies it by their number."""
     seed: int = 0
     """Seed of the resampling."""
     docs_per_batch: int = Field(default=65_536, ge=1)
@@ -448,8 +450,10 @@ def _scopes(
     baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
     named = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
+    names = [*named, *itertools.chain(*by_value)]
+    methods = len(config.trials) - 1
     found = {}
-    for name in (*named, *itertools.chain(*by_value)):
+    for name in names:
         blocks = tallies.slices[name].blocks()
         found[name] = scopes(
             [replace(blocks, sums_BTM=sums_BtM) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
@@ -458,5 +462,6 @@ def _scopes(
             samples=config.resamples,
             seed=config.seed,
             labels_K=[[trial.labels for trial in of_method] for of_method in of_methods],
+            together=methods if name == ALL else methods * (len(names) - 1),
         )
     return {ALL: found.pop(ALL), **judged_together(found)}

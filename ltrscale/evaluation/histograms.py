@@ -109,6 +109,22 @@ def psi(reference_B: Counts, other_B: Counts) -> float:
     return float(((p_B - q_B) * np.log(p_B / q_B)).sum())
 
 
+def chance_psi(reference_B: Counts, other_B: Counts, *, values: tuple[int, int]) -> float:
+    """What `psi` is on average without drift: `(B - 1) (1 / n + 1 / m)` over the B bins that a side fills.
+
+    Args:
+        reference_B: one histogram.
+        other_B: the other one.
+        values: how many of their values are independent, m and n, each at least 1.
+
+    Example:
+        >>> round(chance_psi(np.array([50, 50, 0]), np.array([80, 20, 0]), values=(100, 100)), 3)
+        0.02
+    """
+    bins = int(((reference_B > 0) | (other_B > 0)).sum())
+    return (bins - 1) * sum(1 / n for n in values)
+
+
 def _cells(values_N: NDArray[np.float32]) -> NDArray[np.int64]:
     """The cell of each number; a larger number has no lower cell."""
     bits_N = (values_N + np.float32(0)).view(np.uint32)  # -0 + 0 is 0

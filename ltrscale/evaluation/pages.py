@@ -4,12 +4,14 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
+from scipy.special import bdtrc
+
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.summarise import Comparison, Scope
+from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
 
@@ -18,6 +20,8 @@ Cells = tuple[list[str], list[list[str]]]
 Scopes = Mapping[str, Mapping[str, Scope]]
 """Results by the name of the groups and the name of the method."""
 
+_SKEWED = 5
+"""Skewed differences that are named."""
 LETOR = "letor_"
 """Prefix of the names of metrics under LETOR's policy."""
 
@@ -137,6 +141,7 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
         Smallest detectable difference in NDCG@5 (two-sided 5%, power 80%): network 0.1500 (9 draws).
     """
     known = {name: c for name, c in comparisons.items() if c is not None}
+    skewed = {name: c.skewed for name, c in known.items() if c.draws >= FEWEST_DRAWS}
     few = [f"{name} {c.draws}" for name, c in known.items() if c.draws != 1 and c.draws < FEWEST_DRAWS]
     seen = [
         f"{name} {number(c.detectable)} ({c.draws} draw{'s' if c.draws > 1 else ''})"
@@ -149,7 +154,27 @@ def verdicts(comparisons: Mapping[str, Comparison | None], metric: str) -> list[
     if seen:
         what = f"Smallest detectable difference in {metric_label(metric)} (two-sided 5%, power 80%)"
         lines.append(f"{what}: {', '.join(seen)}.")
-    return lines
+    return [*lines, *skewed_draws(skewed)]
+
+
+def skewed_draws(skewed: Mapping[str, bool]) -> list[str]:
+    """A line if more differences look skewed than chance makes so in 19 of 20 reports; by the name of the difference.
+
+    Chance makes one in 20 look skewed (`crossed.looks_skewed`), and the number binomial, if they are independent.
+
+    Example:
+        >>> len(skewed_draws({"a": True})), len(skewed_draws({"a": True, "b": False, "c": False}))
+        (1, 0)
+    """
+    count = sum(skewed.values())
+    if not count or bdtrc(count - 1, len(skewed), 0.05) > 0.05 + 1e-9:
+        return []
+    named = [name for name, is_skewed in skewed.items() if is_skewed]
+    shown = ", ".join(named[:_SKEWED]) + (", ..." if count > _SKEWED else "")
+    return [
+        f"Draws of labels look skewed in {count} of {len(skewed)} differences ({shown}). If they are, intervals cover "
+        "less than 95%: about 88% with five exponential draws, 90% with ten and 92% with twenty. Add draws."
+    ]
 
 
 def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
@@ -161,7 +186,8 @@ def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     if 1 in (*summaries, *compared):
         lines.append(
             f"With one draw of labels, intervals are percentiles of {resamples:,} bootstrap resamples of query groups, "
-            "and p is that of the paired sign-flip test over groups; with fewer than about 30 groups both say little. "
+            "and p is that of the paired sign-flip test over groups, with as many random patterns, and at least "
+            f"{PATTERNS} for each comparison it is adjusted with; with fewer than about 30 groups both say little. "
             "They speak of these labels only: other labels may give another order of the methods."
         )
     if any(draws > 1 for draws in (*summaries, *compared)):

@@ -172,7 +172,7 @@ def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
     if evaluation.baseline is not None:
         parts += [f"## Against {escape(evaluation.baseline)}", all_comparisons(_scopes(evaluation))]
     if rows := _calibrations(evaluation):
-        header = ["method", "clicked", "predicted", "log loss", "calibration error"]
+        header = ["method", "clicked", "predicted", "log loss", "calibration error", "if right"]
         parts += ["## Calibration", _CALIBRATION, markdown(header, rows)]
     if evaluation.test.slices.keys() - {ALL, OUTLIERS}:
         parts += ["## Slices", _slices(evaluation)]
@@ -183,7 +183,8 @@ def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
 _CALIBRATION = (
     "Probabilities are sigmoids of the scores of methods that were trained with the pointwise sigmoid loss; label 1 is "
     "a click. The log loss is the mean over documents. The calibration error is the mean distance of probability and "
-    "share of clicks over ten bins of equal count. Several trials enter with their mean."
+    "share of clicks over ten bins of equal count. Beside it stands what it would be on average if all probabilities "
+    "were right: clicks are few, so that it is never 0. Several trials enter with their mean."
 )
 
 
@@ -193,7 +194,9 @@ def _calibrations(evaluation: Evaluation) -> list[list[str]]:
     for method in evaluation.methods:
         if known := [each for each in method.calibration if each is not None]:
             columns = zip(*((c.clicked, c.predicted, c.log_loss, c.error) for c in known), strict=True)
-            rows.append([method.name, *(number(sum(column) / len(known)) for column in columns)])
+            right = [c.reference for c in known if c.reference is not None]
+            of_right = number(sum(right) / len(right) if len(right) == len(known) else None)
+            rows.append([method.name, *(number(sum(column) / len(known)) for column in columns), of_right])
     return rows
 
 

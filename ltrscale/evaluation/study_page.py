@@ -19,6 +19,7 @@ from ltrscale.evaluation.pages import (
     markdown,
     number,
     print_report,
+    skewed_draws,
     with_error,
     write_report,
 )
@@ -352,12 +353,24 @@ def _how_to_read(study: Study) -> str:
         "variances of both enter (Student's t with Satterthwaite's degrees of freedom). Differences are of the draws "
         "that both methods have. The mean over initial weights enters for each draw.",
         f"Fewer than {FEWEST_DRAWS} draws judge nothing. Intervals are for one comparison at a time.",
+        *skewed_draws(_skewed(study)),
         "The advice speaks of the method that validation chooses at each number of labelled groups.",
         "A crossover is where the difference, interpolated in the logarithm of the number of labelled groups, is 0; "
         "its interval are the numbers around it at which 0 is not rejected.",
         *definitions(metrics, study.relevant_from, leave_out_constant=study.leave_out_constant),
     ]
     return bullets(lines)
+
+
+def _skewed(study: Study) -> dict[str, bool]:
+    """Whether the draws of each difference that is judged look skewed."""
+    return {
+        f"{escape(v.method)} - {escape(v.against)} at {n}": e.skewed
+        for v in study.versus
+        if v.groups == "all"
+        for n, e in v.estimates.items()
+        if e.draws >= FEWEST_DRAWS
+    }
 
 
 def _curve_rows(study: Study, groups: ScopeName, against: str | None) -> tuple[list[CurveRow], list[CurveRow]]:

@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 from ltrscale.evaluation.blocks import Blocks
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means, looks_skewed
 
 _DRAWS = 1 << 22
 """Random signs that are drawn at once."""
 _RESAMPLED = 1 << 18
 """Blocks that are drawn at once: their counts then stay in the cache."""
 _INTERVAL = (0.025, 0.975)
+PATTERNS = 40
+"""The fewest random sign patterns for each comparison that Holm adjusts with others: p may fall to a fortieth then."""
 
 
 def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: int) -> Floats:
@@ -147,6 +149,8 @@ class Comparison(Config):
     """Draws of labels that the methods share; a method with one draw is compared with each of the other's."""
     detectable: float | None = None
     """The smallest difference that the design would have seen (two-sided 5%, power 80%)."""
+    skewed: bool = False
+    """Whether the differences of several draws look skewed, so that intervals may cover less than they say."""
 
 
 class Scope(Config):
@@ -198,6 +202,7 @@ def scopes(
     seed: int,
     labels_K: Sequence[Sequence[str | None]] | None = None,
     folds_Q: NDArray[np.int64] | None = None,
+    together: int | None = None,
 ) -> list[Scope]:
     """Summaries of each method over the given groups, and comparisons with the baseline.
 
@@ -206,10 +211,12 @@ def scopes(
             in the number of trials.
         metrics: names of the M metrics.
         baseline: index of the method to compare the others with, or None.
-        samples: bootstrap resamples, and random sign patterns of the test.
+        samples: bootstrap resamples, and the fewest random sign patterns of the test.
         seed: of the resampling.
         labels_K: for each method the identity of the labels of every trial; None if all have the same.
         folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
+        together: comparisons of a metric that p is adjusted for, each of which asks for 40 sign patterns: p of one is
+            at least 1 / (patterns + 1), and Holm multiplies it by their number. None for those of this call.
 
     Example:
         >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
@@ -222,9 +229,10 @@ def scopes(
     means_K = _resampled(drawn_K, samples, seed)
     comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
     if baseline is not None:
-        base = drawn_K[baseline]
+        base, compared = drawn_K[baseline], len(drawn_K) - 1 if together is None else together
+        patterns = max(samples, PATTERNS * compared - 1)
         verdicts = {
-            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), samples, seed, folds_Q)
+            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), patterns, seed, folds_Q)
             for k in range(len(drawn_K))
             if k != baseline
         }
@@ -297,6 +305,7 @@ class _Verdict:
     high_M: Floats
     p_M: Floats
     detectable_M: Floats
+    skewed_M: NDArray[np.bool_]
     draws: int
 
 
@@ -304,19 +313,20 @@ def _verdict(
     differences: Blocks,
     draws: int,
     resampled_SM: Floats | None,
-    samples: int,
+    patterns: int,
     seed: int,
     folds_Q: NDArray[np.int64] | None,
 ) -> _Verdict:
     """Interval and test of paired differences, by resampling if neither method has several draws."""
-    means = crossed_means(differences.values_BTM(), folds_Q)
+    values_BTM = differences.values_BTM()
+    means, skewed_M = crossed_means(values_BTM, folds_Q), looks_skewed(values_BTM, folds_Q)
     if resampled_SM is not None:
-        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=samples, seed=seed)
-        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), draws)
+        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=patterns, seed=seed)
+        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), skewed_M, draws)
     if draws < FEWEST_DRAWS:
         unknown_M = np.full_like(means.mean_M, math.nan)
-        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, draws)
-    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), draws)
+        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, skewed_M, draws)
+    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), skewed_M, draws)
 
 
 def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
@@ -336,6 +346,7 @@ def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> di
                 p_holm=_known(adjusted.get(k, math.nan)),
                 draws=verdict.draws,
                 detectable=_known(verdict.detectable_M[j]),
+                skewed=bool(verdict.skewed_M[j]),
             )
     return found
 

@@ -4,7 +4,7 @@ A ranking metric sees the order of the scores only. Where a pointwise loss makes
 it can be checked against the clicks: by the log loss, and by the error of the mean probability over bins. Both come
 from sums that add up over batches in any cut.
 
-Shapes: N documents, B fine bins of the score, C sums.
+Shapes: N documents, B fine bins of the score, b bins, C sums.
 """
 
 import torch
@@ -30,6 +30,9 @@ class Calibration(Config):
     error: float
     """Expected calibration error: the mean over documents of the distance, in its bin, of mean probability and share
     of clicked documents."""
+    reference: float | None = None
+    """The error that probabilities which are right would have on average, as clicks are few; None in the first
+    reports."""
 
 
 def tally(scores_N: Tensor, clicks_N: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ def calibration(tally_CB: Tensor, *, bins: int = 10) -> Calibration:
 
     `sum over bins of n_b / N |mean p - mean y|`. Bins have N / `bins` documents each, as far as documents of the same
     fine bin stay together: a fine bin belongs where the middle of its documents lies. So ties never depend on the
-    order of the input.
+    order of the input. Clicks are few, so that the error is above 0 where probabilities are right: see `reference`.
 
     Args:
         tally_CB: see `tally`.
@@ -76,11 +79,31 @@ def calibration(tally_CB: Tensor, *, bins: int = 10) -> Calibration:
         raise ValueError("calibration needs a document")
     middle_B = counts_B.cumsum(0) - counts_B / 2
     bin_B = (middle_B / n * bins).long().clamp(max=bins - 1)
-    surplus = tally_CB.new_zeros(bins).index_add_(0, bin_B, probabilities_B - clicks_B)
+    columns_CB = torch.stack([counts_B, clicks_B, probabilities_B])
+    counts_b, clicks_b, probabilities_b = tally_CB.new_zeros(3, bins).index_add_(1, bin_B, columns_CB)
     return Calibration(
         documents=int(n),
         clicked=float(clicks_B.sum() / n),
         predicted=float(probabilities_B.sum() / n),
         log_loss=float(losses_B.sum() / n),
-        error=float(surplus.abs().sum() / n),
+        error=float((probabilities_b - clicks_b).abs().sum() / n),
+        reference=float(_mean_deviation(counts_b, probabilities_b).sum() / n),
     )
+
+
+def _mean_deviation(counts_b: Tensor, probabilities_b: Tensor) -> Tensor:
+    """The mean of `|X - n p|` of a binomial X, `2 v (1 - p) P(X = v)` with v = floor(n p) + 1 (De Moivre 1730).
+
+    Diaconis and Zabell 1991. The documents of a bin differ little in their probabilities, and count as n of their mean.
+
+    Args:
+        counts_b: n of each bin; 0 gives 0.
+        probabilities_b: n p of each bin.
+    """
+    n_b = counts_b.clamp(min=1)
+    p_b = (probabilities_b / n_b).clamp(0.0, 1.0)
+    v_b = (n_b * p_b).floor() + 1
+    misses_b = (n_b - v_b).clamp(min=0)
+    ways_b = torch.lgamma(n_b + 1) - torch.lgamma(v_b + 1) - torch.lgamma(misses_b + 1)
+    chance_b = (ways_b + torch.xlogy(v_b, p_b) + torch.xlogy(misses_b, 1 - p_b)).exp()
+    return torch.where((counts_b > 0) & (v_b <= n_b), 2 * v_b * (1 - p_b) * chance_b, 0.0)

@@ -115,6 +115,10 @@ def gate(sources: Sources) -> Iterator[Block]:
     yield Table(["bound", "where", "verdict", "found"], rows)
     if verdict.not_judged:
         yield Text(f"Too small to be judged: {', '.join(verdict.not_judged)}.")
+    if verdict.drift_not_judged:
+        yield Text(f"Too small for a verdict on drift: {', '.join(verdict.drift_not_judged)}.")
+    if verdict.power is not None:
+        yield Text(f"{verdict.power.stated}.")
 
 
 def study(sources: Sources) -> Iterator[Block]:

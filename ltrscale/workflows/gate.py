@@ -3,6 +3,7 @@
     out/evaluation      production and candidate on the test split and its slices
     out/drift           metrics and drift by period
     out/report.md       the verdict, with verdict.json
+    out/plan            production alone, if only a plan is asked for
 
 The first two are stages that are skipped where they are up to date.
 """
@@ -19,9 +20,10 @@ from ltrscale.errors import Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, judge, page, table
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, foreseen, judge, page, plan_table, table
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.origins import content_of
@@ -36,8 +38,8 @@ class GateJob(Config):
     """Directory for everything; read `out/report.md` first."""
     production: str
     """Bundle in use."""
-    candidate: str
-    """Bundle that may replace it."""
+    candidate: str | None = None
+    """Bundle that may replace it; a plan needs none."""
     splits: SplitsWithTest
     """Both are compared on `test`, the newest periods, which neither may have learnt from; drift is from `train`, and
     that of scores from `validation`."""
@@ -48,8 +50,22 @@ class GateJob(Config):
     """What the candidate must keep to."""
     drift: DriftSettings = DriftSettings()
     """How drift is measured."""
+    plan: bool = False
+    """Before there is a candidate: state how many groups `bounds.margin` needs, and give no verdict."""
+    plan_from: str | None = None
+    """Directory of an evaluation, or `out/evaluation` of an earlier gate, whose comparisons of two bundles show how far
+    rankers differ on a group. Without it `plan` measures production alone on `splits.test`, and gives the numbers by
+    the correlation that a candidate may have with it."""
     ray: bool = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the verdict is the same."""
+
+    @model_validator(mode="after")
+    def _plans_or_compares(self) -> "GateJob":
+        if self.candidate is None and not self.plan:
+            raise ValueError("candidate: name the bundle that may replace production; or ask for a plan with --plan")
+        if self.plan_from is not None and not self.plan:
+            raise ValueError("plan_from: is read with --plan only; leave it out, or ask for a plan")
+        return self
 
     @model_validator(mode="after")
     def _names_no_baseline(self) -> "GateJob":
@@ -60,20 +76,30 @@ class GateJob(Config):
     @property
     def evaluation(self) -> EvaluateConfig:
         """The evaluation that the verdict rests on."""
+        assert self.candidate is not None
         slice_by = tuple(dict.fromkeys(("period", *self.evaluate.slice_by)))
         settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": PRODUCTION, "slice_by": slice_by}
         models = {PRODUCTION: (self.production,), CANDIDATE: (self.candidate,)}
         return EvaluateConfig(**settings, models=models, splits=self.splits)
 
+    @property
+    def alone(self) -> EvaluateConfig:
+        """The evaluation of production alone, which a plan rests on."""
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "slices": {}, "slice_by": ()}
+        return EvaluateConfig(**settings, models={PRODUCTION: (self.production,)}, splits=self.splits)
+
 
 @one_view()
 def run_gate(job: GateJob) -> None:
-    """Evaluate, measure drift and commit the verdict; skips what is up to date.
+    """Evaluate, measure drift and commit the verdict; skips what is up to date. With `plan` see `print_plan`.
 
     Raises:
         Refused: a bound is broken; names each of them.
         InputError: as `EvaluateJob` and `DriftJob`.
     """
+    if job.plan:
+        print_plan(job)
+        return
     config = job.evaluation
     places = {name: join(job.out, name) for name in ("evaluation", "drift")}
     with recorded(job.out, job, "gate"):
@@ -85,6 +111,22 @@ def run_gate(job: GateJob) -> None:
         with storage.Commit(job.out) as commit:
             write_report(commit, verdict, page=text)
             commit.finish({"made_by": made_by("gate", job.bounds, inputs)})
-    print_report(job.out, [table(verdict)])
+    power = [] if verdict.power is None else [verdict.power.stated + "."]
+    print_report(job.out, [table(verdict), *power])
     if not verdict.passed:
         raise Refused(verdict.reasons)
+
+
+def print_plan(job: GateJob) -> None:
+    """Print how many groups the margin needs, by an evaluation that is there or by production alone.
+
+    Raises:
+        InputError: as `EvaluateJob`, or `plan_from` names no evaluation that compares two bundles.
+    """
+    place = job.plan_from or join(job.out, "plan")
+    if job.plan_from is None:
+        EvaluateJob(out=place, evaluate=job.alone, ray=job.ray).run(show=False)
+    evaluation = Evaluation.read(place)
+    found = foreseen(evaluation, job.bounds.margin)
+    margin = f"bounds.margin {job.bounds.margin:g} in {metric_label(evaluation.primary)}"
+    print_report(place, [f"{margin}, for a candidate as good as production:", plan_table(found)])

@@ -100,6 +100,21 @@ def test_em_never_lowers_the_likelihood_and_ends_at_its_maximum() -> None:
         assert oracle.product_likelihood(cells, attraction, examination) < best + 1e-3
 
 
+def test_smoothing_takes_low_positions_for_less_examined_and_predicts_better_for_it() -> None:
+    """Why the examinations of PBM are no propensities, though its predictions need the smoothing."""
+    truth = position_based(1, eta=0.8, impressions=30, queries=150)
+    half_S = np.arange(len(truth.sessions)) % 2 == 0
+    fitted, later = truth.sessions.take(half_S), truth.sessions.take(~half_S)
+    relative, perplexities = {}, {}
+    for smoothing in (0.0, 4.0):
+        model = PositionBased.fit(fitted, smoothing=smoothing)
+        relative[smoothing] = model.examination_P[-1] / model.examination_P[0]
+        perplexities[smoothing] = perplexity(model.probabilities(later, conditional=False), later).overall
+    expected = truth.examination_P[-1] / truth.examination_P[0]
+    assert relative[4.0] < 0.7 * expected < expected < relative[0.0] < 1.6 * expected
+    assert perplexities[4.0] < perplexities[0.0]
+
+
 def test_the_simplified_model_is_counted_by_hand() -> None:
     pairs_SP = np.array([[0, 1, 2], [0, 1, 2], [0, 1, 2]])
     clicks_SP = np.array([[True, True, False], [False, True, False], [False, False, False]])

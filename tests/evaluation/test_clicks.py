@@ -259,6 +259,7 @@ def test_the_job_reports_and_is_done_once(data: str, tmp_path: Path, capsys: pyt
     assert printed.endswith("report/report.md\n")
     assert (tmp_path / "report" / "clicks.png").stat().st_size > 1000
     text = (tmp_path / "report" / "report.md").read_text()
+    assert "their examinations are no propensities" in text
     for title in ("Clicks and exposure", "Do positions overlap?", "Propensities", "Trust", "Click models"):
         assert f"## {title}\n" in text
     assert json.loads((tmp_path / "report" / "metrics.json").read_text())["exposure"]["groups"] == 900

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 from reference import crossed as slow
 
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, Means, crossed_means
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, Means, crossed_means, looks_skewed
 
 REPETITIONS = 1000
 
@@ -129,10 +129,49 @@ def test_p_is_uniform_without_a_difference_and_its_5_percent_is_the_interval() -
     np.testing.assert_array_equal(means.p() < 0.05, (low_M > 0) | (high_M < 0))
 
 
-def test_a_detectable_difference_is_found_as_often_as_it_says() -> None:
-    values_QTM = drawn(11, (100, 20, REPETITIONS), **LITTLE_REST)
+def skewed_by(name: str, n_draws: int) -> Floats:
+    """Designs whose draws dominate, and are normal or exponential."""
+    rng = np.random.default_rng(13)
+    size = (1, n_draws, 2 * REPETITIONS)
+    draws_1TM = rng.exponential(size=size) - 1 if name == "exponential" else rng.normal(size=size)
+    return 0.1 * draws_1TM + drawn(14, (60, n_draws, 2 * REPETITIONS), groups=0.1, draws=0.0, rest=0.1)
+
+
+@pytest.mark.parametrize("n_draws", [5, 10, 20])
+def test_symmetric_draws_look_skewed_once_in_twenty_and_skewed_ones_more_often(n_draws: int) -> None:
+    normal, exponential = (looks_skewed(skewed_by(name, n_draws)).mean() for name in ("normal", "exponential"))
+    assert 0.03 <= normal <= 0.07
+    assert exponential >= {5: 0.12, 10: 0.3, 20: 0.6}[n_draws]
+
+
+@pytest.mark.parametrize(("n_draws", "least", "most"), [(5, 0.86, 0.90), (10, 0.90, 0.94), (20, 0.92, 0.96)])
+def test_skewed_draws_cost_the_coverage_that_reports_state(n_draws: int, least: float, most: float) -> None:
+    assert least <= coverage(crossed_means(skewed_by("exponential", n_draws))) <= most
+
+
+def test_skewness_of_folds_is_pooled_and_draws_that_do_not_vary_have_none() -> None:
+    rng, folds_Q = np.random.default_rng(15), np.repeat([0, 1, 2], 20)
+    draws_FTM = rng.normal(size=(3, 6, 4 * REPETITIONS))
+    pooled = looks_skewed(draws_FTM[folds_Q], folds_Q)
+    assert 0.03 <= pooled.mean() <= 0.07
+    slow = scipy.stats.skew(draws_FTM, axis=1).mean(axis=0) / (6 * 4 / (7 * 9) / 3) ** 0.5
+    np.testing.assert_array_equal(pooled, np.abs(slow) > scipy.stats.norm.ppf(0.975))
+    assert not looks_skewed(np.full((5, 6, 1), 0.1)).any()
+    gaps_QTM = np.concatenate([draws_FTM, np.full((1, 6, draws_FTM.shape[2]), np.nan)])
+    np.testing.assert_array_equal(looks_skewed(gaps_QTM), looks_skewed(draws_FTM))
+    assert not looks_skewed(draws_FTM[:, :4]).any(), "fewer than five draws are not judged at all"
+
+
+@pytest.mark.parametrize(("n_draws", "groups", "rest"), [(5, 0.1, 0.1), (5, 0.0, 0.1), (10, 0.1, 0.1), (20, 0.1, 0.1)])
+def test_a_detectable_difference_is_found_as_often_as_it_says(n_draws: int, groups: float, rest: float) -> None:
+    values_QTM = drawn(11, (100, n_draws, 4 * REPETITIONS), groups=groups, draws=0.1, rest=rest)
     difference = float(np.median(crossed_means(values_QTM).detectable()))
-    assert (crossed_means(values_QTM + difference).p() < 0.05).mean() == pytest.approx(0.8, abs=0.04)
+    assert (crossed_means(values_QTM + difference).p() < 0.05).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def test_of_one_draw_and_many_groups_the_detectable_difference_is_that_of_a_normal_variable() -> None:
+    means = crossed_means(drawn(12, (4000, 1, 50), groups=1.0, draws=0.0, rest=0.0))
+    np.testing.assert_allclose(means.detectable(), 2.8016 * means.std_error_M, rtol=1e-3)
 
 
 def test_edges_without_a_difference_and_without_groups() -> None:

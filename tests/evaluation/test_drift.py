@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.decay import Decay, Foretold, page, rank_correlation, tables, trained_until
-from ltrscale.evaluation.drift import Drift, DriftSettings, PeriodDrift, measure_drift
+from ltrscale.evaluation.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.histograms import Codes, Numbers, psi
 from ltrscale.workflows.drift import DriftJob
@@ -170,6 +170,13 @@ def test_a_sample_of_documents_is_near_the_whole(config: EvaluateConfig, measure
     some = measure_drift(config, DriftSettings(documents=60))
     assert 60 <= some.train.documents < measured.train.documents
     assert all(0 < some.periods[p].documents < measured.periods[p].documents for p in TEST)
+
+
+def test_features_have_drifted_by_what_their_index_is_beyond_chance(measured: Drift) -> None:
+    (name, *_), period = list(measured.periods["h"].features), measured.periods["h"]
+    for psi_, chance, drifted in ((0.3, 0.0, [name]), (0.3, 0.1, []), (0.6, 0.1, [name])):
+        feature = FeatureDrift(psi=psi_, missing=0.0, chance=chance)
+        assert period.replace(features={name: feature}).drifted == drifted
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -517,7 +518,10 @@ def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
     expected_N = F.binary_cross_entropy(p_N, batch.labels_N)
     assert calibrated.log_loss == pytest.approx(expected_N.item(), rel=1e-5)
     assert (calibrated.documents, calibrated.predicted) == (batch.n_documents, pytest.approx(p_N.mean().item()))
-    assert "## Calibration" in (tmp_path / "on_clicks" / "report.md").read_text()
+    text = (tmp_path / "on_clicks" / "report.md").read_text()
+    assert "## Calibration" in text
+    assert calibrated.reference is not None
+    assert re.search(rf"\| +{calibrated.error:.4f} \| +{calibrated.reference:.4f} \|", text)
     monkeypatch.setattr(measuring, "_VALUES", 50)  # many parts
     parts = evaluate(on_clicks, str(tmp_path / "parts"), made_by={}, report=lambda _: None)
     assert parts.methods[0].calibration == (calibrated,)

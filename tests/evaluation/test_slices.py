@@ -21,7 +21,7 @@ from ltrscale.evaluation import blocks, measuring
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.seen import Seen
-from ltrscale.evaluation.summarise import holm
+from ltrscale.evaluation.summarise import PATTERNS, holm
 from ltrscale.scoring import ScoreConfig, score
 
 FEATURES = [Feature(name="x"), Feature(name="the price")]
@@ -291,3 +291,19 @@ def test_a_column_of_ids_makes_no_slices(
     monkeypatch.setattr("ltrscale.evaluation.slices.MOST_VALUES", 20)
     with pytest.raises(InputError, match="slice_by: query_id has more than 20 values; write conditions under slices"):
         run(config.replace(slice_by=("query_id",)), tmp_path / "no")
+
+
+def test_p_of_a_slice_is_fine_enough_for_the_number_of_slices(evaluated: tuple[Evaluation, Path]) -> None:
+    """The config has 200 resamples, too few for Holm over so many comparisons."""
+    compared = {
+        (method.name, name): scope.comparisons["ndcg@5"].p
+        for method in evaluated[0].methods
+        for name, scope in method.slices.items()
+        if "ndcg@5" in scope.comparisons
+    }
+    slices = len(evaluated[0].test.slices) - 1
+    patterns = PATTERNS * 2 * slices
+    assert patterns > 201
+    for (_, name), p in compared.items():
+        steps = (p or 0) * (201 if name == "all" else patterns)
+        assert steps == pytest.approx(round(steps), abs=1e-6)

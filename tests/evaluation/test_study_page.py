@@ -376,3 +376,24 @@ def test_the_cost_of_trees_has_no_documents(measured: Path) -> None:
         ["simclr", "2.50", "1,234", "-", "1.03", "-", "5", "120"],
         ["probed", "-", "-", "-", "-", "-", "-", "-"],
     ]
+
+
+def test_the_page_names_differences_whose_draws_look_skewed(measured: Path) -> None:
+    """By their number: as many as chance gives are not worth a line."""
+    found = study(measured)
+    judged = [(i, n) for i, v in enumerate(found.versus) if v.groups == "all" for n in v.estimates]
+
+    def skewed(count: int) -> str:
+        marked = set(judged[:count])
+        versus = [
+            v.replace(estimates={n: e.replace(skewed=(i, n) in marked) for n, e in v.estimates.items()})
+            for i, v in enumerate(found.versus)
+        ]
+        return page(found.replace(versus=tuple(versus)))
+
+    few, many = 1, len(judged) // 3
+    assert "look skewed" not in skewed(0)
+    assert "look skewed" not in skewed(few)
+    assert f"Draws of labels look skewed in {many} of {len(judged)} differences (gbdt_pca - gbdt at 10, " in skewed(
+        many
+    )

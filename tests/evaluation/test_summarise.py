@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means
-from ltrscale.evaluation.summarise import Scope, holm, scopes, sign_flip_p
+from ltrscale.evaluation.pages import verdicts
+from ltrscale.evaluation.summarise import PATTERNS, Scope, holm, judged_together, scopes, sign_flip_p
 from ltrscale.evaluation.summarise import bootstrap_means as means_over_blocks
 
 
@@ -133,6 +134,16 @@ def test_several_draws_are_compared_by_the_crossed_test_of_the_paired_difference
     assert [summary.low, summary.high, summary.draws] == pytest.approx([mean[0][0], mean[1][0], 6])
 
 
+def test_a_difference_of_skewed_draws_is_marked_and_named() -> None:
+    worse_Qt, better_Qt = two_methods(6)
+    one_is_rare_t = np.array([0.0, 0.1, -0.1, 0.05, 8.0, 0.0])
+    for off_t, skewed in ((0.0, False), (one_is_rare_t, True)):
+        (_, scope) = compared([worse_Qt, better_Qt + off_t], ["abcdef", "abcdef"])
+        assert scope.comparisons["map"].skewed == skewed
+        lines = verdicts({"better": scope.comparisons["map"]}, "map")
+        assert any("look skewed in 1 of 1 differences (better)" in line for line in lines) == skewed
+
+
 @pytest.mark.parametrize("draws", range(2, FEWEST_DRAWS + 1))
 def test_fewer_than_five_draws_judge_nothing(draws: int) -> None:
     assert FEWEST_DRAWS == 5
@@ -181,6 +192,21 @@ def test_holm_counts_the_methods_that_are_judged() -> None:
     p = [one.p for one in found[:2]]
     assert None not in p
     assert [one.p_holm for one in found[:2]] == pytest.approx(holm(np.array(p, dtype=float)).tolist())
+
+
+def test_a_clear_difference_stands_among_many_slices_however_few_resamples() -> None:
+    """150 comparisons by 400 patterns alone had p = 150 / 401 at the least."""
+    rng, names = np.random.default_rng(18), [f"s{i}" for i in range(150)]
+    both = {name: [rng.normal(0, 1, (40, 1, 1)), rng.normal(3.0 * (name == "s0"), 1, (40, 1, 1))] for name in names}
+    found = judged_together(
+        {
+            name: scopes(list(map(Blocks.of, of)), ["map"], baseline=0, samples=400, seed=0, together=len(names))
+            for name, of in both.items()
+        }
+    )
+    p = [found[name][1].comparisons["map"].p_holm for name in names]
+    assert p[0] == pytest.approx(1 / PATTERNS)
+    assert min(value or 0 for value in p[1:]) > 0.05
 
 
 def test_each_fold_has_draws_of_its_own() -> None:

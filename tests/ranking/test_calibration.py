@@ -43,6 +43,32 @@ def test_figures_are_those_of_slow_loops(bins: int, spread: float) -> None:
         assert found.log_loss == pytest.approx(log_loss(clicks_N.numpy(), scores_N.sigmoid().numpy(), labels=[0, 1]))
 
 
+@pytest.mark.parametrize(("documents", "rarer"), [(200, 0.0), (200, 3.0), (2000, 0.0)])
+def test_the_reference_is_the_error_of_probabilities_that_are_right(documents: int, rarer: float) -> None:
+    """Over many draws of the clicks of the same documents."""
+    scores_N = made(documents, seed=7)[0] - rarer
+    generator = torch.Generator().manual_seed(8)
+    errors = []
+    for _ in range(400):
+        clicks_N = torch.rand(documents, generator=generator, dtype=torch.float64).lt(scores_N.sigmoid()).double()
+        found = calibration(tally(scores_N, clicks_N))
+        errors.append(found.error)
+    assert found.reference == pytest.approx(np.mean(errors), rel=0.05)
+    assert found.reference is not None
+    assert found.reference > 0.005
+
+
+def test_the_reference_is_a_sum_over_all_counts_by_hand() -> None:
+    """Ten bins of 3, 1 and no documents; a certain click and a certain miss deviate by nothing."""
+    for n, p in ((3, 0.4), (1, 0.25), (7, 0.5), (6, 1 / 3)):
+        logit = torch.full((n,), math.log(p / (1 - p)), dtype=torch.float64)
+        counts = [math.comb(n, k) * p**k * (1 - p) ** (n - k) * abs(k - n * p) / n for k in range(n + 1)]
+        assert calibration(tally(logit, torch.zeros(n))).reference == pytest.approx(sum(counts))
+    assert calibration(tally(torch.tensor([80.0, -80.0]), torch.tensor([1.0, 0.0]))).reference == pytest.approx(
+        0.0, abs=1e-30
+    )
+
+
 def test_bins_of_distinct_scores_have_equal_counts() -> None:
     scores_N, clicks_N = torch.linspace(-4, 4, 100, dtype=torch.float64), made(100, seed=0)[1]
     p, y = scores_N.sigmoid().numpy(), clicks_N.numpy()
