@@ -376,3 +376,9 @@ def test_the_cost_of_trees_has_no_documents(measured: Path) -> None:
         ["simclr", "2.50", "1,234", "-", "1.03", "-", "5", "120"],
         ["probed", "-", "-", "-", "-", "-", "-", "-"],
     ]
+
+
+def test_the_page_says_for_which_encoders_the_intervals_hold(found: Study, measured: Path) -> None:
+    sentence = "One encoder of each pretraining and seed serves all draws"
+    assert sentence in section(page(found), "How to read")
+    assert sentence not in page(study(measured, names=("gbdt", "scratch"), controls={}))
