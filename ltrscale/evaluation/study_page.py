@@ -345,8 +345,8 @@ def _rate(value: float | None) -> str:
 
 
 _ONE_ENCODER = (
-    "One encoder of each pretraining and seed serves all draws: intervals of pretrained methods, and of pretraining's own share, "
-    "hold for these encoders. How much another pretraining with another seed would differ is not in them."
+    "One encoder of each pretraining and seed serves all draws: intervals of pretrained methods, and of pretraining's "
+    "own share, hold for these encoders. How much another pretraining with another seed would differ is not in them."
 )
 
 
