@@ -345,6 +345,12 @@ def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+_ONE_ENCODER = (
+    "One encoder of each pretraining and seed serves all draws: intervals of pretrained methods, and of pretraining's "
+    "own share, hold for these encoders. How much another pretraining with another seed would differ is not in them."
+)
+
+
 def _how_to_read(study: Study) -> str:
     metrics = list(dict.fromkeys(m for p in study.points for m in p.estimates["all"])) or [study.primary]
     lines = [
@@ -354,6 +360,7 @@ def _how_to_read(study: Study) -> str:
         "that both methods have. The mean over initial weights enters for each draw.",
         f"Fewer than {FEWEST_DRAWS} draws judge nothing. Intervals are for one comparison at a time.",
         *skewed_draws(_skewed(study)),
+        *([_ONE_ENCODER] if study.of_family("pretrained") else []),
         "The advice speaks of the method that validation chooses at each number of labelled groups.",
         "A crossover is where the difference, interpolated in the logarithm of the number of labelled groups, is 0; "
         "its interval are the numbers around it at which 0 is not rejected.",

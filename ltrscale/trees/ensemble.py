@@ -1,23 +1,24 @@
-"""The mean of several models that differ only in their seed, chosen on validation.
+"""The mean of several models that differ only in their seed: of all, or of those that validation chooses.
 
 Shapes: N documents, C candidates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
+from ltrscale.bundle import Bundle, Metric, load, reading, save_trees
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.scored import score
 from ltrscale.progress import log
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.data import read
+from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.targets import Floats
 
 
@@ -75,40 +76,101 @@ def choose(
         InputError: a bundle or the data cannot be read.
     """
     bundles = [load(url) for url in candidates]
-    labelled = select(validation, labelled=True)
-    selection = only_relevant(labelled)
-    groups, _ = read(selection, "validation")
-    scores_CN = np.stack(
-        [
-            score(reading(selection, [opened]), opened.scorer(features=selection.features), opened.url).scores_N.numpy()
-            for opened in bundles
-        ]
-    )
+    judged = _Judged.of(bundles, validation)
     taken, value, alone = forward_selection(
-        scores_CN, lambda scores_N: groups.mean_ndcg(scores_N, config.stop_on), most=ensemble.most
+        judged.scores_CN, lambda scores_N: judged.value(scores_N, config.stop_on), most=ensemble.most
     )
     name = f"validation_ndcg@{config.stop_on}"
-    models = {f"model-{i}": bundles[c].content for i, c in enumerate(taken)}
-    save_trees(
+    _save(
+        [bundles[c] for c in taken],
         out,
-        models,
-        TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query),
         config={**config.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
-        features=bundles[0].features,
-        dataset_hash=bundles[0].dataset_hash,
-        read_as=bundles[0].read_as,
-        metrics={
-            name: value,
-            f"{name}_best_single": alone,
-            "models": len(taken),
-            "trees": sum(int(bundles[c].metrics["trees"] or 0) for c in taken),
-            "labelled_groups": bundles[0].metrics["labelled_groups"],
-            "validation_groups": labelled.n_groups,
-        },
+        metrics={name: value, f"{name}_best_single": alone, "validation_groups": judged.n_groups},
         made_by=made_by,
     )
     log.info("mean of %d of %d models, %s %.4f, the best alone %.4f", len(taken), len(bundles), name, value, alone)
     return load(out)
+
+
+def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mapping[str, Any]) -> Bundle:
+    """Commit the mean score of all runs of the same trees as a bundle; nothing is chosen.
+
+    Args:
+        runs: bundles of one model each, grown by `jobs.train_gbdt` with the same settings but for their seed.
+        validation: its labelled groups judge the mean.
+        out: directory of the bundle.
+        made_by: origin, recorded in the bundle's manifest.
+
+    Raises:
+        InputError: a bundle or the data cannot be read.
+    """
+    bundles = [load(url) for url in runs]
+    if len({opened.content for opened in bundles}) < len(bundles):
+        log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", out, len(bundles))
+    judged, stop_on = _Judged.of(bundles, validation), int(bundles[0].config["stop_on"])
+    name, value = f"validation_ndcg@{stop_on}", judged.value(judged.scores_CN.mean(axis=0), stop_on)
+    _save(
+        bundles,
+        out,
+        config={**bundles[0].config, "runs": len(bundles)},
+        metrics={name: value, "validation_groups": judged.n_groups},
+        made_by=made_by,
+    )
+    log.info("mean of %d models, %s %.4f", len(bundles), name, value)
+    return load(out)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """The scores of some models for the validation groups."""
+
+    groups: Labelled
+    n_groups: int
+    """Labelled ones, those without a relevant document too."""
+    scores_CN: Floats
+
+    @classmethod
+    def of(cls, bundles: Sequence[Bundle], validation: Split) -> Self:
+        labelled = select(validation, labelled=True)
+        selection = only_relevant(labelled)
+        groups, _ = read(selection, "validation")
+        scores = [
+            score(reading(selection, [opened]), opened.scorer(features=selection.features), opened.url).scores_N.numpy()
+            for opened in bundles
+        ]
+        return cls(groups, labelled.n_groups, np.stack(scores))
+
+    def value(self, scores_N: Floats, k: int) -> float:
+        return self.groups.mean_ndcg(scores_N, k)
+
+
+def _save(
+    bundles: Sequence[Bundle],
+    out: str,
+    *,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, Metric],
+    made_by: Mapping[str, Any],
+) -> None:
+    """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
+    first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
+    assert first.trees is not None
+    save_trees(
+        out,
+        models,
+        first.trees.replace(models=tuple(models)),
+        config=config,
+        features=first.features,
+        dataset_hash=first.dataset_hash,
+        read_as=first.read_as,
+        metrics={
+            **metrics,
+            "models": len(models),
+            "trees": sum(int(opened.metrics["trees"] or 0) for opened in bundles),
+            "labelled_groups": first.metrics["labelled_groups"],
+        },
+        made_by=made_by,
+    )
 
 
 def forward_selection(

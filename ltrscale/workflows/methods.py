@@ -125,11 +125,16 @@ class CombinedMethod(Config):
 
 
 class EnsembleMethod(Config):
-    """The mean score of several runs of one neural method, each with other initial weights and another data order."""
+    """The mean score of several runs of one method that differ in their seed.
+
+    Networks have other initial weights and another order of the data, trees other samples of rows and columns. Runs of
+    a tuned method all have the settings that its search found. Compare a mean with a mean: three networks are ahead of
+    one model of trees by their number alone.
+    """
 
     kind: Literal["ensemble"] = "ensemble"
     of: str
-    """Name of a neural method; its own run counts as the first."""
+    """Name of a method of kind neural, gbdt or tuned; its own run counts as the first."""
     runs: int = Field(3, ge=2)
     """Total number of runs; DASALC-ens takes 3 to 5."""
 
@@ -228,6 +233,12 @@ def built_on(method: Method) -> tuple[str, ...]:
     return ()
 
 
+def searched(name: str, methods: Mapping[str, Method]) -> Method | None:
+    """A method, or the one whose settings it searches; None for a name that is not there."""
+    method = methods.get(name)
+    return methods.get(method.of) if isinstance(method, TunedMethod) else method
+
+
 def check_methods(
     methods: Mapping[str, Method], workers: WorkersConfig, *, where: str = "methods", learn_from: Collection[str] = ()
 ) -> None:
@@ -283,8 +294,14 @@ def _check_names(name: str, method: Method, methods: Mapping[str, Method], where
             if wrong := [part for part in parts if not isinstance(methods.get(part), NeuralMethod)]:
                 raise ValueError(f"{where}.{name}.parts: {wrong[0]!r} is not a neural method")
         case EnsembleMethod(of=of):
-            if not isinstance(methods.get(of), NeuralMethod):
-                raise ValueError(f"{where}.{name}.of: {of!r} is not a neural method")
+            match searched(of, methods):
+                case NeuralMethod():
+                    pass
+                case GBDTMethod(gbdt=trees, ensemble=None):
+                    if not isinstance(methods[of], TunedMethod):  # a search may find settings that draw
+                        check_draws(trees, where=f"{where}.{name}.runs")
+                case _:
+                    raise ValueError(f"{where}.{name}.of: {of!r} is not a neural method, nor one of a single gbdt")
         case SelfTrainedMethod():
             _check_self_trained(f"{where}.{name}", method, methods)
         case StackMethod(members=members):

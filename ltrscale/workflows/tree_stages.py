@@ -1,4 +1,4 @@
-"""The stages that train trees; each but `StackedJob` can also run as a separate job."""
+"""The stages that train trees; each but `StackedJob` and `AverageJob` can also run as a separate job."""
 
 from typing import Any, ClassVar, Self
 
@@ -11,7 +11,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
+from ltrscale.trees.ensemble import EnsembleConfig, average, check_draws, choose
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
@@ -71,6 +71,26 @@ class GBDTJob(LabelledStage):
     def _candidate(self, seed: int) -> Self:
         out = storage.join(self.out, "candidates", f"seed-{seed}")
         return self.replace(out=out, gbdt=self.gbdt.replace(seed=seed), ensemble=None)
+
+
+class AverageJob(LabelledStage):
+    """Average the scores of runs of the same trees."""
+
+    stage: ClassVar = "average"
+    runs: tuple[str, ...]
+    """Bundles that differ in their seed."""
+
+    def settings(self) -> Config:
+        """None; the runs have them."""
+        return Config()
+
+    def made_from(self) -> tuple[str, ...]:
+        """The runs."""
+        return self.runs
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Judge the mean on validation, and commit it."""
+        average(self.runs, self.splits.validation, self.out, made_by=origin)
 
 
 class SemiJob(LabelledStage):

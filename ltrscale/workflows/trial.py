@@ -29,10 +29,11 @@ from ltrscale.workflows.methods import (
     StackMethod,
     TunedMethod,
     built_on,
+    searched,
 )
 from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob, SemiJob, StackedJob
+from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 from ltrscale.workflows.tune import TuneJob
 
 
@@ -59,6 +60,8 @@ class Trial:
     encoders: "Trial | None" = None
     learn_from: Mapping[str, Splits] = field(default_factory=dict)
     """Other labels than those of `splits`, by name; samples and folds of `splits` leave them as they are."""
+    searches: "Trial | None" = None
+    """The trial whose searches find the settings of this one, which is a further run of it; empty to search here."""
 
     def model(self, name: str) -> str:
         """Train a method; returns its bundle's directory."""
@@ -79,7 +82,7 @@ class Trial:
             case CombinedMethod():
                 self._combine([self.model(part) for part in method.parts], method.combine, out)
             case EnsembleMethod():
-                self._combine(self._runs(method.of, method.runs), CombineConfig(how="mean"), out)
+                self._average(method, out)
             case SelfTrainedMethod():
                 self._self_train(method, name, out)
             case StackMethod():
@@ -115,7 +118,9 @@ class Trial:
         """The trial on all labelled groups except those of a fold."""
         out = self._folder("folds", f"{fold.number}-of-{fold.of}")
         train = {**self.splits.train.model_dump(), "fold": fold.model_dump()}
-        return replace(self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self)
+        return replace(
+            self, splits=self.splits.replace(train=train), out=out, encoders=self.encoders or self, searches=None
+        )
 
     def _learns_elsewhere(self, name: str) -> bool:
         """Whether a method, and what it starts from, learns from `learn_from` alone."""
@@ -159,6 +164,12 @@ class Trial:
 
     def _tuned(self, name: str, tuned: TunedMethod) -> Searched:
         """The job of the tuned method, with the settings that the search found."""
+        if self.searches is not None:
+            found = self.searches._tuned(name, tuned)
+            if isinstance(found, GBDTSearch):
+                return found.replace(gbdt=found.gbdt.replace(seed=self.seed))
+            assert isinstance(found, FinetuneSearch)
+            return found.replace(finetune=found.finetune.replace(seed=self.seed))
         method, settings = self.methods[tuned.of], tuned.model_dump(include={"space", "trials", "search"})
         job: Searched
         if isinstance(method, GBDTMethod):
@@ -174,17 +185,26 @@ class Trial:
         return TuneJob(out=self._folder(name, "search"), job=job, **settings).best_here()
 
     def _runs(self, name: str, number: int) -> list[str]:
-        """Runs of a method: its own, and more with other seeds, from the same pretrained encoder."""
+        """Runs of a method: its own, and more with other seeds, from the same pretrained encoder and search."""
         further = [
             replace(
                 self,
                 seed=mix("run", self.seed, run) % 2**31,
                 out=self._folder("runs", str(run)),
                 encoders=self.encoders or self,
+                searches=self.searches or self,
             )
             for run in range(1, number)
         ]
         return [trial.model(name) for trial in (self, *further)]
+
+    def _average(self, method: EnsembleMethod, out: str) -> None:
+        """The mean of runs of a method."""
+        runs, one = self._runs(method.of, method.runs), searched(method.of, self.methods)
+        if isinstance(one, GBDTMethod):
+            AverageJob(out=out, runs=tuple(runs), splits=self._read_by(one)).run()
+        else:
+            self._combine(runs, CombineConfig(how="mean"), out)
 
     def _self_train(self, method: SelfTrainedMethod, name: str, out: str) -> None:
         """Let runs of a method score all training groups, and train a student on the scores, then on the labels."""

@@ -397,3 +397,9 @@ def test_the_page_names_differences_whose_draws_look_skewed(measured: Path) -> N
     assert f"Draws of labels look skewed in {many} of {len(judged)} differences (gbdt_pca - gbdt at 10, " in skewed(
         many
     )
+
+
+def test_the_page_says_for_which_encoders_the_intervals_hold(found: Study, measured: Path) -> None:
+    sentence = "One encoder of each pretraining and seed serves all draws"
+    assert sentence in section(page(found), "How to read")
+    assert sentence not in page(study(measured, names=("gbdt", "scratch"), controls={}))

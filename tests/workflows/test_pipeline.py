@@ -186,7 +186,7 @@ def test_data_comes_from_one_place(changes: dict[str, object]) -> None:
         ({"kind": "combined", "parts": ["plain", "x"]}, "methods.new.parts: 'x' is not a neural method"),
         ({"kind": "combined", "parts": ["gbdt", "plain"]}, "methods.new.parts: 'gbdt' is not a neural method"),
         ({"kind": "combined", "parts": ["plain"]}, "parts"),
-        ({"kind": "ensemble", "of": "gbdt"}, "methods.new.of: 'gbdt' is not a neural method"),
+        ({"kind": "ensemble", "of": "gbdt"}, "methods.new.runs: these trees draw nothing at random"),
         ({"kind": "ensemble", "of": "new"}, "methods.new.of: 'new' is not a neural method"),
         ({"kind": "neural", "finetune": {"epochs": 0}}, "methods.new.finetune.epochs is 0, which is probing"),
         ({"kind": "neural", "finetune": {"projector_layers": 1}}, "methods.new.finetune.projector_layers asks for 1"),
