@@ -202,9 +202,7 @@ def _engine_score(features: Sequence[str]) -> str | None:
 
 
 def _pipeline(out: str, plan: Plan, score: str | None) -> str:
-    """The methods on the data set, with a search engine's score as the baseline: the last periods test, those before
-    validate.
-    """
+    """The methods on the data set, and a search engine's score: the last periods test, those before validate."""
     held_out = max(1, len(plan.names) // 6)
     train, rest = plan.names[: -2 * held_out], plan.names[-2 * held_out :]
     validation, test = rest[:held_out], rest[held_out:]
