@@ -77,7 +77,10 @@ def gather(
     periods: Sequence[str],
     folder: Path,
 ) -> Statistics:
-    """Count the texts of all documents of some blocks, each document once: by its id, or by its tokens without one.
+    """Count the texts of all documents of some blocks, each document once, however the blocks are cut.
+
+    Rows with the same id are one document, whatever their tokens, and so are rows without an id and with the same
+    tokens. What an id says is kept apart from what tokens say: two documents may have the same text.
 
     Memory holds the counts of the vocabulary and eight bytes for each of a million documents; `folder` takes the rest.
     """
@@ -124,14 +127,13 @@ def _about(data: bytes) -> dict[str, Any]:
 
 
 def _identities(block: GroupBlock) -> NDArray[np.uint64]:
-    """A hash of each document."""
+    """A hash of each document: of its id, or of its tokens, which the leading NUL keeps apart from any id."""
     known = pa.nulls(block.n_documents, pa.string()) if block.doc_ids_N is None else block.doc_ids_N
     ids = known.to_pylist()
     if None not in ids:
         return hash_ids(ids)
     contents = zip(*(lists.to_pylist() for lists in block.tokens_N.values()), strict=True)
-    texts = (f"tokens {content}" if name is None else f"id {name}" for name, content in zip(ids, contents, strict=True))
-    return hash_ids(texts)
+    return hash_ids(f"\0{content}" if name is None else name for name, content in zip(ids, contents, strict=True))
 
 
 def _kept(lists: Lists, keep_N: NDArray[np.bool_]) -> Lists:

@@ -24,6 +24,11 @@ from ltrscale.workflows.stages import PrepareJob
 
 _PERIODS: tuple[Period, ...] = ("week", "day", "hour")
 _FEWEST = 3
+_ENGINE_SCORES = (
+    re.compile(r"(?i)(.*[^a-z0-9])?bm25([^a-z0-9].*)?"),
+    re.compile(r"(?i)_?((es|elasticsearch|opensearch|solr|lucene|vespa|engine|search|retrieval|text)_)?score"),
+)
+"""Names of features that are a search engine's own score, the surer ones first."""
 
 
 class InitConfig(Config):
@@ -62,7 +67,7 @@ def init(config: InitConfig) -> None:
     plan = _plan(found, lists)
     texts = {"prepare": "\n".join(_prepare(config.file, out, dialect, found, lists, plan)) + "\n"}
     if found.label is not None and plan is not None and len(plan.names) >= _FEWEST:
-        texts["pipeline"] = _pipeline(out, plan)
+        texts["pipeline"] = _pipeline(out, plan, _engine_score([column.name for column in found.features]))
     paths = {name: storage.join(out, f"{name}.yaml") for name in texts}
     for name, path in paths.items():
         if storage.exists(path) and storage.read_bytes(path) != texts[name].encode():
@@ -183,8 +188,21 @@ def _flow(value: Mapping[str, float] | tuple[object, ...]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _pipeline(out: str, plan: Plan) -> str:
-    """Three methods on the data set: the last periods test, those before validate."""
+def _engine_score(features: Sequence[str]) -> str | None:
+    """The feature that is a search engine's score of a document's whole text; None if none is named so.
+
+    Example:
+        >>> _engine_score(["price", "bm25_title", "bm25", "score"])
+        'bm25'
+    """
+    for pattern in _ENGINE_SCORES:
+        if named := [name for name in features if pattern.fullmatch(name)]:
+            return min(named, key=len)  # that of one field has the field's name, too
+    return None
+
+
+def _pipeline(out: str, plan: Plan, score: str | None) -> str:
+    """The methods on the data set, and a search engine's score: the last periods test, those before validate."""
     held_out = max(1, len(plan.names) // 6)
     train, rest = plan.names[: -2 * held_out], plan.names[-2 * held_out :]
     validation, test = rest[:held_out], rest[held_out:]
@@ -195,6 +213,8 @@ def _pipeline(out: str, plan: Plan) -> str:
         validation=_range(validation),
         test=_range(test),
         unit=plan.unit,
+        engine="" if score is None else _ENGINE.format(score=_text(score)),
+        baseline="trees" if score is None else "engine",
     )
 
 
@@ -203,6 +223,18 @@ def _range(names: Sequence[str]) -> str:
     text = "..".join(dict.fromkeys([names[0], names[-1]]))
     return text if yaml.safe_load(text) == text else json.dumps(text)
 
+
+_ENGINE = """\
+  engine: # the order of the search engine's score, which learns nothing: hard to beat by few labels, see docs/text.md
+    kind: feature
+    feature: {score}
+  stack: # trees over that score and those of trees and scratch: the score of a document may only rise with each
+    kind: stack
+    members: [trees, scratch]
+    stack:
+      features: [{score}]
+      gbdt: {{num_trees: 400, learning_rate: 0.05, num_leaves: 8, monotone: {{{score}: 1, "score of *": 1}}}}
+"""
 
 _PIPELINE = """\
 # Made by jobs.init: trees, a network, and the same network pretrained without labels, compared on the last periods. The
@@ -238,7 +270,7 @@ methods:
       noise: 0.3 # on the inputs in training, in standard deviations
       stream: {{docs_per_batch: 256}} # many small steps from few labels; 4096 saves time where there are a million
       optimizer: {{kind: adam, learning_rate: 3.0e-4}}
-  pretrained:
+{engine}  pretrained:
     kind: neural
     pretrain:
       method: {{kind: simclr_rank, temperature: 0.1}} # finds a document's other view among all views of its list
@@ -254,7 +286,7 @@ methods:
       optimizer: {{kind: adam, learning_rate: 1.0e-3}}
 
 evaluate:
-  baseline: trees
+  baseline: {baseline}
 
 # Final models, in {out}/final/NAME: trained once more, on the validation groups too, or with test: true on all.
 # Remove the # once the report has shown which method to take.

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 from ltrscale.matching.measures import MEASURES
+from ltrscale.matching.statistics import gather
 from ltrscale.simulate.relabel import RelabelConfig, relabel
+from ltrscale.simulate.rewrite import read_groups
 from ltrscale.workflows.match import MatchJob
 
 SIZE = 30
@@ -111,6 +114,30 @@ def test_each_document_has_the_measures_of_its_texts(ids: bool, tmp_path: Path) 
     assert (out.manifest.tokens, out.manifest.token_summaries) == (data.manifest.tokens, data.manifest.token_summaries)
     assert out.manifest.vocabulary == data.manifest.vocabulary
     assert origins(out)("w1") & origins(data)("w1")  # so that splits do not mix the two
+
+
+@pytest.mark.parametrize("groups_per_block", [1, 2, 5])
+@pytest.mark.parametrize("known", [0, 6, 12])
+def test_a_document_counts_once_however_blocks_are_cut(groups_per_block: int, known: int, tmp_path: Path) -> None:
+    """Only the first `known` documents have ids, so blocks differ in whether all documents have one."""
+    data, texts = prepared(log(tmp_path), tmp_path / "data"), {"title": ("document_tokens_title",)}
+    blocks, everywhere = [], set()
+    for block in read_groups(data, periods=data.manifest.periods):
+        assert block.doc_ids_N is not None
+        ids = block.doc_ids_N.to_pylist()
+        everywhere |= set(ids)
+        some = replace(block, doc_ids_N=pa.array([i if int(i[1:]) < known else None for i in ids], pa.string()))
+        starts = range(0, len(block), groups_per_block)
+        blocks += [some.keep(np.arange(len(block)) // groups_per_block == k) for k in range(len(starts))]
+    assert {None in block.doc_ids_N.to_pylist() for block in blocks} == {known < 12} | (
+        {False} if known == 6 else set()
+    )
+    assert data.manifest.vocabulary is not None
+    (tmp_path / "folder").mkdir()
+    found = gather(blocks, texts, data.manifest.vocabulary, ["w1"], tmp_path / "folder").texts["title"]
+    titles = [document["title"] for document in documents() if document["d"] in everywhere]
+    assert found.documents == len(titles)
+    assert found.occurrences_V.sum() == sum(map(len, titles))
 
 
 def test_later_data_can_have_the_same_statistics(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightgbm
 import numpy as np
 import pytest
 from shopping_log import shopping_log
 
+from ltrscale import bundle
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
@@ -93,6 +95,40 @@ def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Pat
     run_pipeline(load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few))
     report = (tmp_path / "out" / "models" / "evaluation" / "report.md").read_text()
     assert all(f"\n| {name} " in report for name in ("trees", "scratch", "pretrained"))
+
+
+@pytest.mark.slow
+def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp_path: Path) -> None:
+    rng, log = np.random.default_rng(0), shopping_log()
+    log["bm25 (title)"] = rng.gamma(2, 3, len(log)).round(4)
+    log["BM25"] = (log["bm25 (title)"] + 4 * log["clicked"] + rng.gamma(2, 3, len(log))).round(4)
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv").run()
+    few = [f"methods.{name}.finetune.epochs=2" for name in ("scratch", "pretrained")]
+    few += ["methods.trees.gbdt.num_trees=5", "methods.stack.stack.gbdt.num_trees=20", "evaluate.resamples=200"]
+    few += ["methods.pretrained.pretrain.epochs=1", "methods.stack.stack.folds=2"]
+    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"), few)
+    assert pipeline.evaluate.baseline == "engine"
+    run_pipeline(pipeline)
+    models = {name: bundle.load(f"{pipeline.out}/seed-0/{name}/model") for name in ("engine", "stack")}
+    assert [feature.name for feature in models["engine"].features] == ["BM25"]
+    trees = lightgbm.Booster(model_str=models["stack"].content.decode())
+    columns_NC = rng.normal(size=(500, trees.num_feature())) * 5
+    assert trees.num_feature() == 3
+    before_N = trees.predict(columns_NC)
+    assert before_N.std() > 0
+    for column in range(3):
+        after_N = trees.predict(columns_NC + 2.0 * (np.arange(3) == column))
+        assert (after_N >= before_N).all()
+        assert (after_N > before_N).any()
+
+
+def test_without_a_search_engine_s_score_trees_are_the_baseline(tmp_path: Path) -> None:
+    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv")
+    pipeline = load(PipelineConfig, str(tmp_path / "out" / "pipeline.yaml"))
+    assert pipeline.evaluate.baseline == "trees"
+    assert [*pipeline.methods] == ["trees", "scratch", "pretrained"]
 
 
 @pytest.mark.parametrize(
