@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from ltrscale import storage
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, Operational, digest
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -69,7 +69,7 @@ class Measurement(Stage):
     bundle: str
     splits: SplitsWithTest
     settings: EvaluateSettings
-    threads: int
+    threads: Operational[int]
 
     def check(self) -> None:
         """Refuse a bundle that has seen test periods."""
