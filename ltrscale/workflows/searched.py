@@ -189,12 +189,12 @@ class PretrainSearch(_SearchedJob):
         pretraining, finetuning = self.stages(folder)
 
         def finetuned(job: FinetuneJob) -> float:
-            with heard_by(None), _same_mode():  # the epochs of finetuning are no steps of the search
+            with _same_mode():
                 job.run()
             return _value(job.out, self.metric)
 
         def hear(record: Mapping[str, Any]) -> None:
-            if "bundle" in record:
+            if "bundle" in record:  # not so the epochs of finetuning, which are no steps of the search
                 epoch, out = record["epoch"], f"{finetuning.out}-{record['epoch']:05d}"
                 report(epoch, finetuned(finetuning.replace(out=out, pretrained=record["bundle"])))
 
