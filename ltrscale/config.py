@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.errors import InputError, nearest, suggestion, without_credentials
@@ -51,6 +52,56 @@ class Config(BaseModel):
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+class _Operational:
+    """See `Operational`."""
+
+
+T = TypeVar("T")
+Operational = Annotated[T, _Operational()]
+"""Marks a key that is no part of the result, with all keys below it: it says how the work is done, not what comes out.
+
+An output stays up to date, and an interrupted run goes on, if only such keys change. Every other key makes another
+result, and what it made before is made anew.
+"""
+
+
+def is_operational(field: FieldInfo) -> bool:
+    """Whether a key is no part of the result."""
+    return any(isinstance(mark, _Operational) for mark in field.metadata)
+
+
+def result_of(config: ConfigT) -> ConfigT:
+    """The config with all operational keys at their defaults, also in configs below it; equal for equal results.
+
+    Example:
+        >>> class Job(Config):
+        ...     seed: int = 0
+        ...     threads: Operational[int] = 4
+        >>> result_of(Job(seed=1, threads=8))
+        Job(seed=1, threads=4)
+    """
+    fields = type(config).model_fields
+    values = {
+        name: field.get_default(call_default_factory=True)
+        if is_operational(field) and not field.is_required()
+        else _result_of(getattr(config, name))
+        for name, field in fields.items()
+    }
+    return config.model_copy(update=values)
+
+
+def _result_of(value: Any) -> Any:
+    match value:
+        case Config():
+            return result_of(value)
+        case tuple():
+            return tuple(map(_result_of, value))
+        case dict():
+            return {key: _result_of(item) for key, item in value.items()}
+        case _:
+            return value
 
 
 def _over(default: Any, given: Any) -> Any:
@@ -161,8 +212,9 @@ def digest(value: Any) -> str:
 
 
 def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The origin that a committed directory records: stage, config and the hashes of its inputs."""
-    return recordable({"stage": stage, "config": config.model_dump(mode="json"), "inputs": dict(inputs)})
+    """The origin that a committed directory records: stage, the config's part in the result, and hashes of inputs."""
+    settings = result_of(config).model_dump(mode="json")
+    return recordable({"stage": stage, "config": settings, "inputs": dict(inputs)})
 
 
 def recordable(values: dict[str, Any]) -> dict[str, Any]:
@@ -178,9 +230,35 @@ def is_current(url: str, origin: Mapping[str, Any]) -> bool:
 
 
 def is_made_by(manifest: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
-    """Whether a manifest records this origin."""
+    """Whether a manifest records this origin; inputs are the same where their content is, wherever they are."""
     # through JSON, as the manifest was: tuples become lists
-    return bool(manifest.get("made_by") == json.loads(json.dumps(origin)))
+    return bool(by_content(manifest.get("made_by")) == by_content(json.loads(json.dumps(origin))))
+
+
+def by_content(origin: Any) -> Any:
+    """An origin, or a part of one as plain data, with the content of each input in place of its URL.
+
+    Example:
+        >>> by_content({"config": {"start": "runs/a"}, "inputs": {"runs/a": "sha"}})
+        {'config': {'start': 'sha'}, 'inputs': ['sha']}
+    """
+    return _by_content(origin, {})
+
+
+def _by_content(value: Any, contents: Mapping[str, str]) -> Any:
+    match value:
+        case {"inputs": dict(inputs)}:
+            contents = {**contents, **inputs}
+            rest = {key: _by_content(item, contents) for key, item in value.items() if key != "inputs"}
+            return rest | {"inputs": sorted(inputs.values())}
+        case dict():
+            return {key: _by_content(item, contents) for key, item in value.items()}
+        case list():
+            return [_by_content(item, contents) for item in value]
+        case str():
+            return contents.get(value, value)
+        case _:
+            return value
 
 
 def members(union: Any) -> tuple[type[Any], ...]:

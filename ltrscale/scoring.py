@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import bundle as bundles
 from ltrscale import ray_internals, storage
-from ltrscale.config import Config, digest, made_by
+from ltrscale.config import Config, Operational, digest, made_by
 from ltrscale.data.dataset.manifest import Counts, DataFile, Dataset, Period, one_view
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.scores import (
@@ -70,13 +70,13 @@ class ScorerConfig(Config):
     renamed: ClassVar[Mapping[str, str]] = {"actors": "workers"}
     bundle: str | tuple[str, ...] = Field(min_length=1)
     """Bundle that scores: a finetuned ranker or trees; of several bundles the mean of their scores."""
-    docs_per_batch: int = Field(65_536, ge=1)
+    docs_per_batch: Operational[int] = Field(65_536, ge=1)
     """Documents that are scored at once, and held in memory together with a row group."""
-    device: Device = "auto"
+    device: Operational[Device] = "auto"
     """Where a network runs: `auto` takes the GPU where there is one; or `cpu`, `cuda`, `cuda:1`."""
-    ray: bool = False
+    ray: Operational[bool] = False
     """Score files in parallel on a Ray cluster; the scores are the same."""
-    workers: ScoreWorkersConfig = ScoreWorkersConfig()
+    workers: Operational[ScoreWorkersConfig] = ScoreWorkersConfig()
     """The processes that score where `ray` is set."""
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import length_chunks
 from ltrscale.bundle import load, reading
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -131,7 +131,7 @@ class AgreementConfig(Config):
     """Number of bootstrap resamples of the groups."""
     seed: int = 0
     """Seed of the resampling."""
-    docs_per_batch: int = Field(65_536, ge=1)
+    docs_per_batch: Operational[int] = Field(65_536, ge=1)
     """Documents scored in one batch; the result does not depend on it."""
 
     @property

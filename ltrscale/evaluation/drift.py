@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.bundle import Bundle, load, reading
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.selection import select
@@ -40,7 +40,7 @@ class DriftSettings(Config):
     documents: int | None = Field(default=1_000_000, ge=1)
     """Documents that are read of training, of validation and of each period: whole row groups at equal distances; null
     for all. Without drift the index of a feature is about 24 over this number, if documents are independent."""
-    docs_per_batch: int = Field(default=65_536, ge=1)
+    docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
     """Documents scored in one batch; the result does not depend on it."""
 
 

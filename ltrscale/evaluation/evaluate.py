@@ -17,7 +17,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
-from ltrscale.config import Config, members, validate
+from ltrscale.config import Config, Operational, members, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
@@ -94,7 +94,7 @@ class EvaluateSettings(Config):
     1 / (patterns + 1), and Holm multiplies it by their number."""
     seed: int = 0
     """Seed of the resampling."""
-    docs_per_batch: int = Field(default=65_536, ge=1)
+    docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
     """Documents scored in one batch; the result does not depend on it."""
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load, reading
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -68,7 +68,7 @@ class InterleaveConfig(Config):
     """Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
     seed: int = 0
     """Seed of coins, users and the order of ties."""
-    docs_per_batch: int = Field(default=65_536, ge=1)
+    docs_per_batch: Operational[int] = Field(default=65_536, ge=1)
     """Documents scored in one batch; the result does not depend on it."""
 
     @model_validator(mode="after")

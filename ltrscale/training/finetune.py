@@ -104,14 +104,6 @@ class FinetuneConfig(RankingConfig):
     """A pretext loss on all groups of the training split, beside the ranking loss in the phase `full`; empty for none,
     as in the papers."""
 
-    def identity(self) -> Self:
-        """As for any training, also for how the unlabelled groups are read."""
-        same = super().identity()
-        if same.auxiliary is None:
-            return same
-        stream = same.auxiliary.stream.identity().model_dump()
-        return same.replace(auxiliary=same.auxiliary.model_dump() | {"stream": stream})
-
     @model_validator(mode="after")
     def _trains_something(self) -> Self:
         if self.epochs == self.head_epochs == 0:

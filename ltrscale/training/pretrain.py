@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ltrscale import bundle
-from ltrscale.config import is_current, overlay
+from ltrscale.config import Operational, is_current, overlay
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
@@ -53,15 +53,11 @@ class PretrainConfig(TrainingConfig):
     network: NetworkConfig = NetworkConfig()
     epochs: int = Field(20, ge=1)
     """Passes over all groups of the training split (HOU24: 300)."""
-    keep_every: int | None = Field(None, ge=1)
+    keep_every: Operational[int | None] = Field(None, ge=1)
     """Also commit the encoder every this many epochs, as a separate bundle: `epochs/00020` below the output."""
     stream: StreamConfig = StreamConfig(docs_per_batch=8192, streams=8)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
-
-    def identity(self) -> Self:
-        """As for any training; bundles kept along the way do not change the result either."""
-        return super().identity().replace(keep_every=None)
 
     def order(self, phase: str) -> StreamConfig:
         """As for any training; some methods regroup the documents."""

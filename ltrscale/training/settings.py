@@ -6,13 +6,13 @@ not save it: a resumed run continues at the rate at which it stopped.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.preflight import PreflightConfig
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.devices import Device, choose_device
@@ -149,19 +149,13 @@ class TrainingConfig(Config):
     """`bf16` computes matrix products in bfloat16 (autocast), `tf32` in TensorFloat-32 on GPUs that have it."""
     deterministic: bool = False
     """Use only algorithms that give the same bits each time; on a GPU some of them are slower."""
-    checkpoint_minutes: float = Field(10.0, gt=0)
+    checkpoint_minutes: Operational[float] = Field(10.0, gt=0)
     """Time between checkpoints, from which the same command resumes; the first comes after a minute. They
     are written while training goes on. A killed machine loses up to this much, a request to stop loses no step."""
-    checkpoint_failures: int = Field(3, ge=1)
+    checkpoint_failures: Operational[int] = Field(3, ge=1)
     """End the run after this many failed writes of checkpoints in a row, as on a full disk."""
     preflight: PreflightConfig = PreflightConfig()
     """How the data files are checked before workers start."""
-
-    def identity(self) -> Self:
-        """The settings that determine the result, all others at their defaults; a resumed run may change the others."""
-        fields = type(self).model_fields
-        defaults = {name: fields[name].default for name in ("checkpoint_minutes", "checkpoint_failures")}
-        return self.replace(**defaults, stream=self.stream.identity().model_dump())
 
     def order(self, phase: str) -> StreamConfig:
         """How a phase of the training reads its data; each phase has a different order."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, by_content, validate
 from ltrscale.errors import InputError
 from ltrscale.storage import join
 
@@ -74,7 +74,7 @@ class History:
         """
         url = join(self.url, _SEARCH)
         wanted = json.loads(json.dumps(identity))  # tuples become lists, as in the file
-        if not storage.create_exclusively(url, _lines(wanted)) and (there := _read(url)) != wanted:
+        if not storage.create_exclusively(url, _lines(wanted)) and not _is_same(there := _read(url), wanted):
             raise InputError(
                 f"{self.url}: holds the history of another search, which differs in "
                 f"{_first_difference(there, wanted)}; choose another out, or remove that history with --fresh"
@@ -87,6 +87,11 @@ class History:
             return None
         found: dict[str, Any] = _read(url)
         return found
+
+    def is_of_another(self, identity: Mapping[str, Any]) -> bool:
+        """Whether there is a history, of another search than this one."""
+        there = self.identity()
+        return there is not None and not _is_same(there, json.loads(json.dumps(identity)))
 
     def folder(self, number: int) -> str:
         """The directory of a trial."""
@@ -132,6 +137,13 @@ class History:
         """Delete the history, the outputs that trials committed, and the files named `loose` below the trials."""
         storage.withdraw_below(join(self.url, _TRIALS), [_BEGUN, _ENDED, *loose])
         storage.remove(join(self.url, _SEARCH))
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two identities are equal, wherever the inputs are."""
+    # without the files of each data set by URL, whose content the inputs state, too
+    first, second = ({key: value for key, value in identity.items() if key != "data"} for identity in (one, other))
+    return bool(by_content(first) == by_content(second))
 
 
 def ended(trials: Sequence[TrialRecord]) -> list[TrialRecord]:

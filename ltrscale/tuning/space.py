@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import Field, model_validator
 
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.errors import InputError
 
 VALUE, STEP = "value", "step"
@@ -130,18 +130,18 @@ class SearchConfig(Config):
 
     space: dict[str, Dimension] = Field(min_length=1)
     """Dotted keys below `job`, each with the values that it may take: {low, high, log, integer, step} or {choices}."""
-    trials: int = Field(30, ge=1)
+    trials: Operational[int] = Field(30, ge=1)
     """Total number of trials; the first is the job as given."""
-    concurrent: int = Field(1, ge=1)
+    concurrent: Operational[int] = Field(1, ge=1)
     """Trials that run at a time."""
-    search: SamplerConfig = SamplerConfig()
-    asha: AshaConfig | None = None
+    search: Operational[SamplerConfig] = SamplerConfig()
+    asha: Operational[AshaConfig | None] = None
     """Stops trials that lag behind; empty lets every trial finish."""
-    cpus: float = Field(1, gt=0)
+    cpus: Operational[float] = Field(1, gt=0)
     """Logical CPUs of a trial, which has as many threads."""
-    gpus: float = Field(0, ge=0)
+    gpus: Operational[float] = Field(0, ge=0)
     """GPUs of a trial; a fraction shares one GPU among several trials."""
-    max_failures: int = Field(1, ge=0)
+    max_failures: Operational[int] = Field(1, ge=0)
     """How often a trial restarts after its process has died, for instance for lack of memory."""
 
 

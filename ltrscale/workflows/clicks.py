@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from ltrscale import storage
+from ltrscale.config import Operational
 from ltrscale.data.dataset.split import Split
 from ltrscale.evaluation.clicks import ClicksConfig, understand
 from ltrscale.evaluation.clicks_page import PICTURE, UnderstoodLog, chart, page, tables
@@ -16,7 +17,7 @@ class ClicksJob(ClicksConfig, Stage):
     """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
 
     stage: ClassVar = "clicks"
-    out: str
+    out: Operational[str]
     """Directory of the report."""
 
     def run(self) -> bool:

@@ -68,6 +68,7 @@ class _Identity(Config):
     """The settings of the summary; the evaluations record their own."""
 
     folds: tuple[str, ...]
+    evaluations: tuple[str, ...]
     seed: int
 
 
@@ -80,12 +81,12 @@ class _Summary(Stage):
     seed: int
 
     def identity(self) -> _Identity:
-        """The folds and the seed of the intervals."""
-        return _Identity(folds=tuple(self.evaluations), seed=self.seed)
+        """The folds in their order, the evaluation of each, and the seed of the intervals."""
+        return _Identity(folds=tuple(self.evaluations), evaluations=tuple(self.evaluations.values()), seed=self.seed)
 
     def inputs(self) -> dict[str, str]:
         """Content of the evaluations."""
-        return {fold: content_of(url) for fold, url in self.evaluations.items()}
+        return {url: content_of(url) for url in self.evaluations.values()}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Summarise, and commit the report."""

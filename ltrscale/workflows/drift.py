@@ -4,6 +4,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from ltrscale import storage
+from ltrscale.config import Operational
 from ltrscale.evaluation.decay import Decay, chart, decay, page, tables
 from ltrscale.evaluation.drift import DriftSettings, measure_drift
 from ltrscale.evaluation.evaluate import EvaluateConfig
@@ -24,7 +25,7 @@ class DriftJob(DriftSettings, Stage):
     """Report the metrics of an evaluation by period, and the drift of its periods from training."""
 
     stage: ClassVar = "drift"
-    out: str
+    out: Operational[str]
     """Directory of the report."""
     evaluation: str
     """Directory that jobs.evaluate made with `slice_by: [period]`; its splits, bundles and settings are used."""

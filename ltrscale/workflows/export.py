@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from ltrscale.bundle import load
+from ltrscale.config import Operational
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.progress import Report
 from ltrscale.serving.export import ParityConfig, check_parity, publish
@@ -22,7 +23,7 @@ class ExportJob(ParityConfig, Stage):
     """Export a bundle for a program that serves it, with a description of its features."""
 
     stage: ClassVar = "export"
-    out: str
+    out: Operational[str]
     """Directory of the export."""
     bundle: str
     """Bundle of one model."""

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from ltrscale.config import Operational
 from ltrscale.evaluation.interleave import InterleaveConfig, interleave
 from ltrscale.evaluation.interleave_page import print_table
 from ltrscale.progress import Report
@@ -13,7 +14,7 @@ class InterleaveJob(InterleaveConfig, Stage):
     """Compare rankers by simulated interleaving: credit, lift, and the impressions that it takes to see it."""
 
     stage: ClassVar = "interleave"
-    out: str
+    out: Operational[str]
     """Directory of the report."""
 
     def run(self) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.matching.append import MatchConfig, match
@@ -15,7 +16,7 @@ class MatchJob(Stage):
 
     stage: ClassVar = "match"
     makes_data: ClassVar = True
-    out: str
+    out: Operational[str]
     """Directory of the new data set."""
     data: str
     """Data set directory with tokens to start from; it is not changed."""

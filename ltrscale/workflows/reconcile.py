@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from ltrscale import storage
+from ltrscale.config import Operational
 from ltrscale.evaluation import reconcile as reconciliation
 from ltrscale.evaluation.reconcile import BundleSource, ReconcileConfig
 from ltrscale.evaluation.scored_table import TableSource
@@ -15,7 +16,7 @@ class ReconcileJob(ReconcileConfig, Stage):
     """Say which rules explain the difference between our figures and those of other programs."""
 
     stage: ClassVar = "reconcile"
-    out: str
+    out: Operational[str]
     """Directory of the report."""
 
     def run(self) -> bool:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import joined
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
@@ -120,7 +120,7 @@ class RefitJob(TrainingStage):
     """Train a model once more, on its training and validation groups together, for as long as validation found best."""
 
     stage: ClassVar = "refit"
-    out: str
+    out: Operational[str]
     """Directory of the new bundle."""
     bundle: str
     """Bundle of one network or one model of trees. It records everything that made it: settings, splits, and the bundle
@@ -131,9 +131,7 @@ class RefitJob(TrainingStage):
     def identity(self) -> Identity:
         """Settings and periods of the bundle, and the further periods."""
         learned = _Learned.of(self.bundle)
-        settings = learned.settings
-        same = settings.identity() if isinstance(settings, FinetuneConfig) else settings
-        return Identity.of(same, learned.train, self._rest(learned))
+        return Identity.of(learned.settings, learned.train, self._rest(learned))
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, of the bundle, and of the bundle that it started from."""

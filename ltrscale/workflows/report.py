@@ -4,6 +4,7 @@ import sys
 from typing import ClassVar
 
 from ltrscale import storage
+from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.report.make import HTML, make_report
 from ltrscale.report.sources import SUMMARY, ReportConfig, Sources
@@ -18,7 +19,7 @@ class ReportJob(ReportConfig, Stage):
     """Make one page of HTML, and the same as Markdown, from an evaluation and what is named beside it."""
 
     stage: ClassVar = "report"
-    out: str
+    out: Operational[str]
     """Directory of the report; open `report.html` there."""
 
     def run(self, *, show: bool = True) -> bool:

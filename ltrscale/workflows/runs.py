@@ -37,7 +37,7 @@ _FILES = (_LOG, _METRICS, _CONFIG, _ENVIRONMENT)
 RUN_FILES = tuple(f"{storage.RUN}/{name}" for name in _FILES)
 """The files that `recorded` writes below a directory."""
 _COPY_S = 60.0
-_listener: ContextVar[Report | None] = ContextVar("listener", default=None)
+_listeners: ContextVar[tuple[Report, ...]] = ContextVar("listeners", default=())
 
 
 def environment() -> dict[str, object]:
@@ -113,7 +113,7 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
             handler = _LogFile(folder / _LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
-        listener = _listener.get()
+        listeners = _listeners.get()
         try:
             with (
                 tracked(out, config, stage, folder) as track,
@@ -123,9 +123,11 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
                 def report(record: Mapping[str, object]) -> None:
                     _append(metrics, json.dumps({"time": round(time.time(), 3), **record}), folder)
                     track(record)
-                    if listener is not None:
+                    for listener in listeners:
                         listener(record)
 
+                for listener in listeners:
+                    listener({})
                 yield report
         except BaseException as error:
             # to the file alone: the job itself prints the error
@@ -180,13 +182,16 @@ def _warn_of_gaps(folder: Path, error: str) -> None:
 
 
 @contextmanager
-def heard_by(listener: Report | None) -> Iterator[None]:
-    """Pass the reports of stages that start in this thread to a listener too while the block runs; None: to nobody."""
-    token = _listener.set(listener)
+def heard_by(listener: Report) -> Iterator[None]:
+    """Pass the reports of stages that start in this thread to a listener too, beside those around the block.
+
+    A stage that begins to work reports an empty record.
+    """
+    token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
     finally:
-        _listener.reset(token)
+        _listeners.reset(token)
 
 
 @contextmanager

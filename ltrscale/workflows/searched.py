@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
@@ -36,7 +36,7 @@ class _SearchedJob(Config):
     kind: str
     splits: Splits
     """Training and validation; the test split is not read."""
-    workers: Workers = ONE
+    workers: Operational[Workers] = ONE
     """Workers of each trial; they share each step of a network, or the training groups of trees."""
 
     @property
@@ -46,7 +46,7 @@ class _SearchedJob(Config):
 
     def result(self) -> Config:
         """The settings that determine the metric."""
-        return self.replace(workers=ONE)
+        return configs.result_of(self)
 
     @property
     def reads(self) -> dict[str, Split]:
@@ -120,10 +120,6 @@ class FinetuneSearch(_SearchedJob):
         """The metric that chooses the epoch."""
         return f"validation_{self.finetune.validation_metric}"
 
-    def result(self) -> Config:
-        """The settings that determine the metric."""
-        return self.replace(workers=ONE, finetune=self.finetune.identity())
-
     def inputs(self) -> dict[str, str]:
         """Content hashes of the data sets and the pretrained bundle."""
         return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
@@ -164,9 +160,7 @@ class PretrainSearch(_SearchedJob):
 
     def result(self) -> Config:
         """The settings that determine the metric."""
-        return self.replace(
-            workers=ONE, train=self.documents, pretrain=self.pretrain.identity(), finetune=self.finetune.identity()
-        )
+        return configs.result_of(self.replace(train=self.documents))
 
     @property
     def reads(self) -> dict[str, Split]:
@@ -195,12 +189,12 @@ class PretrainSearch(_SearchedJob):
         pretraining, finetuning = self.stages(folder)
 
         def finetuned(job: FinetuneJob) -> float:
-            with heard_by(None), _same_mode():  # the epochs of finetuning are no steps of the search
+            with _same_mode():
                 job.run()
             return _value(job.out, self.metric)
 
         def hear(record: Mapping[str, Any]) -> None:
-            if "bundle" in record:
+            if "bundle" in record:  # not so the epochs of finetuning, which are no steps of the search
                 epoch, out = record["epoch"], f"{finetuning.out}-{record['epoch']:05d}"
                 report(epoch, finetuned(finetuning.replace(out=out, pretrained=record["bundle"])))
 

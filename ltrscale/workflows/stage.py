@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from ltrscale import storage
-from ltrscale.config import Config, is_current, made_by
+from ltrscale.config import Config, Operational, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Splits
@@ -39,7 +39,7 @@ class Stage(Config):
     """Whether the output is a data set, which must be opened anew once it is made."""
     record: ClassVar[str] = storage.RUN
     """The folder of the run's record below `out`."""
-    out: str
+    out: Operational[str]
     """Directory of the output."""
 
     def check(self) -> None:

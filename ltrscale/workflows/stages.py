@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import chosen_files
@@ -60,12 +60,12 @@ class PrepareJob(Stage):
     makes_data: ClassVar = True
     for_scoring: ClassVar[bool] = False
     """Whether the rows are only scored, by a job whose own keys are the settings of `prepare`."""
-    out: str
+    out: Operational[str]
     """Directory of the data set."""
     prepare: PrepareConfig
     synthetic: SyntheticLogConfig | None = None
     """Make this synthetic log first, below `out` with `-log` appended, and read it as input."""
-    ray: bool = False
+    ray: Operational[bool] = False
     """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
 
     def run(self) -> bool:
@@ -108,7 +108,7 @@ class RelabelJob(Stage):
 
     stage: ClassVar = "relabel"
     makes_data: ClassVar = True
-    out: str
+    out: Operational[str]
     """Directory of the new data set."""
     data: str
     """Data set directory to start from; it is not changed."""
@@ -149,9 +149,9 @@ def _place(url: str) -> str:
 class TrainingStage(Stage):
     """A stage that resumes from checkpoints after an interruption."""
 
-    workers: Workers = ONE
+    workers: Operational[Workers] = ONE
     """Data-parallel workers; more than one run under Ray Train."""
-    fresh: bool = False
+    fresh: Operational[bool] = False
     """Start anew even if `out` is up to date; removes the checkpoints of an unfinished run."""
 
     def clear(self) -> None:
@@ -188,7 +188,7 @@ class PretrainJob(TrainingStage):
 
     def identity(self) -> Identity:
         """Settings and periods."""
-        return Identity.of(self.pretrain.identity(), self._documents)
+        return Identity.of(self.pretrain, self._documents)
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets."""
@@ -214,7 +214,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
 
     def settings(self) -> FinetuneConfig:
         """Settings of finetuning."""
-        return self.finetune.identity()
+        return self.finetune
 
     def made_from(self) -> list[str]:
         """The pretrained bundle, and those that it has kept if probes choose among them."""
@@ -246,7 +246,7 @@ class CombineJob(LabelledStage, TrainingStage):
 
     def settings(self) -> CombineConfig:
         """Settings of combining."""
-        return self.combine.identity()
+        return self.combine
 
     def made_from(self) -> tuple[str, ...]:
         """The bundles to combine."""
@@ -271,12 +271,12 @@ class ScoreJob(ScoreConfig, Stage):
 
     stage: ClassVar = "score"
     record: ClassVar = storage.HIDDEN_RUN
-    out: str
+    out: Operational[str]
     """Directory of the scores."""
 
     def identity(self) -> Config:
         """All settings; each period records its own origin."""
-        return self
+        return ScoreConfig.model_validate(self.model_dump(exclude={"out"}))
 
     def inputs(self) -> dict[str, str]:
         """None; each period records its own inputs."""
@@ -295,10 +295,10 @@ class EvaluateJob(Stage):
     """Evaluate bundles on the test split, with slices and significance."""
 
     stage: ClassVar = "evaluate"
-    out: str
+    out: Operational[str]
     """Directory of the report."""
     evaluate: EvaluateConfig
-    ray: bool = False
+    ray: Operational[bool] = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""
 
     def run(self, *, show: bool = True) -> bool:
@@ -339,7 +339,7 @@ class ContrastJob(contrasts.ContrastConfig, Stage):
     """Report which features solve the contrast of a pretrained bundle."""
 
     stage: ClassVar = "contrast"
-    out: str
+    out: Operational[str]
     """Directory of the report."""
 
     def run(self) -> bool:

@@ -28,7 +28,7 @@ from ltrscale.workflows.methods import built_on
 from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.study_grid import StudyConfig, about, cells_of, encoder_of, shared_encoders
 from ltrscale.workflows.study_models import Spent, Summarised, Summary, Work
-from ltrscale.workflows.tasks import Task, run_all
+from ltrscale.workflows.tasks import Costs, Task, run_all
 
 _REPORT_S = 60.0
 
@@ -72,9 +72,15 @@ def _tasks(work: Work) -> list[Task]:
         needs = [test.name, *(cell.replace(method=name).folder for name in built_on(methods[cell.method]))]
         if (encoder := encoder_of(cell.method, methods)) is not None:
             name = f"pretraining of {encoder}, seed {cell.seed}"
-            pretrainings[name] = Task(name, functools.partial(work.pretrain, encoder, cell.seed))
+            pretrain = functools.partial(work.pretrain, encoder, cell.seed)
+            pretrainings[name] = Task(
+                name, pretrain, kind=f"pretraining of {encoder}", folder=work.encoder(encoder, cell.seed)
+            )
             needs.append(name)
-        models[cell.folder] = Task(cell.folder, functools.partial(work.train, cell), tuple(needs))
+        train, size = functools.partial(work.train, cell), float(cell.labelled)
+        models[cell.folder] = Task(
+            cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=work.place(cell.folder)
+        )
     return [test, *pretrainings.values(), *models.values()]
 
 
@@ -83,17 +89,19 @@ def _run(work: Work) -> dict[str, str]:
     tasks = _tasks(work)
     done: set[str] = set()
     failed: dict[str, str] = {}
+    costs, share = Costs(tasks), 0.0
     start = reported = time.monotonic()
-    with progress("study", len(tasks), "tasks") as advance:
+    with progress("study", 1.0, "tasks") as advance:
 
-        def ended(task: Task, failure: str | None) -> None:
-            nonlocal reported
+        def ended(task: Task, failure: str | None, seconds: float) -> None:
+            nonlocal reported, share
             if failure is None:
                 done.add(task.name)
             else:
                 failed[task.name] = failure
                 log.warning("study: %s failed: %s", task.name, failure)
-            advance(1)
+            before, share = share, costs.done(task, seconds, _cost(task, seconds))
+            advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
                 _summarise(work, done, failed)
@@ -103,6 +111,12 @@ def _run(work: Work) -> dict[str, str]:
     log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
     _summarise(work, done, failed)
     return failed
+
+
+def _cost(task: Task, seconds: float) -> float:
+    """The seconds of a task in all runs, of which this one took some."""
+    spent = Spent.read(task.folder) if task.folder else None
+    return seconds if spent is None else max(seconds, spent.seconds)
 
 
 def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
@@ -141,7 +155,7 @@ def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
 def _pretraining_cost(work: Work, name: str) -> Cost:
     """Mean time of pretraining over seeds."""
     seeds = {cell.seed for cell in cells_of(work.config)}
-    folders = [work.place("pretrained", f"seed-{seed}", name) for seed in seeds]
+    folders = [work.encoder(name, seed) for seed in seeds]
     spent = [found for folder in folders if (found := Spent.read(folder)) is not None and found.done]
     seconds = sum(each.seconds for each in spent)
     if not seconds:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, digest, result_of
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.study import About
@@ -202,7 +202,7 @@ def shared_encoders(methods: Mapping[str, Method]) -> dict[str, Method]:
     for name, method in methods.items():
         if isinstance(method, NeuralMethod) and method.pretrain is not None:
             read = {
-                "pretrain": method.pretrain.identity().model_dump(mode="json"),
+                "pretrain": result_of(method.pretrain).model_dump(mode="json"),
                 "leave_out": sorted(method.leave_out),
             }
             owner = owners.setdefault(digest(read), name)

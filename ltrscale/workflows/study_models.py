@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from ltrscale import storage
-from ltrscale.config import Config, digest
+from ltrscale.config import Config, Operational, digest
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
@@ -69,7 +69,7 @@ class Measurement(Stage):
     bundle: str
     splits: SplitsWithTest
     settings: EvaluateSettings
-    threads: int
+    threads: Operational[int]
 
     def check(self) -> None:
         """Refuse a bundle that has seen test periods."""
@@ -146,13 +146,14 @@ class Spent(Config):
 def timed(folder: str, of: object) -> Iterator[None]:
     """Add the time of the block, and the documents that its trainings read, to the record of a directory.
 
-    Every half minute and at the end: a killed process loses little, and the next one adds to the record.
+    Every half minute and at any end: a killed process loses little, and the next one adds to the record. A block in
+    which nothing is trained leaves the record as it is.
     """
     digested = digest(of)
     before = Spent.read(folder)
     if before is None or before.of != digested:
         before = Spent(of=digested)
-    start, documents, written = time.monotonic(), 0, time.monotonic()
+    start, documents, written, trains = time.monotonic(), 0, time.monotonic(), False
 
     def write(*, done: bool) -> None:
         seconds = before.seconds + time.monotonic() - start
@@ -160,16 +161,22 @@ def timed(folder: str, of: object) -> Iterator[None]:
         storage.write_bytes(join(folder, "spent.json"), (spent.model_dump_json(indent=1) + "\n").encode())
 
     def hear(record: Mapping[str, object]) -> None:
-        nonlocal documents, written
+        nonlocal documents, written, trains
+        trains = True
         if "step" in record and isinstance(read := record.get("documents"), int):
             documents += read
-        if time.monotonic() - written >= _WRITE_S:
+        if time.monotonic() - written >= _WRITE_S and not before.done:
             written = time.monotonic()
             write(done=False)
 
-    with heard_by(hear):
-        yield
-    if not before.done:
+    try:
+        with heard_by(hear):
+            yield
+    except BaseException:
+        if trains and not before.done:
+            write(done=False)
+        raise
+    if trains and not before.done:
         write(done=True)
 
 
@@ -183,6 +190,10 @@ class Work:
     def place(self, *names: str) -> str:
         """A directory of the study."""
         return join(self.config.out, *names)
+
+    def encoder(self, name: str, seed: int) -> str:
+        """The directory of the pretraining of a method."""
+        return self.place("pretrained", f"seed-{seed}", name)
 
     def encoders(self, seed: int) -> Trial:
         """The trial that pretrains for all others with a seed."""
@@ -210,7 +221,7 @@ class Work:
         trial = self.encoders(seed)
         with one_view(self.view):
             of = [trial.methods[name].model_dump(mode="json"), seed, dataset_hashes([trial.splits.train])]
-            with timed(join(trial.out, name), of):
+            with timed(self.encoder(name, seed), of):
                 trial.pretrained(name)
 
     def train(self, cell: Cell) -> None:

@@ -5,7 +5,14 @@ A task that fails ends neither the others nor the run; only the tasks that need 
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+import signal
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,11 +25,13 @@ from ltrscale.engine import plain_errors, ray_cluster
 from ltrscale.errors import InputError, Stopped
 from ltrscale.launch.workers import or_number
 from ltrscale.progress import log
-from ltrscale.signals import stop_on_signal
+from ltrscale.signals import ending_on_signal, stop_on_signal
 
 _RETRIES = 2
 """How often Ray starts a task again whose process has died."""
 _LOOK_S, _PATIENCE_S = 1.0, 10.0
+_STOP_S = 60.0
+"""Time of the tasks to end after a request to stop: a step, and the checkpoint after it."""
 
 
 class TaskWorkersConfig(Config):
@@ -54,10 +63,16 @@ class Task:
     call: Callable[[], object]
     """Pickled to the process that runs it."""
     needs: tuple[str, ...] = ()
+    kind: str = ""
+    """Tasks of a kind cost about as much as their size says."""
+    size: float = 1.0
+    """What the task reads, in a unit of its kind."""
+    folder: str = ""
+    """Where the record of its time is; "" for none."""
 
 
-Ended = Callable[[Task, str | None], None]
-"""Receives a task that has ended, and why it failed or None."""
+Ended = Callable[[Task, str | None, float], None]
+"""Receives a task that has ended, why it failed or None, and the seconds that it took."""
 
 
 def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> None:
@@ -66,10 +81,11 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
     Args:
         tasks: with different names; each comes after those that it needs.
         workers: the processes.
-        ended: called in this thread for each task that ends, with the reason of its failure.
+        ended: called in this thread for each task that ends.
 
     Raises:
-        Stopped: this process was asked to stop; tasks that run are ended.
+        Stopped: this process was asked to stop, and tasks that ran have ended as they do alone, or after a minute by
+            force.
     """
     queue = _Queue(tasks, ended)
     if workers.number == 0:
@@ -81,12 +97,44 @@ def run_all(tasks: Sequence[Task], workers: TaskWorkersConfig, ended: Ended) -> 
         _run_with_ray(queue, workers, stopping)
 
 
+class Costs:
+    """The cost of the tasks that are done, which foretells that of the others."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._left = Counter((task.kind, task.size) for task in tasks)
+        self._costs: dict[tuple[str, float], list[float]] = {}
+        self._spent = 0.0
+
+    def done(self, task: Task, seconds: float, cost: float) -> float:
+        """Take note of a task that has ended; returns the share of this run's work that is done.
+
+        Args:
+            task: the task.
+            seconds: that it took in this run; next to none if it was up to date.
+            cost: the seconds that it took in all runs, which foretell those of tasks like it.
+        """
+        self._left[task.kind, task.size] -= 1
+        self._costs.setdefault((task.kind, task.size), []).append(cost)
+        self._spent += seconds
+        left = sum(number * self._foretold(*like) for like, number in self._left.items() if number)
+        return self._spent / (self._spent + left) if left else 1.0
+
+    def _foretold(self, kind: str, size: float) -> float:
+        """The mean of tasks of the same kind and size; else of the kind, in proportion to the size; else of all."""
+        if same := self._costs.get((kind, size)):
+            return statistics.fmean(same)
+        alike = [(other, cost) for (of, other), costs in self._costs.items() if of == kind for cost in costs]
+        if alike:
+            return size * sum(cost for _, cost in alike) / sum(other for other, _ in alike)
+        return statistics.fmean(cost for costs in self._costs.values() for cost in costs)
+
+
 class _Queue:
     """The tasks that have not begun, and the outcome of those that have ended."""
 
     def __init__(self, tasks: Iterable[Task], ended: Ended) -> None:
         self._waiting = {task.name: task for task in tasks}
-        self._ended, self._failures = ended, dict[str, str | None]()
+        self._ended, self._failures, self._begun = ended, dict[str, str | None](), dict[str, float]()
 
     def next(self) -> Task | None:
         """The first task that can begin, None if there is none now; gives up those that need a failed one."""
@@ -96,29 +144,36 @@ class _Queue:
                 del self._waiting[task.name]
                 self.end(task, f"needs {lost[0]}, which failed")
             elif all(name in self._failures for name in task.needs):
+                self._begun[task.name] = time.monotonic()
                 return self._waiting.pop(task.name)
         return None
 
     def end(self, task: Task, failure: str | None) -> None:
         """Record the outcome of a task."""
         self._failures[task.name] = failure
-        self._ended(task, failure)
+        now = time.monotonic()
+        self._ended(task, failure, now - self._begun.get(task.name, now))
 
 
 def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[[], bool]) -> None:
     import ray  # imported late: many processes never use Ray
 
+    from ltrscale.launch.mailbox import open_mailbox
+
+    mailbox = open_mailbox()
     remote = ray.remote(_in_worker).options(num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=_RETRIES)
     room = workers.number or max(1, int(ray.cluster_resources().get("CPU", 1) / workers.cpus))
     leases, running = storage.held(), dict[Any, Task]()
     try:
         while True:
             while len(running) < room and (task := queue.next()) is not None:
-                running[remote.remote(task.call, workers.threads, leases)] = task
+                running[remote.remote(task.call, workers.threads, leases, mailbox)] = task
             if not running:
                 return
             done, _ = ray.wait(list(running), num_returns=1, timeout=_LOOK_S)
             if stopping():
+                ray.get(mailbox.ask_to_stop.remote())
+                ray.wait(list(running), num_returns=len(running), timeout=_STOP_S)
                 raise Stopped("asked to stop; the same command goes on")
             if not done:
                 continue
@@ -137,15 +192,43 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
             ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE_S)
 
 
-def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...]) -> str | None:
+def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...], mailbox: Any) -> str | None:
     """Run a task in a process of Ray, which Ray uses again for later tasks."""
     storage.join_leases(leases)
     torch.set_num_threads(threads)
     log.setLevel(logging.INFO)  # for the log beside each stage's output
     try:
-        return _attempt(call)
+        with ending_on_signal(), _asked_through(mailbox):
+            return _attempt(call)
     except Stopped as error:
         return str(error)
+
+
+@contextmanager
+def _asked_through(mailbox: Any) -> Iterator[None]:
+    """Turn the launching process's request to stop into the signal that ends this process's work when it runs alone."""
+    import ray
+    from ray.exceptions import RayError
+
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            while not over.is_set():
+                if ray.get(mailbox.standing.remote()).stop_asked:
+                    os.kill(os.getpid(), signal.SIGTERM)  # not Ray's own cancellation: it raises SIGINT, which a
+                    return  # process from the background of a shell script ignores
+                over.wait(_LOOK_S)
+        except RayError:  # the launching process is gone, and Ray ends this one
+            return
+
+    watching = threading.Thread(target=watch, name="stop", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()  # before the handler goes: the signal would end the process
 
 
 def _attempt(call: Callable[[], object]) -> str | None:

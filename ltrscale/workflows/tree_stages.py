@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
@@ -36,7 +36,7 @@ class GBDTJob(LabelledStage):
     """Train several models, below `out/candidates`, and average the best; empty for one model."""
     start: str | None = None
     """Bundle of one LightGBM model to go on from: trees are added to its scores; empty starts from equal scores."""
-    workers: Workers = ONE
+    workers: Operational[Workers] = ONE
     """Workers that each hold a share of the training groups, for data that one machine cannot hold."""
 
     @model_validator(mode="after")
@@ -109,10 +109,11 @@ class SemiJob(LabelledStage):
 
 
 class _Stacked(Config):
-    """The settings of a stack, and the names of its members."""
+    """The settings of a stack, the names of its members in their order, and their bundles."""
 
     stack: StackConfig
     members: tuple[str, ...]
+    bundles: tuple[StackMember, ...]
 
 
 class StackedJob(LabelledStage):
@@ -130,8 +131,8 @@ class StackedJob(LabelledStage):
                 check_ready(name, member.bundle, self.splits)
 
     def settings(self) -> _Stacked:
-        """Settings of the stack, and the names of its members."""
-        return _Stacked(stack=self.stack, members=tuple(self.members))
+        """Settings of the stack, and its members."""
+        return _Stacked(stack=self.stack, members=tuple(self.members), bundles=tuple(self.members.values()))
 
     def made_from(self) -> list[str]:
         """The bundles of all members, of all folds."""

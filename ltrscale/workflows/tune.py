@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.config import Config, recordable
+from ltrscale.config import Config, Operational, recordable
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_periods_named
@@ -57,11 +57,11 @@ class TuneJob(SearchConfig, Stage):
     """Search over the settings of a job."""
 
     stage: ClassVar = "tune"
-    out: str
+    out: Operational[str]
     """Directory of the search: its history, the outputs of the trials, table, report and best settings."""
     job: Annotated[GBDTSearch | PretrainSearch | FinetuneSearch, Field(discriminator="kind")]
     """The job that a trial runs; trial 0 has its settings as given."""
-    fresh: bool = False
+    fresh: Operational[bool] = False
     """Start anew; removes the history in `out` with the outputs of its trials."""
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class TuneJob(SearchConfig, Stage):
         self.check()
         with held(self.out), one_view() as view:
             history, identity = History(self.out), history_of(self)
-            if history.identity() not in (None, identity):
+            if history.is_of_another(identity):
                 log.info("tune: %s holds another search, which starts anew", self.out)
                 history.remove(RUN_FILES)
             history.open(identity)

@@ -1,6 +1,10 @@
 """A small study in this process: what is trained once, what failures cost, and figures by hand."""
 
 import json
+import shutil
+import signal
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,10 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import load as load_config
 from ltrscale.config import validate
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.study import Study
+from ltrscale.workflows.runs import heard_by
 from ltrscale.workflows.study import run_study
 from ltrscale.workflows.study_grid import StudyConfig, about, cells_of, shared_encoders
 from ltrscale.workflows.study_models import Spent
@@ -32,6 +37,7 @@ METHODS = {
     "probed": {"kind": "neural", "pretrain": PRETRAIN, "finetune": {**FINETUNE, "head": {"layers": 1}, "epochs": 0}},
 }
 GRID = [{"labelled": [8, 30], "draws": 2}]
+SPACE = {"finetune.optimizer.learning_rate": {"choices": [1e-3, 1e-2]}}
 
 
 def study(data: str, out: Path, **changes: Any) -> StudyConfig:
@@ -160,6 +166,64 @@ def test_a_second_run_trains_nothing_and_a_larger_one_only_what_is_new(
     assert rest in (["summary"], [])  # the summary stays if the measured time, too, is the same
     switched = study(synthetic_dataset, out, grid=grid, evaluate={"baseline": "plain"})
     assert written_directories(run_study, switched) == ["test", "summary"]
+
+
+@pytest.mark.slow
+def test_a_moved_study_trains_nothing_again(
+    done: tuple[Path, list[str]], synthetic_dataset: str, tmp_path: Path
+) -> None:
+    first, _ = done
+    methods = {**METHODS, "tuned": {"kind": "tuned", "of": "simclr", "space": SPACE, "trials": 2}}
+    changes: dict[str, Any] = {"methods": methods, "grid": [{"labelled": [8], "draws": 1}]}
+    shutil.copytree(first, tmp_path / "here")
+    shutil.rmtree(tmp_path / "here" / "summary")
+    run_study(study(synthetic_dataset, tmp_path / "here", **changes))
+    spent = Spent.read(str(tmp_path / "here/models/8/draw-0/seed-0/tuned"))
+    (tmp_path / "here").rename(tmp_path / "there")
+    shutil.copytree(synthetic_dataset, tmp_path / "data")
+    assert written_directories(run_study, study(synthetic_dataset, tmp_path / "there", **changes)) == []
+    assert written_directories(run_study, study(str(tmp_path / "data"), tmp_path / "there", **changes)) == []
+    assert Spent.read(str(tmp_path / "there/models/8/draw-0/seed-0/tuned")) == spent
+
+
+@pytest.mark.slow
+def test_the_time_of_a_search_adds_up_over_stops(synthetic_dataset: str, tmp_path: Path) -> None:
+    plain = {"kind": "neural", "finetune": {**FINETUNE, "epochs": 10}}
+    tuned = {"kind": "tuned", "of": "plain", "space": SPACE, "trials": 2}
+    config = study(
+        synthetic_dataset,
+        tmp_path / "out",
+        methods={"plain": plain, "tuned": tuned},
+        grid=[{"labelled": [30], "draws": 1, "methods": ["tuned"]}],
+        control=None,
+        evaluate={"baseline": None},
+    )
+    folder, heard = str(tmp_path / "out/models/30/draw-0/seed-0/tuned"), list[int]()
+
+    def hear(record: Mapping[str, object]) -> None:
+        if "step" in record and isinstance(documents := record["documents"], int):
+            heard.append(documents)
+            if len(heard) in (5, 15):
+                signal.raise_signal(signal.SIGTERM)
+
+    seconds = 0.0
+    with heard_by(hear):
+        for _ in range(2):
+            start = time.monotonic()
+            with pytest.raises(Stopped):
+                run_study(config)
+            spent = Spent.read(folder)
+            assert spent is not None
+            assert not spent.done
+            assert spent.documents == sum(heard)
+            assert seconds < spent.seconds <= seconds + time.monotonic() - start
+            seconds = spent.seconds
+        run_study(config)
+    spent = Spent.read(folder)
+    assert spent is not None
+    assert spent.done
+    assert spent.documents == sum(heard)
+    assert spent.seconds > seconds
 
 
 def test_a_failing_method_is_named_and_the_others_are_reported(synthetic_dataset: str, tmp_path: Path) -> None:

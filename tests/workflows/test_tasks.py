@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale.errors import InputError
-from ltrscale.workflows.tasks import Task, TaskWorkersConfig, run_all
+from ltrscale.workflows.tasks import Costs, Task, TaskWorkersConfig, run_all
 
 HERE = TaskWorkersConfig(number=0)
 
@@ -41,8 +41,9 @@ def wait(folder: Path, name: str) -> None:
 def run(tasks: list[Task], workers: TaskWorkersConfig) -> dict[str, str | None]:
     ended: dict[str, str | None] = {}
 
-    def end(task: Task, failure: str | None) -> None:
+    def end(task: Task, failure: str | None, seconds: float) -> None:
         assert task.name not in ended
+        assert seconds >= 0
         ended[task.name] = failure
 
     run_all(tasks, workers, end)
@@ -80,6 +81,31 @@ def test_a_defect_is_a_failure_too(tmp_path: Path) -> None:
     assert str(ended["defect"]).startswith("ValueError: invalid literal")
 
 
+def test_tasks_are_foretold_by_those_of_their_kind_and_size() -> None:
+    long = [Task(f"long {i}", fail, kind="pretraining") for i in range(2)]
+    small = [Task(f"small {i}", fail, kind="trees", size=10) for i in range(2)]
+    large = [Task(f"large {i}", fail, kind="trees", size=100) for i in range(2)]
+    costs = Costs([*long, *small, *large])
+    assert costs.done(long[0], 100, 100) == pytest.approx(100 / (100 + 5 * 100)), "no other is known"
+    assert costs.done(small[0], 1, 1) == pytest.approx(101 / (101 + 100 + 1 + 2 * 10)), "in proportion to the size"
+    assert costs.done(large[0], 5, 5) == pytest.approx(106 / (106 + 100 + 1 + 5)), "measured at this size"
+    assert costs.done(small[1], 0, 3) == pytest.approx(106 / (106 + 100 + 5)), "it was up to date"
+    assert costs.done(long[1], 100, 100) == pytest.approx(206 / (206 + 5))
+    assert costs.done(large[1], 5, 5) == 1.0
+
+
+def note_priority(folder: Path) -> None:
+    (folder / "nice").write_text(str(os.nice(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_tasks_have_the_priority_of_the_process_that_starts_them(tmp_path: Path) -> None:
+    two = TaskWorkersConfig(number=2, cpus=0.5)
+    assert run([Task("nice", functools.partial(note_priority, tmp_path))], two) == {"nice": None}
+    assert int((tmp_path / "nice").read_text()) == os.nice(0)
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_tasks_run_in_processes_at_once_and_a_dead_process_is_one_failure(tmp_path: Path) -> None:
@@ -101,7 +127,7 @@ from ltrscale.errors import Stopped
 from ltrscale.workflows.tasks import Task, TaskWorkersConfig, run_all
 tasks = [Task("quick", functools.partial(time.sleep, 0)), Task("long", functools.partial(time.sleep, 500))]
 try:
-    run_all(tasks, TaskWorkersConfig(number=2, cpus=0.5), lambda task, _: print(task.name, flush=True))
+    run_all(tasks, TaskWorkersConfig(number=2, cpus=0.5), lambda task, *_: print(task.name, flush=True))
 except Stopped as error:
     sys.exit(f"stopped: {error}")
 """
@@ -109,7 +135,7 @@ except Stopped as error:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_request_to_stop_does_not_wait_for_the_tasks() -> None:
+def test_a_request_to_stop_ends_tasks_that_are_no_training_at_once() -> None:
     process = subprocess.Popen([sys.executable, "-c", _LONG], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -158,12 +158,19 @@ def test_a_listener_receives_the_reports_of_its_own_thread(synthetic_dataset: st
     heard: list[Mapping[str, object]] = []
     job = search(LEAVES, data=synthetic_dataset).job
     with heard_by(heard.append):
-        job.run(str(tmp_path / "a"), lambda *_: None)  # has a listener of its own
-        assert heard == []
         GBDTJob(out=str(tmp_path / "b"), splits=job.splits, gbdt={"num_trees": 3}).run()  # type: ignore[arg-type]
-        with heard_by(None):
-            GBDTJob(out=str(tmp_path / "c"), splits=job.splits, gbdt={"num_trees": 3}).run()  # type: ignore[arg-type]
-    assert [record["tree"] for record in heard] == [1, 2, 3]
+    GBDTJob(out=str(tmp_path / "c"), splits=job.splits, gbdt={"num_trees": 3}).run()  # type: ignore[arg-type]
+    assert heard[0] == {}, "a stage begins to work"
+    assert [record["tree"] for record in heard[1:]] == [1, 2, 3]
+
+
+def test_a_listener_around_a_search_hears_the_trials_too(synthetic_dataset: str, tmp_path: Path) -> None:
+    heard: list[Mapping[str, object]] = []
+    steps: list[int] = []
+    with heard_by(heard.append):
+        search(LEAVES, data=synthetic_dataset).job.run(str(tmp_path), lambda step, _: steps.append(step))
+    assert [record["tree"] for record in heard if "tree" in record] == steps
+    assert len(steps) > 1
 
 
 def test_curves_of_trials_count_trees_and_epochs_and_hold_the_best_so_far(

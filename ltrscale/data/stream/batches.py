@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ltrscale.batch import QueryGroups
-from ltrscale.config import Config
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import RowGroup, Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.memory import Memory
@@ -69,17 +69,12 @@ class StreamConfig(Config):
     """Deal a window's documents to new groups of the same lengths in each epoch: SimCLR-Sample, without labels."""
     repeat: Repeat | None = None
     """Query groups that are served several times per epoch, or not at all."""
-    memory_gb: float = Field(default=1.0, ge=0)
+    memory_gb: Operational[float] = Field(default=1.0, ge=0)
     """Labelled groups whose features take at most this many GB are read once, and kept in the memory of every worker;
     0 reads them anew each epoch. The result is the same. 1 GB holds 40,000 lists of 100 documents with 60 features;
     training and validation groups count separately."""
-    prefetch: int = Field(default=2, ge=0)
+    prefetch: Operational[int] = Field(default=2, ge=0)
     """Steps that a thread reads ahead while training computes; 0 reads each step when it is needed."""
-
-    def identity(self) -> Self:
-        """The settings that determine the batches, all others at their defaults."""
-        fields = type(self).model_fields
-        return self.replace(**{name: fields[name].default for name in ("memory_gb", "prefetch")})
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "StreamConfig":
