@@ -21,9 +21,7 @@ which is, in short:
     margin: 0.005       # with confidence, not worse by more
     slice_margin: 0.01  # on no slice shown to be worse by more
 
-Before a candidate is trained, how many groups does the margin need?
-
-  python -m jobs.gate --config jobs/configs/gate.yaml --plan
+The same command with --plan says, before a candidate is trained, how many groups the margin needs.
 """
 
 from jobs.cli import Command, main

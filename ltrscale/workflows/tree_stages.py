@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, Operational
@@ -77,20 +77,20 @@ class AverageJob(LabelledStage):
     """Average the scores of runs of the same trees."""
 
     stage: ClassVar = "average"
-    runs: tuple[str, ...]
-    """Bundles that differ in their seed."""
+    bundles: tuple[str, ...] = Field(min_length=1)
+    """Of one model each, which differ in their seed."""
 
     def settings(self) -> Config:
-        """None; the runs have them."""
+        """None; the bundles have them."""
         return Config()
 
     def made_from(self) -> tuple[str, ...]:
-        """The runs."""
-        return self.runs
+        """The bundles."""
+        return self.bundles
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Judge the mean on validation, and commit it."""
-        average(self.runs, self.splits.validation, self.out, made_by=origin)
+        average(self.bundles, self.splits.validation, self.out, made_by=origin)
 
 
 class SemiJob(LabelledStage):

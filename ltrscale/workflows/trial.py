@@ -202,7 +202,7 @@ class Trial:
         """The mean of runs of a method."""
         runs, one = self._runs(method.of, method.runs), searched(method.of, self.methods)
         if isinstance(one, GBDTMethod):
-            AverageJob(out=out, runs=tuple(runs), splits=self._read_by(one)).run()
+            AverageJob(out=out, bundles=tuple(runs), splits=self._read_by(one)).run()
         else:
             self._combine(runs, CombineConfig(how="mean"), out)
 

@@ -25,7 +25,7 @@ from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
 _SPLIT = r"(\.(data|periods|scores|leave_out|label.*|relevant_groups|fold.*))?"
 _LABELS = r"\.(scores|label.*|relevant_groups|fold.*)"
-_RANKED = {"train_gbdt", "train_semi", "stack", "finetune", "combine", "feature"}
+_RANKED = {"train_gbdt", "train_semi", "stack", "average", "finetune", "combine", "feature"}
 PROMISE = re.compile(r"(result|output|figures|scores)\s+(does not depend on it|is the same|are the same)")
 UNREAD = {
     **{stage: [rf"splits\.test{_SPLIT}", r"splits\.gap"] for stage in _RANKED},  # test is not read, a gap only refuses

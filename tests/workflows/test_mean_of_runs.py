@@ -101,5 +101,5 @@ def test_trees_that_draw_nothing_are_refused_or_named(
     made = trial(synthetic_dataset, tmp_path, "gbdt")
     run = made.model("gbdt")
     with caplog.at_level(logging.WARNING):
-        AverageJob(out=str(tmp_path / "same"), runs=(run, run), splits=made.splits).run()
+        AverageJob(out=str(tmp_path / "same"), bundles=(run, run), splits=made.splits).run()
     assert "some of the 2 runs are equal trees" in caplog.text
