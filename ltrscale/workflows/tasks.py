@@ -186,10 +186,11 @@ def _run_with_ray(queue: _Queue, workers: TaskWorkersConfig, stopping: Callable[
                 failure = str(error)
             queue.end(task, failure)
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
-        if running:  # the cluster must not go away while they end
-            ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE_S)
+        if running:  # Ray may crash where a task that has ended is cancelled
+            _, running_on = ray.wait(list(running), num_returns=len(running), timeout=0)
+            for reference in running_on:
+                ray.cancel(reference, force=True)
+            ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE_S)  # before the cluster goes away
 
 
 def _in_worker(call: Callable[[], object], threads: int, leases: tuple[storage.Lease, ...], mailbox: Any) -> str | None:
