@@ -82,12 +82,12 @@ def check_replaceable(out: str, stage: str) -> None:
     Raises:
         InputError: `out` holds the output of another stage.
     """
-    there = _committed_by(out)
+    there = committed_by(out)
     if there not in (None, stage):
         raise InputError(f"{out}: the output of {there} is there, which {stage} would delete; choose another directory")
 
 
-def _committed_by(out: str) -> str | None:
+def committed_by(out: str) -> str | None:
     """The stage whose output a directory holds; None where nothing is committed."""
     manifest = storage.read_manifest(out)
     if manifest is not None:

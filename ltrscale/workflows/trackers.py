@@ -242,12 +242,15 @@ def _unreachable(error: Exception) -> InputError:
 
 
 def _name(out: str) -> str:
-    """A name for a run: the path of its output.
+    """A name for a run: the path of its output, in full where it leads out of the working directory by `..`.
 
     Example:
-        >>> _name("s3://bucket/runs/demo/"), _name("runs/demo")
-        ('bucket/runs/demo', 'runs/demo')
+        >>> _name("s3://bucket/runs/demo/"), _name("runs/demo"), _name("/tmp/a/../b")
+        ('bucket/runs/demo', 'runs/demo', 'tmp/b')
     """
+    if storage.is_local(out):
+        path = os.path.normpath(storage.local_path(out))
+        out = os.path.abspath(path) if path.split(os.sep)[0] == os.pardir else path
     return without_credentials(out).rpartition("://")[2].strip("/")
 
 
