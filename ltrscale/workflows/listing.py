@@ -14,7 +14,6 @@ from rich.table import Table
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.workflows.runs import committed_by
 from ltrscale.workflows.trackers import flat, numbers
 
 _WIDEST = 1000
@@ -114,10 +113,8 @@ def read_run(out: str) -> Run:
     manifest = storage.read_manifest(out)
     records = [json.loads(line) for line in text(_METRICS).splitlines() if line.startswith("{")]
     log = text(_LOG)
-    # a pipeline and a distillation commit what they make below them, and end with an evaluation; scores and predictions
-    # are committed period by period, and have no manifest above
-    made = manifest is not None or storage.read_manifest(storage.join(out, "evaluation")) is not None
-    made = made or (committed_by(out) == "score" and log.rfind(": done in ") > log.rfind(": writing "))
+    # a pipeline commits what it makes below it, scores and predictions are committed period by period
+    made = manifest is not None or "ended" in environment
     return Run(
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or _verb(environment.get("command", [])),

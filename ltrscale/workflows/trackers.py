@@ -249,8 +249,8 @@ def _name(out: str) -> str:
         ('bucket/runs/demo', 'runs/demo', 'tmp/b')
     """
     if storage.is_local(out):
-        path = os.path.normpath(storage.local_path(out))
-        out = os.path.abspath(path) if path.split(os.sep)[0] == os.pardir else path
+        path = Path(os.path.normpath(storage.local_path(out)))  # `Path` alone keeps a `..` after a name
+        out = str(path.resolve() if ".." in path.parts else path)
     return without_credentials(out).rpartition("://")[2].strip("/")
 
 

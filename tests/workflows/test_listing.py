@@ -52,6 +52,10 @@ def text(table: Any) -> list[list[str]]:
 def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) -> None:
     write(tmp_path / "b" / "model")
     write(tmp_path / "a", folder=storage.HIDDEN_RUN, commit=False)
+    environment = tmp_path / "a" / storage.HIDDEN_RUN / "environment.json"
+    began = json.loads(environment.read_text())
+    assert began.pop("ended") >= began["time"]
+    environment.write_text(json.dumps(began))  # as a killed process leaves it
     write(tmp_path / "c", fails=True)
     runs = list(runs_below(str(tmp_path)))
     assert [(run.out, run.state) for run in runs] == [

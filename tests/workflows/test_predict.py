@@ -296,9 +296,11 @@ def test_the_list_of_runs_says_that_predictions_are_done_and_only_then(
     assert read_run(str(out)).state != "done"
     predict(out, trees, rows)
     assert read_run(str(out)).state == "done"
-    log = out / storage.HIDDEN_RUN / "log.txt"  # as a process leaves it that was killed while it scored another week
-    log.write_text(f"{log.read_text()}2026-03-09 score: writing {out}\n")
-    assert read_run(str(out)).state == "not done"
+    with monkeypatch.context() as patch:  # another week is begun, and the earlier one is there
+        patch.setattr(ScoreJob, "work", _stops)
+        with pytest.raises(KeyboardInterrupt):
+            predict(out, trees, write_parquet(tmp_path / "next.parquet", make_rows(2000, 25, ["2026-03-09"], 2)))
+    assert read_run(str(out)).state != "done"
 
 
 def _stops(*_: object) -> None:
