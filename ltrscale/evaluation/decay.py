@@ -32,6 +32,7 @@ FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
 _FEATURES_SHOWN = 10
+_NAMED = 5
 _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
@@ -169,6 +170,20 @@ def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -
     return correlation, float(as_far_S.mean())
 
 
+def drifted(drift: Drift) -> str:
+    """The features of the largest indices in a sentence, which a median over many features hides."""
+    if not drift.train.features:
+        return "No feature is read, so none can drift."
+    largest = drift.largest()
+    median = max(period.median_psi for period in drift.periods.values())
+    much = [each for each in largest if each[2] > SOME][:_NAMED]
+    named = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
+    beside = f"the median of the {len(largest)} features is at most {median:.4f}"
+    if not much:
+        return f"No feature has drifted: the largest PSI is that of {named}, and {beside}."
+    return f"Features that drifted most, by their PSI: {named}; {beside}."
+
+
 def tables(found: Decay) -> list[str]:
     """The table of metrics by period, and that of drift."""
     return [markdown(*metric_rows(found)), markdown(*drift_rows(found))]
@@ -228,6 +243,7 @@ def page(found: Decay, *, picture: str, evaluation: str) -> str:
         markdown(*metric_rows(found)),
         f"![{label} by periods since training]({picture})",
         "## Drift",
+        escape(drifted(found.drift)),
         bullets(_how_to_read()),
         markdown(*drift_rows(found)),
         "## Features",

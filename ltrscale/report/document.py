@@ -87,13 +87,21 @@ class Section:
         """The identifier for links."""
         return self.name.lower().replace(" ", "-")
 
+    @property
+    def shows(self) -> bool:
+        """Whether it shows anything."""
+        return any(not isinstance(block, LeftOut) for block in self.blocks)
+
 
 @dataclass(frozen=True)
 class Document:
-    """A title, a summary and sections."""
+    """A title, an opening, a summary and sections."""
 
     title: str
+    opening: Sequence[str]
+    """Paragraphs that say in words what was found."""
     summary: Sequence[str]
+    """What the document was made from."""
     sections: Sequence[Section] = field(default_factory=tuple)
 
     def charts(self) -> list[Chart]:
@@ -154,7 +162,7 @@ def pictures(document: Document) -> Mapping[str, bytes]:
 def in_markdown(document: Document) -> str:
     """The document in Markdown, with the pictures beside it."""
     numbers = {id(chart): number for number, chart in enumerate(document.charts())}
-    parts = [f"# {escape(document.title)}", *map(escape, document.summary)]
+    parts = [f"# {escape(document.title)}", *map(escape, [*document.opening, *document.summary])]
     for section in document.sections:
         parts += [f"## {escape(section.name)}", f"**{escape(section.question)}**"]
         for block in section.blocks:
