@@ -66,9 +66,7 @@ def _first(evaluation: Evaluation, best: MethodResult) -> str:
     if equal:
         return f"{_listed([best.name, *equal])} rank equally well: {figure}."
     if best.name == AS_SHOWN:
-        return (
-            f"No method ranks better than what was shown: {AS_SHOWN} has {figure}. Labels under that order favour it."
-        )
+        return f"No method ranks better than what was shown ({AS_SHOWN}): {figure}. Its labels favour it."
     return f"{best.name} ranks best: {figure}."
 
 
