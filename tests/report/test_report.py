@@ -44,6 +44,7 @@ from ltrscale.workflows.tree_stages import GBDTJob
 pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"
 FEATURES = ["x", f"y{COMMENT}", "z"]
+COLOURS = [MARKUP, "red", "a name of more than 64 characters, of which a table does not show the end at all"]
 METHODS = ["gbdt", f"scratch {MARKUP}", "`pretrained`|*b*"]
 PERIODS = {"train": ["a", "b"], "validation": ["c"], "test": ["d", "e"]}
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
@@ -59,7 +60,8 @@ def write_log(path: Path) -> str:
                 x, y, z = rng.normal(size=3) + 0.2 * p
                 z = 1000.0 if (q, i) == (1, 0) else z if rng.random() < 0.9 else np.nan
                 label = 0.0 if q % 4 == 0 else float(np.clip(round(x + rng.normal()), 0, 2))
-                ids = {"query": f"{period} {q} {SCRIPT}", "item": f"{COMMENT}{i}", "period": period}
+                colour = COLOURS[(q + i) % 3] if i else None
+                ids = {"colour": colour, "query": f"{period} {q} {SCRIPT}", "item": f"{COMMENT}{i}", "period": period}
                 rows.append({**ids, "label": label, **dict(zip(FEATURES, (x, y, z), strict=True))})
     rows.append({**rows[-1], "query": "bad", "label": np.inf})
     pd.DataFrame(rows).to_parquet(path)
@@ -75,7 +77,14 @@ def run(stage: type[Stage], out: Path, **settings: Any) -> str:
 def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The directories of data, evaluation, drift report and page."""
     folder = tmp_path_factory.mktemp("report")
-    columns = {"query": "query", "item": "item", "label": "label", "period_column": "period", "features": FEATURES}
+    columns: dict[str, Any] = {
+        "query": "query",
+        "item": "item",
+        "label": "label",
+        "period_column": "period",
+        "features": FEATURES,
+    }
+    columns["categorical"] = ["colour"]
     prepare = {
         "inputs": [write_log(folder / "log.parquet")],
         "source": {"kind": "items", "columns": columns},
@@ -349,6 +358,15 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
         highest = max(float(row[0]) for row in table.rows)
         assert [shade > 0 for shade in table.shades] == [float(row[0]) > 0 for row in table.rows]
         assert highest > 0
+
+
+def test_categories_have_their_names(places: Mapping[str, str]) -> None:
+    sources = Sources.open(ReportConfig(evaluation=places["evaluation"]))
+    tables = [block for block in groups.differing(sources) if isinstance(block, Table)]
+    shown = {row[table.header.index("colour")] for table in tables for row in table.rows}
+    long = "a name of more than 64 characters, of which a table does not sh…"
+    assert shown == {MARKUP, "red", long, "-"}
+    assert len(long) == 64
 
 
 def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> None:
