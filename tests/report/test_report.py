@@ -102,7 +102,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     evaluate = {
         "models": dict(zip(METHODS, (trees, scratch, tuned), strict=True)),
         "splits": splits,
-        "slices": {MARKUP: "n_documents > 5", "[a](javascript:b)": "any(z is null)"},
+        "slices": {MARKUP: "n_documents > 5", "[a](javascript:b)": "any(z is null)", "red": "any(colour == 'red')"},
         "slice_by": ["period"],
         "resamples": 200,
     }
@@ -367,6 +367,11 @@ def test_categories_have_their_names(places: Mapping[str, str]) -> None:
     long = "a name of more than 64 characters, of which a table does not sh…"
     assert shown == {MARKUP, "red", long, "-"}
     assert len(long) == 64
+    log = pd.read_parquet(Path(places["data"]).parent / "log.parquet")
+    tested = log[log.period.isin(PERIODS["test"]) & (log["query"] != "bad")]
+    reds = tested[tested.colour == "red"]["query"].nunique()
+    assert 0 < reds < tested["query"].nunique()
+    assert sources.evaluation.test.slices["red"] == reds
 
 
 def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> None:
