@@ -32,7 +32,7 @@ FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
 _FEATURES_SHOWN = 10
-_NAMED = 5
+_NAMED, _DRAWN = 5, 3
 _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
@@ -302,8 +302,8 @@ def _foretelling(found: Decay) -> str:
 
 
 def chart(found: Decay) -> charts.Spec:
-    """The metric of each method by periods since training, with intervals, and the median PSI below."""
-    return charts.above(decay_chart(found), drift_chart(found))
+    """The metric of each method by periods since training, with intervals, and the drift of features below."""
+    return charts.above(decay_chart(found), drift_chart(found), alike=False)
 
 
 def decay_chart(found: Decay) -> charts.Spec:
@@ -317,12 +317,15 @@ def decay_chart(found: Decay) -> charts.Spec:
 
 
 def drift_chart(found: Decay) -> charts.Spec:
-    """The median index of the features by periods since the training of each method."""
+    """The indices by period of the features that drifted most, and the median of all."""
+    most = [name for name, _, _ in found.drift.largest()[:_DRAWN]]
+    median = f"median of {len(found.drift.train.features)}"
     rows = [
-        {"x": x, "y": found.drift.periods[point.period].median_psi, "series": method}
-        for method, point, x in _places(found)
+        {"x": period, "y": psi, "series": name}
+        for period, of in found.drift.periods.items()
+        for name, psi in [*((name, of.features[name].psi) for name in most), (median, of.median_psi)]
     ]
-    return charts.lines(rows, x=_SINCE, y="median PSI", ticks=_ticks(found), zero=True, order=list(found.curves))
+    return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])
 
 
 def _places(found: Decay) -> Iterator[tuple[str, Point, float]]:

@@ -27,7 +27,9 @@ _TRIALS_SHOWN = 10
 def leaders(sources: Sources) -> Iterator[Block]:
     """The methods by the primary metric."""
     evaluation, primary = sources.evaluation, sources.primary
-    said = f"{metric_label(primary)}: means over {evaluation.test.groups:,} test groups and their 95% intervals"
+    defined = evaluation.methods[0].slices[ALL].summaries[primary].groups
+    of_all = f"{defined:,} of {evaluation.test.groups:,} test groups, which have a relevant document,"
+    said = f"{metric_label(primary)}: means over {of_all} and their 95% intervals"
     yield Chart(leaders_chart(evaluation, ALL), said)
     yield Table(*leaderboard(evaluation))
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
@@ -115,8 +117,8 @@ def _decay(found: Decay) -> Iterator[Block]:
     yield Chart(decay_chart(found), f"{said}; dots side by side belong to one period")
     yield Chart(
         drift_chart(found),
-        f"Drift: the median population stability index of the features; below {SOME:g} is usually read as none, above "
-        f"{MUCH:g} as much",
+        "Drift: the population stability index of the features that drifted most, and the median of all; below "
+        f"{SOME:g} is usually read as none, above {MUCH:g} as much",
     )
     yield Table(*metric_rows(found), caption="By method and period", folded=True)
     yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores", folded=True)

@@ -87,7 +87,7 @@ def test_the_best_is_put_beside_what_was_shown_and_trees_each_with_its_interval(
         OF_BOTH,
         ON_NO_SLICE,
     ]
-    assert next_step(found, None).endswith(
+    assert next_step(found, None)[1] == (
         "python -m jobs.gate --config jobs/configs/gate.yaml --set out=gate --set production=runs/gbdt "
         "--set candidate=runs/net"
     )
@@ -100,9 +100,11 @@ def test_what_is_not_shown_is_not_said() -> None:
         "More than chance is its lead over as_shown.",
         "It cannot be told from gbdt (p 0.2000): their order may be chance.",
     ]
-    assert next_step(found, None).startswith("Next: a difference of this size takes about 4.0 times the query groups")
+    assert next_step(found, None)[0].startswith(
+        "Next: a difference of this size takes about 4.0 times the query groups"
+    )
     tiny = evaluation({"net": 0.55, "gbdt": 0.549}, {"gbdt": lead(-0.001, 0.9)}, baseline="gbdt")
-    assert "more than 20 times the data; take the one that costs less" in next_step(tiny, None)
+    assert "more than 20 times the data; take the one that costs less" in next_step(tiny, None)[0]
 
 
 def test_nothing_differs() -> None:
@@ -113,7 +115,7 @@ def test_nothing_differs() -> None:
         OF_BOTH,
         ON_NO_SLICE,
     ]
-    assert "equally good here; take the one that costs less" in next_step(same, None)
+    assert "equally good here; take the one that costs less" in next_step(same, None)[0]
 
 
 def test_one_method_alone_is_not_judged() -> None:
@@ -122,7 +124,7 @@ def test_one_method_alone_is_not_judged() -> None:
         "net is the only method: NDCG@5 0.5500 [0.5400, 0.5600] over 796 query groups of W07 to W08. Alone it is "
         "neither good nor bad."
     ]
-    assert next_step(found, None).startswith("Next: evaluate another method beside it")
+    assert next_step(found, None)[0].startswith("Next: evaluate another method beside it")
 
 
 def test_without_a_baseline_the_leads_are_there_and_slices_say_nothing() -> None:
@@ -149,7 +151,7 @@ def test_the_baseline_may_be_best_itself() -> None:
     assert said[-1] == (
         "Of 2 slices with at least 100 groups it is worse than net beyond chance on device=tv (-0.0300)."
     )
-    assert "--set production=runs/net --set candidate=runs/gbdt" in next_step(found, None)
+    assert "--set production=runs/net --set candidate=runs/gbdt" in next_step(found, None)[1]
 
 
 def test_one_draw_holds_for_these_labels_and_few_judge_nothing() -> None:
@@ -162,7 +164,7 @@ def test_one_draw_holds_for_these_labels_and_few_judge_nothing() -> None:
         "Fewer than 5 shared draws of labels judge nothing (gbdt, 3).",
         ON_NO_SLICE,
     ]
-    assert "--set 'seeds=[0, 1, 2, 3, 4]'" in next_step(few, None)
+    assert "--set 'seeds=[0, 1, 2, 3, 4]'" in next_step(few, None)[0]
 
 
 def test_what_was_shown_may_be_best() -> None:
@@ -171,7 +173,7 @@ def test_what_was_shown_may_be_best() -> None:
         "No method ranks better than what was shown (as_shown): NDCG@5 0.5500 [0.5400, 0.5600] over 796 query groups "
         "of W07 to W08. Its labels favour it."
     )
-    assert "jobs.interleave" in next_step(found, None)
+    assert "jobs.interleave" in next_step(found, None)[0]
 
 
 def test_slices_where_the_best_is_behind_are_named_with_what_is_chance() -> None:
@@ -199,7 +201,7 @@ def test_no_group_defines_the_metric() -> None:
     found = evaluation({"net": None, "gbdt": None}, {})
     assert best_of(found) is None
     assert opening(found) == ["No group defines NDCG@5, so nothing can be said; evaluate other periods."]
-    assert next_step(found, None) == ""
+    assert next_step(found, None) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_no_group_defines_the_metric() -> None:
 def test_the_verdict_of_a_gate_is_the_next_step(passed: bool, said: str) -> None:
     checks = (Check(bound="margin", where="all", holds=passed, reason="worse by .02"),)
     verdict = Verdict(passed=passed, primary=PRIMARY, checks=checks, not_judged=(), not_excluded=())
-    assert said in next_step(evaluation(THREE, {"gbdt": lead(-0.02, 0.01)}, baseline="gbdt"), verdict)
+    assert said in next_step(evaluation(THREE, {"gbdt": lead(-0.02, 0.01)}, baseline="gbdt"), verdict)[0]
 
 
 def period(**psi: float) -> PeriodDrift:
