@@ -83,7 +83,7 @@ def _leads(evaluation: Evaluation, best: MethodResult) -> Iterator[str]:
     said: dict[str, str] = {}  # by the method: one that is both is named once
     for what, name in others.items():
         if name in evaluation.leads and name not in said and evaluation.leads[name].difference:
-            said[name] = f"{_lead(evaluation, best, name)} {what}" + ("" if name == AS_SHOWN else f" ({name})")
+            said[name] = f"{_lead(evaluation, best, name)} {what}" + ("" if name in (AS_SHOWN, what) else f" ({name})")
     if said:
         yield f"It is ahead by {_listed(list(said.values()), 'and by')}."
 
