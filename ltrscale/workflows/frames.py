@@ -25,6 +25,7 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.profile import columns_of
 from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.data.ingest.structure import of_table
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -223,8 +224,9 @@ def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Col
     given = {use: name for use, name in given.items() if name in table.column_names}
     if not len(table) or "query" not in given:
         return
-    looked_at = columns_of(table.slice(0, _LOOKED_AT), table.schema, Dialect())
-    if found := {name: why for name, why in doubtful(looked_at, given).items() if name in features}:
+    first = table.slice(0, _LOOKED_AT)
+    looked_at = columns_of(first, table.schema, Dialect())
+    if found := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
             *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),

@@ -98,6 +98,12 @@ def read_items(
     )
 
 
+def _query_ids(rows: Examined, mapping: ColumnMapping) -> pa.StringArray:
+    """The query id of each row: of one column, or of several with a bar between them."""
+    parts = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, "|")
+
+
 @dataclass(frozen=True)
 class _ItemBlocks:
     """Turns a batch of items into a RowBlock."""
@@ -116,7 +122,7 @@ class _ItemBlocks:
         block = RowBlock(
             file=self.url,
             lines_N=raw.lines_N,
-            query_ids_N=rows.texts(mapping.query, required=True),
+            query_ids_N=_query_ids(rows, mapping),
             features_NF=self._features(rows),
             labels_N=self._labels(rows),
             period=path_value(self.url, mapping.period_column or "") or "",

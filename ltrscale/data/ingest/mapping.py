@@ -97,6 +97,9 @@ class ColumnMapping(_Columns):
 
     query: str
     """Column with the query id."""
+    within: tuple[str, ...] = ()
+    """Further columns that make the query id with it, such as the day of a customer's visit: rows that agree in all of
+    them are one query, with the id `customer|day`."""
     item: str | None = None
     """Column with the document id."""
     label: str | None = None
@@ -129,6 +132,8 @@ class ColumnMapping(_Columns):
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
         if self.time is None and any("days_before" in parts for parts in self.dates.values()):
             raise ValueError("dates: days_before is the time up to the row's own; name its column under time")
+        if self.query in self.within or len({*self.within}) < len(self.within):
+            raise ValueError("within names a column twice, or that of query; name each column of the id once")
         named = {"query": self.query, "item": self.item, "time": self.time, "period_column": self.period_column}
         for use, name in named.items():
             if name in self.features:
@@ -188,7 +193,8 @@ class ColumnMapping(_Columns):
         label = "graded label" if isinstance(self.grades, dict) else "label"
         single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
-        return {use: name for use, name in single.items() if name is not None} | self.side()
+        parts = {f"within {name}": name for name in self.within}
+        return {use: name for use, name in single.items() if name is not None} | parts | self.side()
 
     def date_features(self) -> dict[str, tuple[str, Part]]:
         """The features of dates, by their names: column and part."""
@@ -460,6 +466,7 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     """The type of a column, which must occur once and fit its use."""
+    use = "query" if use == f"within {name}" else use
     indices = schema.get_all_field_indices(name)
     if not indices:
         unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
