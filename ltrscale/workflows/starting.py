@@ -16,6 +16,7 @@ from ltrscale.data.ingest.roles import structured
 from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError
 from ltrscale.progress import log
+from ltrscale.workflows.first_forms import other_form
 from ltrscale.workflows.first_pipeline import Plan, engine_score, pipeline_text
 from ltrscale.workflows.first_prepare import FEWEST, count, prepare_text, summary
 from ltrscale.workflows.pipeline import PipelineConfig
@@ -50,6 +51,11 @@ def init(config: InitConfig) -> None:
     out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
     _refuse_to_overwrite(out)
     urls = storage.list_files(config.file)
+    if lines := other_form(config.file, urls, out):
+        _write(out, {"prepare": "\n".join(lines) + "\n"})
+        log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
+        log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
+        return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = look(urls[0], dialect, config.rows)
     given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}

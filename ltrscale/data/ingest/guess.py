@@ -4,6 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ltrscale.data.ingest import roles
 from ltrscale.data.ingest.profile import Column
 from ltrscale.data.ingest.roles import FEW, Candidate, Choice, choose
@@ -11,7 +14,6 @@ from ltrscale.data.ingest.structure import Structure
 from ltrscale.errors import InputError, suggestion
 
 _CODE = r"^c_|_?id$|_id_|code$|type$|category|brand|country|region|^cat_"
-_WORTH = r"revenue|gross|sales$|turnover|gmv"
 _CLICKED = r"^(is_)?click(ed)?s?$|click_bool"
 _WORDS = (
     r"^(view|shown?|impressions?|none|no|skip|ignored?)$",
@@ -77,13 +79,18 @@ def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | 
     if query is None:
         raise InputError(f"{where}: {_no_query(roles.queries(columns, seen), columns)}")
     within = () if "query" in known else roles.within(query, [*left.values()], seen)
+    if within:
+        names = f"rows of {query.name} stand together by {', '.join(column.name for column in within)}"
+        choices["query"] = replace(choices["query"], doubt=f"no single column names a list, {names}")
     key, seen = _combined(query, within, seen)
     item = chosen("item", roles.items([*left.values()], key, seen))
     time = chosen("time", roles.times([*left.values()], key, seen, item))
     label = chosen("label", roles.labels([*left.values()], key, seen, item))
+    if label is not None and "label" in choices and not roles.is_label(label):
+        choices["label"] = replace(choices["label"], doubt="no column has the name of a label")
     positions = chosen("positions", roles.positions([*left.values()], key, seen))
     outcomes = _outcomes(left, label, seen)
-    gain = next((left[name] for name in outcomes if roles.named(left[name], _WORTH) and left[name].least >= 0), None)
+    gain = _gain(left, label, seen)
     clicks = next((each for each in [label, *left.values()] if each and _counts_clicks(each)), None)
     taken = Guess(query, within, item, label, gain, clicks if positions else None, time, positions, choices=choices)
     return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
@@ -117,14 +124,26 @@ def _outcomes(left: Mapping[str, Column], label: Column | None, seen: Structure)
     }
     if label is None or not label.numeric or label.name not in seen:
         return found
-    label_N = seen.numbers(label.name)
     for name, column in left.items():
         if column.numeric and name in seen and column.least >= 0 and not roles.names_one(column):
-            value_N = seen.numbers(name)
-            both_N = (value_N > 0) & (label_N > 0)
-            if both_N.any() and both_N.sum() >= 0.995 * (value_N > 0).sum() and (label_N > 0).mean() < 0.5:
+            if _follows(seen.numbers(name), seen.numbers(label.name)):
                 found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
     return found
+
+
+def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
+    """Whether a value is above 0 only where the label is, which holds in a minority of the rows."""
+    both_N = (value_N > 0) & (label_N > 0)
+    return bool(both_N.any() and both_N.sum() >= 0.995 * (value_N > 0).sum() and (label_N > 0).mean() < 0.5)
+
+
+def _gain(left: Mapping[str, Column], label: Column | None, seen: Structure) -> Column | None:
+    """What a document brought, by its name; it has brought nothing where the label is 0."""
+    named = [each for each in left.values() if each.numeric and each.least >= 0 and roles.named(each, roles.WORTH)]
+    named = [each for each in named if roles.is_label(each) and each.name in seen]
+    if label is not None and label.numeric:
+        named = [each for each in named if _follows(seen.numbers(each.name), seen.numbers(label.name))]
+    return named[0] if named and label is not None else None
 
 
 def _with_rest(
@@ -144,7 +163,8 @@ def _with_rest(
             uses[use].append(column)
         else:
             others[column.name] = use
-    return replace(found, **{use: tuple(columns) for use, columns in uses.items()}, others=others)
+    meta, features, categorical, dates = (tuple(columns) for columns in uses.values())
+    return replace(found, meta=meta, features=features, categorical=categorical, dates=dates, others=others)
 
 
 def _use(column: Column, found: Guess, key: Column, seen: Structure) -> str:
@@ -154,7 +174,8 @@ def _use(column: Column, found: Guess, key: Column, seen: Structure) -> str:
     if roles.is_time(column):
         return "dates" if found.time is not None else "a date, and no column with the time of the row"
     in_list = column.name in seen and key.name in seen and seen.lists(key.name).constant(seen.codes[column.name]) > 0.95
-    if roles.is_person(column) or (in_list and roles.names_one(column)):
+    asked = not column.numeric and roles.is_asked(column)
+    if roles.is_person(column) or (in_list and (asked or roles.names_one(column))):
         return "meta"
     if column.numeric and not (column.whole and roles.named(column, _CODE)):
         return "features"

@@ -214,7 +214,8 @@ def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
         return 1.0
     seconds_N, bad_N = instants(values, Clock(formats=(form,)))
     texts_N = cols.texts(values)[0]
-    digits_N = pc.match_substring_regex(texts_N, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)
+    number = cols.is_number(kind)
+    digits_N = number | pc.match_substring_regex(texts_N, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)
     if form == _DIGITS:  # strptime would read 1001 as January of the year 1001 or so
         bad_N = bad_N | ~pc.match_substring_regex(texts_N, r"^\d{8}$").fill_null(False).to_numpy(zero_copy_only=False)
     recent_N = (seconds_N >= _EPOCHS[0]) & (seconds_N <= _EPOCHS[1])  # ids are digits, too

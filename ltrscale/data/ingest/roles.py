@@ -14,7 +14,7 @@ from ltrscale.data.ingest.profile import Column
 from ltrscale.data.ingest.structure import Structure
 
 _LIST = r"(query|search|impression|request|srch|qid|list|slate|serp|feed|ranking)"
-_VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident|case|group)"
+_VISIT = r"(session|visit|basket|order|invoice|transaction|trip|receipt|incident)"
 _PERSON = (
     r"^(user|visitor|customer|cust|session|member|client|shopper|household|reader|owner|card)(s|_?(id|no|nr|key))?$"
 )
@@ -23,23 +23,29 @@ _SORT = (
     r"(category|cat|brand|seller|shop|store|country|region|location|destination|type|class|subclass|site|device|age)"
 )
 _ID = r"_?(id|key|no|nr|number|code|asin|sku|uuid|guid)$"
-_TIME = r"time|date|_at$|^at$|^ts$|timestamp|_on$|^day$"
+_TIME = r"time|date|_dt$|_at$|^at$|^ts$|timestamp|_on$|^day$"
 _EVENT_TIME = (
     r"^(event|search|query|request|impression|session|show|sent|click|log|visit|srch|order|invoice|transaction)\w*?_?"
     r"(time|date|at|on|ts|day)"
 )
 _ITEM_TIME = r"list|publish|creat|updat|releas|launch|birth|expir|regist|signup|first|last|due|since|checkin|arriv"
+_ASKED = r"query|search|keyword|term|phrase"
 _POSITION = r"^(position|pos|rank|slot)$|_(position|pos|slot)$"
+WORTH = r"revenue|gross|sales$|turnover|gmv"
+"""Names of what a document brought."""
 LABELS = (
+    (WORTH, 2.2),
     (r"^(label|labels|grade|relevance|rel|target|y)$", 5.0),
     (r"^(event|event_type|event_name|action|interaction|outcome|feedback)$", 4.5),
     (r"purchas|bought|order(ed)?$|booking|booked|converted|conversion", 4.0),
     (r"cart|basket|saved|wishlist|favou?rite|engaged", 3.5),
     (r"^(is_)?(fault|faulty|failed|failure|defect|defective|root_cause|culprit|cause|hit|won|hired|applied)$", 3.5),
     (r"^(is_)?click(ed)?s?$|click_bool", 3.0),
-    (r"revenue|gross|sales$", 2.2),
 )
 """Names of labels, the stronger ones first, with the points that the name is worth."""
+_BEFORE = (
+    r"^[fn]_|share|rate|ratio|mean|avg|median|total|count|ctr|past|last|prev|hist|prior|_\d+[hdwmy]|_(score|days?)$"
+)
 FEW = 32
 """The most different values of a label."""
 _CLOSE = 1.5
@@ -98,7 +104,7 @@ def choose(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) ->
     best, others = ranked[0], ranked[1:4]
     near = [each.name for each in others if each.score > best.score - _CLOSE and each.score >= least]
     doubt = f"{' or '.join(near)} {'is' if len(near) == 1 else 'are'} as likely" if near else ""
-    worth = [i < rivals or each.score >= max(least / 2, best.score - 6) for i, each in enumerate(others)]
+    worth = [i < rivals or each.score >= max(least, best.score - 6) for i, each in enumerate(others)]
     return Choice(best, tuple(each for each, named in zip(others, worth, strict=True) if named), doubt)
 
 
@@ -119,6 +125,11 @@ def _is_key(column: Column) -> bool:
 def names_one(column: Column) -> bool:
     """Whether a column is named as an identifier."""
     return named(column, _ID, _PERSON)
+
+
+def is_asked(column: Column) -> bool:
+    """Whether a column is named as the text of a query."""
+    return named(column, _ASKED)
 
 
 def is_person(column: Column) -> bool:
@@ -177,7 +188,7 @@ def _query_name(column: Column) -> tuple[float, str]:
         return -4.0, "the name of a property"
     if re.search(rf"{_LIST}.*{_ID}", name):
         return 3.0, "the name of a list"
-    if re.search(rf"(^|_){_VISIT}({_ID}|$)", name):
+    if re.search(rf"(^|_){_VISIT}({_ID}|$)|^(group|case)({_ID}|$)", name):
         return 2.0, "the name of a visit"
     if re.search(_PERSON, name):
         return -1.0, "the name of a person"
@@ -236,6 +247,8 @@ def _thing(column: Column, seen: Structure, columns: Sequence[Column]) -> Candid
             yield -1.0, "a text"
         elif re.search(_ID, name):
             yield 1.0, "the name of an id"
+        elif column.numeric and not column.least > 100:
+            yield -1.0, "a small number"
         if lists.paired > 0.5:
             yield 1.0, f"{lists.distinct:,} values, which come again"
         others = [other for other in columns if other is not column and seen.lists(other.name).distinct > 1]
@@ -295,8 +308,8 @@ def _is_of_item(column: Column) -> bool:
 
 
 def is_label(column: Column) -> bool:
-    """Whether a column is named as what happened after the list was shown."""
-    return any(named(column, pattern) for pattern, _ in LABELS)
+    """Whether a column is named as what happened after the list was shown, and not as what did so before."""
+    return any(named(column, pattern) for pattern, _ in LABELS) and not named(column, _BEFORE)
 
 
 def labels(columns: Sequence[Column], query: Column, seen: Structure, item: Column | None) -> list[Candidate]:
@@ -307,8 +320,8 @@ def labels(columns: Sequence[Column], query: Column, seen: Structure, item: Colu
 
 
 def _label_points(column: Column, query: Column, seen: Structure, item: Column | None) -> Points:
-    points = next((points for pattern, points in LABELS if named(column, pattern)), 0.0)
-    yield points, "the name of a label"
+    points = next((points for pattern, points in LABELS if named(column, pattern)), 0.0) if is_label(column) else -2.0
+    yield points, "the name of a label" if points > 0 else "no name of a label"
     lists = seen.lists(query.name)
     varies = 1.0 - lists.constant(seen.codes[column.name])
     yield (-3.0, "the same in every list") if not varies else (1.0, f"differs within {varies:.0%} of the lists")
@@ -316,11 +329,11 @@ def _label_points(column: Column, query: Column, seen: Structure, item: Column |
         return
     positive_Q = lists.having(seen.numbers(column.name) > max(column.least, 0.0))
     with_one = float((positive_Q > 0).mean())
-    if points and with_one < _RARE and (positive_Q > 0).sum() < 500:
+    if points > 0 and with_one < _RARE and (positive_Q > 0).sum() < 500:
         yield -2.0, f"above 0 in {with_one:.1%} of the lists only"
-    if not points and column.distinct <= FEW and with_one > 0.2 and (positive_Q <= 1).mean() > 0.95:
+    if points < 0 and column.distinct == 2 and with_one > 0.2 and (positive_Q <= 1).mean() > 0.95:
         own = item is not None and item.name in seen and seen.decides(item.name, column.name)
-        yield (0.0, "") if own or column.distinct > 2 else (1.5, "one row a list at most")
+        yield (0.0, "") if own else (3.5, "one row a list at most")
 
 
 def positions(columns: Sequence[Column], query: Column, seen: Structure) -> list[Candidate]:
