@@ -35,6 +35,7 @@ from zoneinfo import ZoneInfo
 RECIPE, MODEL = "raw_rows.json", "features.json"
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NO_NUMBER = re.compile(r"([+-]?)(inf|infinity|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE)
+_WELL_QUOTED = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)(?:{delimiter}(?:"(?:[^"]|"")*"|[^"{delimiter}]*))*'
 _JSON = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
 _KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string"}
 _CODES = 1 << 24
@@ -75,6 +76,7 @@ class RawRows:
             for name in self.names
         ]
         self._tables = [_table(join, folder) for join in recipe["joins"]]
+        self._missing = frozenset(recipe["csv"]["missing"])
         zone = recipe["times"]["zone"]
         self._zone = timezone.utc if zone == "UTC" else ZoneInfo(zone)
 
@@ -105,18 +107,37 @@ class RawRows:
 
         A line that is no row is given as the error that says why; `features` raises it.
         """
+        return (row for _, row in self.numbered(path))
+
+    def numbered(self, path: str | Path) -> Iterator[tuple[int, Row]]:
+        """The rows of a file, as by `read`, with the numbers of their lines."""
         form, name = self.recipe["csv"], str(path)
         with _opened(name, "utf-8-sig" if form["encoding"] == "utf-8" else form["encoding"]) as file:
+            lines = ((number, line) for number, line in enumerate(file, 1) if line not in ("\n", "\r\n"))
             if re.search(r"\.(jsonl|ndjson)(\.gz|\.xz)?$", name):
-                yield from (_object(line) for line in file if line.strip())
+                yield from ((number, _object(line)) for number, line in lines)
                 return
             delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
-            quoting = csv.QUOTE_MINIMAL if form["quotes"] else csv.QUOTE_NONE
-            lines = csv.reader(file, delimiter=delimiter, quoting=quoting)
-            names = next(lines)
-            for line in filter(None, lines):
-                n, wanted = len(line), len(names)
-                yield dict(zip(names, line)) if n == wanted else RowError(f"{n} columns where the header has {wanted}")
+            names = self._fields(next(lines)[1], delimiter)
+            yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
+
+    def _row(self, line: str, names: list[str], delimiter: str) -> Row:
+        try:
+            fields = self._fields(line, delimiter)
+        except csv.Error as error:
+            return RowError(str(error))
+        if len(fields) != len(names):
+            return RowError(f"{len(fields)} columns where the header has {len(names)}")
+        return dict(zip(names, fields))
+
+    def _fields(self, line: str, delimiter: str) -> list[str]:
+        """The fields of a line, which is a row: no field has a line end."""
+        text, quotes = line.rstrip("\n"), self.recipe["csv"]["quotes"]
+        text = text[:-1] if text.endswith("\r") else text
+        whole = _WELL_QUOTED.format(delimiter=re.escape(delimiter))
+        if "\r" in text or "\0" in text or (quotes and '"' in text and not re.fullmatch(whole, text)):
+            raise csv.Error("a quote, carriage return or NUL out of place, or too long a line")
+        return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
 
     def _read(self, name: str, row: Mapping[str, Any]) -> Any:
         """A value of the row, as the file of the log would give it."""
@@ -126,6 +147,11 @@ class RawRows:
         value = row.get(name)
         if value is None or (value != value and not isinstance(value, float)):  # as pandas has a missing time
             return None
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:  # as `read` gives bytes that are no text
+                raise RowError(f"column {name!r} is not text in UTF-8") from None
         if form == "json":
             here, there = _JSON.get(type(value), type(value).__name__), _KINDS.get(reads)
             if there is not None and here != there:
@@ -133,7 +159,7 @@ class RawRows:
             if reads == "integer" and (isinstance(value, float) or not -(2**63) <= value < 2**63):
                 raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
             return float(value) if reads == "number" else value
-        if form == "csv" and isinstance(value, str) and value in self.recipe["csv"]["missing"]:
+        if form == "csv" and isinstance(value, str) and value in self._missing:
             return None
         if form == "csv" and reads in ("number", "boolean"):
             return self._boolean(name, value) if reads == "boolean" else self._number(name, value)
@@ -368,8 +394,8 @@ def _table(join: Mapping[str, Any], folder: Path) -> dict[str, list[Any]] | None
 def _opened(name: str, encoding: str) -> Any:
     packed = gzip if name.endswith(".gz") else lzma if name.endswith(".xz") else None
     if packed is not None:
-        return packed.open(name, "rt", encoding=encoding, newline="")
-    return Path(name).open(encoding=encoding, newline="")
+        return packed.open(name, "rt", encoding=encoding, errors="surrogateescape", newline="\n")
+    return Path(name).open(encoding=encoding, errors="surrogateescape", newline="\n")
 
 
 @cache
@@ -393,3 +419,8 @@ def inputs(row: Row) -> list[float]:
 def read(path: str | Path) -> Iterable[Row]:
     """The rows of a file in the form of the log; see `RawRows.read`."""
     return beside(str(Path(__file__).parent)).read(path)
+
+
+def numbered(path: str | Path) -> Iterable[tuple[int, Row]]:
+    """The same with the numbers of their lines; see `RawRows.numbered`."""
+    return beside(str(Path(__file__).parent)).numbered(path)

@@ -319,6 +319,37 @@ def test_values_of_python_count_as_what_the_log_has_as_text(tmp_path: Path) -> N
         make.features({name: value for name, value in USUAL.items() if name != "brand"})
 
 
+def test_lines_are_rows_where_prepare_has_rows(tmp_path: Path) -> None:
+    rows = [{"q": f"q{i}", "x": "1", "c": "a, b"} for i in range(3)]
+    write_csv(tmp_path / "log.csv", rows)
+    bad = [
+        b'n1,1,"a""b"',
+        b'n2,2,12" lamp',
+        b'n3,3,"a"b',
+        b"n4,4",
+        b'n5,5,"open',
+        b"",
+        b"n6,6,\xff",
+        b"n7,7,l\rr",
+        b'n8,"8",""',
+    ]
+    with (tmp_path / "log.csv").open("ab") as file:
+        file.write(b"\n".join(bad))
+    data = prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"], "categorical": ["c"]})
+    make, kept = transformer(data, tmp_path), by_prepare(data)[0]
+    found, reasons = {}, []
+    for row in make.read(tmp_path / "log.csv"):
+        try:
+            found[row["q"] if isinstance(row, dict) else ""] = bits(make.features(row))
+        except raw_rows.RowError as error:
+            reasons.append(str(error))
+    assert found == kept
+    assert list(found) == ["q0", "q1", "q2", "n1", "n8"]
+    manifest = open_dataset(data).manifest
+    lost = [row["found"] for path in manifest.quarantine for row in pq.read_table(storage.join(data, path)).to_pylist()]
+    assert reasons == lost
+
+
 def test_lines_that_are_no_rows_are_errors(tmp_path: Path) -> None:
     write_csv(tmp_path / "log.csv", [{"q": f"q{i}", "x": "1"} for i in range(9)])
     make = transformer(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}), tmp_path)

@@ -68,6 +68,15 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     return _with_tokenizer(found, dataset)
 
 
+def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:
+    """The inputs from which a data set was prepared, or the one that it was made of; whether or not they are there."""
+    *_, last = _lineage(dataset)
+    commands = [last.made_by, *last.made_by.get("added", [])]
+    return [
+        dict(each) for command in commands if command.get("stage") == "prepare" for each in command["config"]["inputs"]
+    ]
+
+
 def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
     """The settings with the tokenizer that the data set keeps: a trained one must not be trained anew."""
     vocabulary = dataset.manifest.vocabulary
