@@ -177,6 +177,8 @@ def main(command: Command[ConfigT]) -> None:
         if options.print_config:
             print(configs.dump(config), end="")
         else:
+            for line in configs.to_check(options.config):
+                log.warning("not checked yet: %s", line)
             with ending_on_signal(), _full_disk_named():
                 command.run(config)
 

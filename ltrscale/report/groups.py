@@ -27,12 +27,12 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.agreement import kendall_tau, overlap
 from ltrscale.evaluation.group_file import GROUPS
+from ltrscale.evaluation.leaks import importances
 from ltrscale.evaluation.measuring import committed_row_groups, look_up
 from ltrscale.evaluation.pages import number
 from ltrscale.models.ranker import Ranker
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
-from ltrscale.report.models import importances
 from ltrscale.report.sources import Sources, pretrained_for
 
 _IDS = ("query_id", "doc_ids")
