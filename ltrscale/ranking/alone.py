@@ -45,7 +45,7 @@ class There(Config):
     @property
     def stated(self) -> str:
         """In words."""
-        how = {"known": "known", "missing": "missing", "unusual": f"other than {self.usual:g}"}[self.how]
+        how = self.how if self.usual is None else f"other than {self.usual:g}"
         return f"{how} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
 
 
