@@ -143,7 +143,7 @@ def find_skew(
         >>> reference = Reference.of(groups, [Feature(name="price")])
         >>> for finding in find_skew(reference, groups.features_NF * 100, lists=100):
         ...     print(finding)
-        price: 98% of its values are outside training's range of 0 to 49; the median is 2450, in training 24
+        price: 98% of its values are outside training's range of 0 to 49; the median is 2450, in training 25
     """
     rows_NF = np.asarray(features_NF, dtype=np.float32)
     if rows_NF.ndim != 2 or rows_NF.shape[1] != len(reference.features):

@@ -116,7 +116,12 @@ def test_a_feature_that_is_missing_much_more_often_is_named(reference: Reference
 
         return take
 
-    for column, share, named in ((PRICE, 0.05, True), (RATING, 0.5, True), (RATING, 0.05, False), (PRICE, 0.004, False)):
+    for column, share, named in (
+        (PRICE, 0.05, True),
+        (RATING, 0.5, True),
+        (RATING, 0.05, False),
+        (PRICE, 0.004, False),
+    ):
         found = check(reference, change(share, column), lists=1000)
         assert [each.kind for each in found] == ["missing"] * named, (column, share)
     (found_,) = check(reference, change(0.5, RATING), lists=1000)
