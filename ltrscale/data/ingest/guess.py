@@ -77,7 +77,8 @@ def guess(columns: Sequence[Column], given: Mapping[str, str | None], where: str
         raise InputError(f"{where}: no column looks like a query's id; name it, as --set query={columns[0].name}")
     time = choose("time", lambda column: bool(column.formats), _EVENT_TIME)
     time = time or choose("time", lambda column: bool(column.formats) and column.clock, _TIME)
-    time = time or choose("time", lambda column: bool(column.formats), _TIME, "")
+    time = time or choose("time", lambda column: bool(column.formats), _TIME)
+    time = time or choose("time", lambda column: bool(column.formats) and not column.numeric, "")  # ids are numbers too
     item = choose("item", _is_key, r"(^|_)" + _ITEM)
     label = choose("label", lambda column: column.numeric or column.distinct <= _FEW, *_LABEL)
     positions = choose("positions", lambda column: column.numeric, _POSITION)
