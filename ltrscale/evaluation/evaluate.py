@@ -28,13 +28,14 @@ from ltrscale.evaluation.blocks import Tally, block_numbers
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
+from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
-from ltrscale.evaluation.summarise import Scope, judged_together, scopes
+from ltrscale.evaluation.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
@@ -65,8 +66,8 @@ class EvaluateSettings(Config):
     """The highest label, for ERR: 4 as in Chapelle et al. 2009; higher labels count as this one."""
     gains: Gains | None = None
     """Report NDCG with other gains too, as `gain_ndcg`: a list has the gains of labels 0, 1, 2, ..., such as
-    [0, 1, 10]; `weights` takes the `weights` column of the data set, such as revenue, as the gain of each document,
-    whatever its label. Empty for none."""
+    [0, 1, 10]; `column` takes the column `gains` of the data set (columns.gain in prepare), such as revenue, as the
+    gain of each document, whatever its label. Empty for none."""
     policy: Literal["expected", "letor4"] = "expected"
     """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
     comparison with published figures."""
@@ -105,8 +106,8 @@ class EvaluateSettings(Config):
 
     @model_validator(mode="after")
     def _judges_by_one_policy(self) -> Self:
-        if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "weights"):
-            raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains weights; leave one out")
+        if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "column"):
+            raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains column; leave one out")
         return self
 
     @model_validator(mode="after")
@@ -227,7 +228,7 @@ def evaluate(
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run, judged)
         evaluation = _summarise(tallies, trials, test, detector, config, judged)
-        text = page(evaluation, picture=_PICTURE, out=out)
+        text = page(evaluation, opening=opening(evaluation), picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
         commit.finish({"made_by": made_by})
@@ -410,6 +411,7 @@ def _summarise(
         methods=methods,
         baseline=config.baseline,
         primary=f"ndcg@{config.primary_cutoff}",
+        leads=_leads(tallies, of_methods, methods, config),
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
         policies={name: metric.policy for name, metric in _on_clicks(config).items()}
@@ -465,3 +467,27 @@ def _scopes(
             together=methods if name == ALL else methods * (len(names) - 1),
         )
     return {ALL: found.pop(ALL), **judged_together(found)}
+
+
+def _leads(
+    tallies: _Tallies, of_methods: Sequence[Sequence[_Trial]], methods: Sequence[MethodResult], config: EvaluateConfig
+) -> dict[str, Comparison]:
+    """The difference of every other method from the best one in the primary metric, over all groups."""
+    primary = f"ndcg@{config.primary_cutoff}"
+    means = [method.slices[ALL].summaries[primary].mean for method in methods]
+    if len(methods) == 1 or None in means:
+        return {}
+    best, column = int(np.argmax(means)), list(_all_metrics(config)).index(primary)
+    blocks, ends = tallies.slices[ALL].blocks(), np.cumsum([len(of_method) for of_method in of_methods])[:-1]
+    found = scopes(
+        [
+            replace(blocks, sums_BTM=sums_BtM[..., [column]], defined_BM=blocks.defined_BM[:, [column]])
+            for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)
+        ],
+        [primary],
+        baseline=best,
+        samples=config.resamples,
+        seed=config.seed,
+        labels_K=[[trial.labels for trial in of_method] for of_method in of_methods],
+    )
+    return {m.name: of.comparisons[primary] for k, (m, of) in enumerate(zip(methods, found, strict=True)) if k != best}

@@ -20,14 +20,17 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data import columns as cols
+from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.csvtext import Dialect
+from ltrscale.data.ingest.fills import completed
 from ltrscale.data.ingest.guess import doubtful
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.logs import read_table as read_rows
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.profile import columns_of
 from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.data.ingest.structure import of_table
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -228,8 +231,9 @@ def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Col
     given = {use: name for use, name in given.items() if name in table.column_names}
     if not len(table) or "query" not in given:
         return
-    looked_at = columns_of(table.slice(0, _LOOKED_AT), table.schema, Dialect())
-    if found := {name: why for name, why in doubtful(looked_at, given).items() if name in features}:
+    first = table.slice(0, _LOOKED_AT)
+    looked_at = columns_of(first, table.schema, Dialect())
+    if found := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
             *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),
@@ -271,6 +275,12 @@ def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collec
     return _plain(read)
 
 
+def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
+    """Uses of columns with the numbers that filled missing values in training, also where these were medians."""
+    rest = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
+    return rest | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
+
+
 def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
 
@@ -286,7 +296,7 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     if not bundle.read_as:
         return columns, {}
     where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**bundle.read_as, "inputs": "X"}, where)
+    config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
     if isinstance(config.source, Items):
         mapping = config.source.columns
         # `score` reads labels too
@@ -297,7 +307,8 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
 def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
     """What `jobs.predict` needs of a mapping for rows of a fixed period."""
     kept = {"positions": bundle.reads_positions, "tokens": bundle.reads_tokens}
-    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False)
+    fills = fills_of(bundle.read_as)
+    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False, fills=fills)
     assert isinstance(source, Items)
     return source.columns
 
@@ -395,15 +406,19 @@ def in_memory(
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None
+    source = {"kind": "items", "columns": {**columns, "item": None}}
+    config = validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
+    assert isinstance(config.source, Items)
     try:
-        block = read_rows(table, ColumnMapping.model_validate({**columns, "item": None}), bundle.features)
+        block = read_rows(table, config.source.columns, bundle.features)
     except InputError:
         return None
+    block = completed(block, config, bundle.features)
     if block.rejected or np.isinf(block.features_NF).any():
         return None
     query_N = block.query_ids_N.dictionary_encode().indices.to_numpy()
     rows_N, lengths_Q = np.argsort(query_N, kind="stable"), np.bincount(query_N)
-    if lengths_Q.max() > settings.get("max_group", PrepareConfig.model_fields["max_group"].default):
+    if lengths_Q.max() > config.max_group:
         return None
     features_NF = torch.from_numpy(block.features_NF[rows_N])
     return QueryGroups(features_NF, to_offsets(torch.from_numpy(lengths_Q))), rows_N
