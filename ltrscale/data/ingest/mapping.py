@@ -19,6 +19,9 @@ from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
 from ltrscale.errors import InputError, nearest, suggestion
 
+Fill = float | Literal["median"]
+"""What stands for a missing value."""
+
 
 class _Columns(Config):
     """The settings that item and group logs share."""
@@ -114,6 +117,13 @@ class ColumnMapping(_Columns):
     dates: dict[str, tuple[Part, ...]] = Field(default_factory=dict)
     """Features of columns with times or dates, such as {listed: [days_before], sent: [weekday, hour]}: the days from it
     to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
+    fill: dict[str, Fill] = Field(default_factory=dict)
+    """Values of numeric features where they are missing, for engines without missing values: a number, or `median`, by
+    feature, by a prefix and `*`, or for all as {numeric: median}. A data set keeps its medians: periods that are
+    added later, and rows that are ranked, are filled with the same."""
+    fill_periods: tuple[str, ...] = ()
+    """The periods, or ranges A..B, whose rows have these medians: those of training. By default all rows of the inputs
+    that make the data set."""
     exclude: tuple[str, ...] = ()
     """Columns, or prefixes with *, that patterns do not match."""
     delimiter: Literal[",", ";", "\t", "|"] | None = None
@@ -199,6 +209,16 @@ class ColumnMapping(_Columns):
     def date_features(self) -> dict[str, tuple[str, Part]]:
         """The features of dates, by their names: column and part."""
         return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
+
+    def fill_of(self, feature: Feature) -> Fill | None:
+        """What stands for a missing value of a feature: by its name, else by the first pattern; None for nothing."""
+        if feature.kind != "numeric":
+            return None
+        for pattern, value in sorted(self.fill.items(), key=lambda item: item[0] != feature.name):
+            prefix = pattern[:-1] if pattern.endswith("*") else None
+            if pattern in (feature.name, "numeric") or (prefix is not None and feature.name.startswith(prefix)):
+                return value
+        return None
 
     def source_of(self, feature: str) -> str:
         """The column that a feature is made from."""
