@@ -22,7 +22,7 @@ _WORDS = (
     r"purchas|buy|bought|order|sale|book|convert|conversion",
 )
 _LONG = 60
-_SEEN_OFTEN = 20
+_SEEN_OFTEN = 5
 """Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
 _LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
 """Points below which no column has a role."""
@@ -124,7 +124,8 @@ def _outcomes(left: Mapping[str, Column], label: Column | None, seen: Structure)
     }
     if label is None or not label.numeric or label.name not in seen:
         return found
-    for name, column in left.items():
+    rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
+    for name, column in left.items() if rare else ():
         quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
         if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
             found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
@@ -132,10 +133,10 @@ def _outcomes(left: Mapping[str, Column], label: Column | None, seen: Structure)
 
 
 def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
-    """Whether a value is above 0 only where the label is, which holds in a minority of the rows."""
+    """Whether a value is above 0 only where the label is."""
     value_N, label_N = value_N[~np.isnan(label_N)], label_N[~np.isnan(label_N)]
     both_N = (value_N > 0) & (label_N > 0)
-    return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum() and (label_N > 0).mean() < 0.5)
+    return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum())
 
 
 def _gain(left: Mapping[str, Column], label: Column | None, seen: Structure) -> Column | None:
