@@ -33,6 +33,7 @@ from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
+from ltrscale.evaluation.shown import AS_SHOWN, POSITIONS, check_shown, has_positions
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
 from ltrscale.evaluation.summarise import Scope, judged_together, scopes
 from ltrscale.progress import Report
@@ -73,6 +74,9 @@ class EvaluateSettings(Config):
     leave_out_constant: bool = False
     """Leave groups whose labels are all equal out of the means, also where these are relevant and any order is ideal;
     a group of one document is one of them. BUYL23 does, in its text and its public code."""
+    as_shown: bool = True
+    """Evaluate the order in which lists were shown, too, as the method `as_shown`, where the test split has positions;
+    `baseline` may name it. A study does not."""
     judged: str | None = None
     """Data set with a group for each query of the test periods, which has all of its judged documents, in the list of
     candidates or not: the ideal of NDCG, and the relevant documents that recall and MAP divide by, are then theirs. A
@@ -134,7 +138,10 @@ class EvaluateConfig(EvaluateSettings):
     def _fits_together(self) -> Self:
         if not self.trials:
             raise ValueError("models and scores are both empty; name a bundle or a directory of scores")
-        if self.baseline is not None and self.baseline not in self.trials:
+        if self.as_shown and AS_SHOWN in self.trials:
+            raise ValueError(f"{AS_SHOWN} is the order that was shown; rename that method, or set as_shown to false")
+        known = {*self.trials, *([AS_SHOWN] if self.as_shown else [])}
+        if self.baseline is not None and self.baseline not in known:
             raise ValueError(
                 f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
             )
@@ -201,7 +208,8 @@ def evaluate(
     """
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
-    trials = [_trial(name, i, url, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
+    methods = _methods(config, test)
+    trials = [_trial(name, i, url, config) for name, urls in methods.items() for i, url in enumerate(urls)]
     detector = fit_detector(config, config.splits.validation, test)
     judged = None if config.judged is None else Judged.read(config.judged, config.splits.test)
     measuring = Measuring(
@@ -237,6 +245,17 @@ def evaluate(
     return evaluation
 
 
+def _methods(config: EvaluateConfig, test: Selection) -> dict[str, Texts]:
+    """Scores or bundles of each method, and last the order that was shown, if there is one.
+
+    Raises:
+        InputError: it is the baseline, and the test split has no positions.
+    """
+    if config.baseline == AS_SHOWN:
+        check_shown(test)
+    return config.trials | ({AS_SHOWN: (POSITIONS,)} if config.as_shown and has_positions(test) else {})
+
+
 @dataclass(frozen=True)
 class _Trial:
     """The `number`-th bundle of a method, or its scores."""
@@ -257,6 +276,8 @@ class _Trial:
 
 def _trial(method: str, number: int, url: str, config: EvaluateConfig) -> _Trial:
     """What a bundle or committed scores say of themselves."""
+    if url == POSITIONS:
+        return _Trial(method, number, url, "order shown")
     if method in config.scores:
         return _Trial(method, number, url, "scores")
     bundle = load(url)
@@ -280,6 +301,8 @@ class _Tallies:
     clicks: dict[int, Tensor] = field(default_factory=dict)
     """See `Values.clicks`."""
     documents: int = 0
+    unshown: int = 0
+    """Documents without a position."""
 
 
 def _measure(
@@ -301,6 +324,7 @@ def _measure(
         for t, tally_CB in values.clicks.items():
             tallies.clicks[t] = tallies.clicks.get(t, 0) + tally_CB
         tallies.documents += int(values.documents_Q.sum())
+        tallies.unshown += values.unshown
         file.add(values)
     return tallies
 
@@ -389,13 +413,13 @@ def _summarise(
     judged: Judged | None,
 ) -> Evaluation:
     """Compute all figures of the report."""
-    of_methods = [[trial for trial in trials if trial.method == name] for name in config.trials]
+    of_methods = [list(of_method) for _, of_method in itertools.groupby(trials, key=lambda trial: trial.method)]
     calibrations_T = iter([_calibration(tallies, t) for t in range(len(trials))])
     found = _scopes(tallies, of_methods, config)
     methods = tuple(
         MethodResult(
-            name=name,
-            bundles=urls,
+            name=of_method[0].method,
+            bundles=tuple(trial.url for trial in of_method),
             kinds=tuple(trial.kind for trial in of_method),
             labelled_groups=tuple(trial.labelled_groups for trial in of_method),
             validation_groups=tuple(trial.validation_groups for trial in of_method),
@@ -403,7 +427,7 @@ def _summarise(
             calibration=tuple(next(calibrations_T) for _ in of_method),
             slices={slice_: of_slice[k] for slice_, of_slice in found.items()},
         )
-        for k, ((name, urls), of_method) in enumerate(zip(config.trials.items(), of_methods, strict=True))
+        for k, of_method in enumerate(of_methods)
     )
     validation = select(config.splits.validation, labelled=False)
     return Evaluation(
@@ -427,6 +451,7 @@ def _summarise(
             slices={name: tallies.slices[name].groups for name in found},
             judged=config.judged,
             unlisted=0 if judged is None else len(judged.unlisted),
+            unshown=tallies.unshown,
         ),
         conditions=config.slices,
         validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
@@ -447,11 +472,12 @@ def _scopes(
 ) -> dict[str, list[Scope]]:
     """Summaries and comparisons of each method, by slice: all groups by themselves, and the others as one family."""
     ends = np.cumsum([len(of_method) for of_method in of_methods])[:-1]
-    baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
+    called = [of_method[0].method for of_method in of_methods]
+    baseline = None if config.baseline is None else called.index(config.baseline)
     named = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
     names = [*named, *itertools.chain(*by_value)]
-    methods = len(config.trials) - 1
+    methods = len(called) - 1
     found = {}
     for name in names:
         blocks = tallies.slices[name].blocks()

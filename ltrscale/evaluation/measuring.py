@@ -32,6 +32,7 @@ from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.conditions import Truths
 from ltrscale.evaluation.crossed import Floats
+from ltrscale.evaluation.shown import POSITIONS, order_shown
 from ltrscale.evaluation.slices import Slicer
 from ltrscale.progress import progress
 from ltrscale.ranking.calibration import tally
@@ -54,6 +55,8 @@ class Values:
     documents_Q: NDArray[np.int64]
     values_QTM: Floats
     slices: Mapping[str, Truths]
+    unshown: int = 0
+    """Documents without a position, where the data have positions."""
     clicks: Mapping[int, Tensor] = field(default_factory=dict)
     """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
 
@@ -63,7 +66,7 @@ class Measuring:
     """Measures a part of a selection of labelled groups; a value that can be sent to other processes."""
 
     models: tuple[str, ...]
-    """Bundles and directories of scores, one for each trial."""
+    """Bundles, directories of scores and `POSITIONS`, one for each trial."""
     scores: Mapping[str, Mapping[Place, RowGroup]]
     """The row groups of committed scores by their place in the data, for the models that are such."""
     slicer: Slicer
@@ -84,7 +87,12 @@ class Measuring:
     @property
     def needs_features(self) -> bool:
         """Whether a bundle or a slice reads features; committed scores alone do not."""
-        return self.slicer.needs_features or len(self.scores) < len(set(self.models))
+        return self.slicer.needs_features or bool(self._bundles)
+
+    @property
+    def _bundles(self) -> tuple[str, ...]:
+        """The bundles among the models, each once."""
+        return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
     def on(self, selection: Selection, run: Run = run_here) -> Iterator[Values]:
         """The values of each row group of a selection, in the order of the manifests.
@@ -143,14 +151,14 @@ class Measuring:
         return reading(selection, self._opened().bundles)
 
     def _opened(self) -> "_Opened":
-        bundles = tuple(dict.fromkeys(url for url in self.models if url not in self.scores))
-        return _open(self.identity, bundles, self.features, self.threads)
+        return _open(self.identity, self._bundles, self.features, self.threads)
 
     def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
         of_bundles = self._opened().scorers
-        looked_up = {url: look_up(url, known) for url, known in committed.items()}
-        return [(of_bundles | looked_up)[url] for url in self.models if url in of_bundles or url in looked_up]
+        others: dict[str, Scorer] = {url: look_up(url, known) for url, known in committed.items()}
+        others[POSITIONS] = order_shown
+        return [(of_bundles | others)[url] for url in self.models if url in of_bundles or url in others]
 
     def _measured(
         self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
@@ -180,6 +188,7 @@ class Measuring:
                 name: np.concatenate([s.get(name, np.zeros(n, np.bool_)) for s, n in zip(slices, lengths, strict=True)])
                 for name in names
             },
+            int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
             self._clicks(scores, window.columns_N["labels"]),
         )
 

@@ -29,6 +29,7 @@ from ltrscale.evaluation.pages import (
     verdicts,
     with_error,
 )
+from ltrscale.evaluation.shown import AS_SHOWN, FAVOURED
 from ltrscale.evaluation.slices import ALL, OUTLIERS
 from ltrscale.evaluation.summarise import Scope, Summary
 from ltrscale.markdown import code, escape
@@ -62,7 +63,7 @@ class MethodResult(Sliced):
     name: str
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
-    """Kind of each bundle: neural, trees or feature."""
+    """Kind of each bundle: neural, trees or feature; `scores`; `order shown`."""
     labelled_groups: tuple[int | None, ...]
     """Number of labelled groups that each bundle was trained on; None if it does not state it."""
     validation_groups: tuple[int | None, ...] = ()
@@ -87,6 +88,8 @@ class EvaluatedData(Config):
     """The data set with all judged documents of each query; None if the lists' own labels are all that counts."""
     unlisted: int = 0
     """Those of `groups` that are queries with judgements and without a list."""
+    unshown: int = 0
+    """Those of `documents` without a position, where there are positions."""
 
     @model_validator(mode="before")
     @classmethod
@@ -258,7 +261,15 @@ def _tables(evaluation: Evaluation) -> list[str]:
         table(evaluation),
         *([policies(means)] if has_letor(_metrics(evaluation)) else []),
         *([bullets(shown)] if shown else []),
+        *([f"{FAVOURED}{_unshown(evaluation.test)}"] if AS_SHOWN in means else []),
     ]
+
+
+def _unshown(test: EvaluatedData) -> str:
+    """How many documents the order shown leaves at the end of their lists."""
+    if not test.unshown:
+        return ""
+    return f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
 
 
 def _metrics(evaluation: Evaluation) -> list[str]:
