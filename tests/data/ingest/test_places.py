@@ -71,7 +71,7 @@ places = st.lists(st.lists(rows, min_size=3, max_size=9, unique_by=lambda row: r
 
 @given(places, st.booleans(), st.booleans())
 def test_a_feature_is_found_where_every_pair_of_every_list_agrees(
-    drawn: list[list[tuple[int, int, bool]]], *, ordered: bool, falls: bool
+    drawn: list[list[tuple[int, int, bool]]], ordered: bool, falls: bool
 ) -> None:
     """Against all pairs; parts that are merged find the same."""
     step = -7 if falls else 7
