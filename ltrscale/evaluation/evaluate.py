@@ -25,6 +25,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.errors import InputError
 from ltrscale.evaluation.blocks import Tally, block_numbers
+from ltrscale.evaluation.corrected import Correction, Gathered, PropensitiesConfig, summarised
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
@@ -77,6 +78,9 @@ class EvaluateSettings(Config):
     as_shown: bool = True
     """Evaluate the order in which lists were shown, too, as the method `as_shown`, where the test split has positions;
     `baseline` may name it. A study does not."""
+    propensities: PropensitiesConfig | None = None
+    """Correct the metrics for the positions at which the documents were shown, too, by the propensities of jobs.clicks.
+    A study does not read it."""
     judged: str | None = None
     """Data set with a group for each query of the test periods, which has all of its judged documents, in the list of
     candidates or not: the ideal of NDCG, and the relevant documents that recall and MAP divide by, are then theirs. A
@@ -212,6 +216,7 @@ def evaluate(
     trials = [_trial(name, i, url, config) for name, urls in methods.items() for i, url in enumerate(urls)]
     detector = fit_detector(config, config.splits.validation, test)
     judged = None if config.judged is None else Judged.read(config.judged, config.splits.test)
+    correction = correction_of(config, test)
     measuring = Measuring(
         models=tuple(trial.url for trial in trials),
         scores={url: committed_row_groups(url, config.splits.test) for url in config.scores.values()},
@@ -229,12 +234,13 @@ def evaluate(
         threads=threads,
         logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
         on_clicks=partial(values_of, metrics=_on_clicks(config), settings=config) if config.clicks else None,
+        correction=correction,
     )
     test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run, judged)
-        evaluation = _summarise(tallies, trials, test, detector, config, judged)
+        evaluation = _summarise(tallies, trials, test, detector, config, judged, correction)
         text = page(evaluation, picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
@@ -245,14 +251,23 @@ def evaluate(
     return evaluation
 
 
-def _methods(config: EvaluateConfig, test: Selection) -> dict[str, Texts]:
-    """Scores or bundles of each method, and last the order that was shown, if there is one.
+def correction_of(settings: EvaluateSettings, test: Selection) -> Correction | None:
+    """By what metrics are corrected for positions; None for no correction.
 
     Raises:
-        InputError: it is the baseline, and the test split has no positions.
+        InputError: test groups have no positions, and the baseline or the correction needs them; or as
+            `Correction.read`.
     """
-    if config.baseline == AS_SHOWN:
-        check_shown(test)
+    if settings.baseline == AS_SHOWN:
+        check_shown(test, f"baseline {AS_SHOWN}")
+    if settings.propensities is None:
+        return None
+    check_shown(test, "propensities")
+    return Correction.read(settings.propensities, settings.ndcg_at)
+
+
+def _methods(config: EvaluateConfig, test: Selection) -> dict[str, Texts]:
+    """Scores or bundles of each method, and last the order that was shown, if there is one."""
     return config.trials | ({AS_SHOWN: (POSITIONS,)} if config.as_shown and has_positions(test) else {})
 
 
@@ -303,6 +318,8 @@ class _Tallies:
     documents: int = 0
     unshown: int = 0
     """Documents without a position."""
+    corrected: Gathered = field(default_factory=Gathered)
+    """What metrics corrected for positions need."""
 
 
 def _measure(
@@ -325,6 +342,8 @@ def _measure(
             tallies.clicks[t] = tallies.clicks.get(t, 0) + tally_CB
         tallies.documents += int(values.documents_Q.sum())
         tallies.unshown += values.unshown
+        if values.corrected is not None:
+            tallies.corrected.add(blocks_Q, values.corrected)
         file.add(values)
     return tallies
 
@@ -411,6 +430,7 @@ def _summarise(
     detector: OutlierDetector,
     config: EvaluateConfig,
     judged: Judged | None,
+    correction: Correction | None,
 ) -> Evaluation:
     """Compute all figures of the report."""
     of_methods = [list(of_method) for _, of_method in itertools.groupby(trials, key=lambda trial: trial.method)]
@@ -454,6 +474,16 @@ def _summarise(
             unshown=tallies.unshown,
         ),
         conditions=config.slices,
+        corrected=None
+        if correction is None
+        else summarised(
+            correction,
+            tallies.corrected,
+            [(of_method[0].method, [trial.labels for trial in of_method]) for of_method in of_methods],
+            baseline=config.baseline,
+            samples=config.resamples,
+            seed=config.seed,
+        ),
         validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
         detector=detector,
     )

@@ -31,6 +31,7 @@ from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.conditions import Truths
+from ltrscale.evaluation.corrected import Correction, Sums
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.shown import POSITIONS, order_shown
 from ltrscale.evaluation.slices import Slicer
@@ -57,6 +58,8 @@ class Values:
     slices: Mapping[str, Truths]
     unshown: int = 0
     """Documents without a position, where the data have positions."""
+    corrected: Sums | None = None
+    """What the groups add to the metrics corrected for positions, if these are measured."""
     clicks: Mapping[int, Tensor] = field(default_factory=dict)
     """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
 
@@ -81,6 +84,8 @@ class Measuring:
     """Numbers of the trials whose scores are logits of clicks."""
     on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
     """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None for none."""
+    correction: Correction | None = None
+    """Corrects metrics for positions; None to leave that out."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Lets a process open the bundles once for all its parts."""
 
@@ -165,7 +170,7 @@ class Measuring:
     ) -> Values:
         """The values of a row group, in batches of documents."""
         assert window.ids_Q is not None
-        values, slices, scores = [], [], []
+        values, slices, scores, corrected = [], [], [], []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups = assemble([Cut(window, first, last)], n_features)
             slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
@@ -175,6 +180,8 @@ class Measuring:
                 clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
                 clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
                 values_TMQ = [np.concatenate(both) for both in zip(values_TMQ, clicked_TCQ, strict=True)]
+            if self.correction:
+                corrected.append(self.correction.of(scores_T, groups))
             scores.append([scores_T[t] for t in self.logits])
             values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
         lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
@@ -189,6 +196,7 @@ class Measuring:
                 for name in names
             },
             int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
+            Sums.joined(corrected) if corrected else None,
             self._clicks(scores, window.columns_N["labels"]),
         )
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
+from ltrscale.evaluation.corrected import Corrected, section
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
     Cells,
@@ -121,6 +122,8 @@ class Evaluation(Findings):
     """The condition of each slice that the config names."""
     validation_groups: int | None = None
     """All labelled groups of the validation split."""
+    corrected: Corrected | None = None
+    """The metrics corrected for positions, where they were asked for."""
     detector: OutlierDetector
 
 
@@ -262,7 +265,17 @@ def _tables(evaluation: Evaluation) -> list[str]:
         *([policies(means)] if has_letor(_metrics(evaluation)) else []),
         *([bullets(shown)] if shown else []),
         *([f"{FAVOURED}{_unshown(evaluation.test)}"] if AS_SHOWN in means else []),
+        *_corrected(evaluation),
     ]
+
+
+def _corrected(evaluation: Evaluation) -> list[str]:
+    """The metrics corrected for positions beside the raw ones."""
+    if evaluation.corrected is None:
+        return []
+    raw = {method.name: _mean(method.slices[ALL].summaries[evaluation.primary]) for method in evaluation.methods}
+    cutoff = int(evaluation.primary.rpartition("@")[2])
+    return ["## Corrected for positions", *section(evaluation.corrected, cutoff, raw, evaluation.baseline)]
 
 
 def _unshown(test: EvaluatedData) -> str:

@@ -41,14 +41,14 @@ def has_positions(selection: Selection) -> bool:
     return False
 
 
-def check_shown(test: Selection) -> None:
-    """Check that the order that was shown can be the baseline.
+def check_shown(test: Selection, key: str) -> None:
+    """Check that the order that was shown is known; `key` is the setting of the evaluation that needs it.
 
     Raises:
         InputError: the test groups have no positions.
     """
     if not has_positions(test):
         raise InputError(
-            f"evaluate.baseline {AS_SHOWN}: {test.row_groups[0].url} has no positions; map the column in prepare as "
-            "columns.positions, or name another baseline"
+            f"evaluate.{key}: {test.row_groups[0].url} has no positions; map the column in prepare as "
+            "columns.positions, or leave it out"
         )

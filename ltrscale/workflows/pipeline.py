@@ -21,8 +21,8 @@ from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.shown import AS_SHOWN, check_shown
+from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings, correction_of
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.matching.append import MatchConfig
@@ -167,8 +167,8 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     """Train every method with every seed on a data set, and evaluate."""
     splits = config.splits.on(data)
     _check_splits(splits, config.evaluate_on)
-    if splits.test is not None and config.evaluate.baseline == AS_SHOWN:
-        check_shown(select(splits.test, labelled=True))
+    if splits.test is not None:
+        correction_of(config.evaluate, select(splits.test, labelled=True))  # raises before anything is trained
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
     _check_features(splits, config.methods)
