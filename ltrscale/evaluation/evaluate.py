@@ -17,7 +17,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
-from ltrscale.config import Config, Operational, members, validate
+from ltrscale.config import Config, Operational, digest, members, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
@@ -26,6 +26,7 @@ from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.errors import InputError
 from ltrscale.evaluation.blocks import Tally, block_numbers
 from ltrscale.evaluation.corrected import Correction, Gathered, PropensitiesConfig, summarised
+from ltrscale.evaluation.debiasing import debiased, otherwise
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
@@ -285,6 +286,10 @@ class _Trial:
     """Number of labelled groups that it was selected on; None if the bundle does not state it."""
     labels: str | None = None
     """Identity of all these labels; None if the bundle does not state it."""
+    debiased: str | None = None
+    """How its training corrected for positions."""
+    otherwise: str | None = None
+    """Identity of its settings but for that and the seed."""
     logits: bool = False
     """Whether its scores are logits of labels 0 and 1, for it was trained with the pointwise sigmoid loss."""
 
@@ -304,6 +309,8 @@ def _trial(method: str, number: int, url: str, config: EvaluateConfig) -> _Trial
         labelled_groups=bundle.count("labelled_groups"),
         validation_groups=bundle.count("validation_groups"),
         labels=validate(Provenance, bundle.made_by, url).labels(),
+        debiased=debiased(bundle.config),
+        otherwise=digest(otherwise(bundle.config)),
         logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
     )
 
@@ -444,6 +451,8 @@ def _summarise(
             labelled_groups=tuple(trial.labelled_groups for trial in of_method),
             validation_groups=tuple(trial.validation_groups for trial in of_method),
             labels=tuple(trial.labels for trial in of_method),
+            debiased=tuple(trial.debiased for trial in of_method),
+            otherwise=tuple(trial.otherwise for trial in of_method),
             calibration=tuple(next(calibrations_T) for _ in of_method),
             slices={slice_: of_slice[k] for slice_, of_slice in found.items()},
         )

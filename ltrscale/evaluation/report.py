@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.corrected import Corrected, section
+from ltrscale.evaluation.debiasing import Trained, stated
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
     Cells,
@@ -71,6 +72,10 @@ class MethodResult(Sliced):
     """Number of labelled groups that each bundle was selected on; None if it does not state it."""
     labels: tuple[str | None, ...] = ()
     """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
+    debiased: tuple[str | None, ...] = ()
+    """How the training of each bundle corrected for positions: `dla`, `weights` or `unbiased`; None if it did not."""
+    otherwise: tuple[str | None, ...] = ()
+    """Identity of each bundle's settings without that correction and the seed; None for scores and the order shown."""
     calibration: tuple[Calibration | None, ...] = ()
     """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
 
@@ -266,6 +271,25 @@ def _tables(evaluation: Evaluation) -> list[str]:
         *([bullets(shown)] if shown else []),
         *([f"{FAVOURED}{_unshown(evaluation.test)}"] if AS_SHOWN in means else []),
         *_corrected(evaluation),
+        *([bullets(lines)] if (lines := stated(_trained(evaluation), shown=AS_SHOWN in means)) else []),
+    ]
+
+
+def _trained(evaluation: Evaluation) -> list[Trained]:
+    """The methods with bundles, and their figures."""
+    primary, corrected = evaluation.primary, {}
+    if evaluation.corrected is not None:
+        k = int(primary.rpartition("@")[2])
+        corrected = {m.name: {f"share@{k} corrected": m.corrected[k].mean} for m in evaluation.corrected.methods}
+    return [
+        Trained(
+            method.name,
+            method.debiased,
+            method.otherwise,
+            {metric_label(primary): method.slices[ALL].summaries[primary].mean, **corrected.get(method.name, {})},
+        )
+        for method in evaluation.methods
+        if any(method.otherwise)
     ]
 
 

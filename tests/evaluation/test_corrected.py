@@ -14,9 +14,13 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.evaluation.blocks import Tally
 from ltrscale.evaluation.corrected import Correction, Counts, Gathered, PropensitiesConfig, Sums, summarised
+from ltrscale.evaluation.debiasing import Trained, debiased, otherwise, stated
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import AS_SHOWN, order_shown
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.stages import EvaluateJob
@@ -260,3 +264,54 @@ def test_counts_add_up() -> None:
     one, other = Counts(3, 1, 1, 4.0, 10.0), Counts(2, 0, 1, 1.0, 1.0)
     assert one.plus(other) == Counts(5, 1, 2, 5.0, 11.0)
     assert Counts().effective == 0
+
+
+def test_the_page_says_which_trainings_corrected_for_positions_and_what_that_did(log: Log, tmp_path: Path) -> None:
+    models, splits = {}, log.config().splits
+    for name, unbiased in (("plain", False), ("unbiased", True)):
+        models[name] = [str(tmp_path / name)]
+        trees = LightGBMConfig(num_trees=5, num_threads=1, seed=len(models), unbiased=unbiased)
+        train_gbdt(trees, splits, models[name][0], made_by={}, report=lambda _: None)
+    out = tmp_path / "both"
+    both = evaluate(log.config(models=models), str(out), made_by={}, report=lambda _: None)
+    assert [method.debiased for method in both.methods] == [(None,), ("unbiased",), (None,)]
+    assert both.corrected is not None
+    plain, unbiased_ = (method.slices["all"].summaries["ndcg@5"].mean or 0 for method in both.methods[:2])
+    of_plain, of_unbiased = (method.corrected[5].mean or 0 for method in both.corrected.methods[:2])
+    text = (out / "report.md").read_text()
+    assert "Trained with a correction for positions: unbiased (unbiased); without: plain." in text
+    figures = f"NDCG@5 {unbiased_ - plain:+.4f}, share@5 corrected {of_unbiased - of_plain:+.4f}"
+    assert f"unbiased has the settings of plain, and the correction: {figures}." in text
+    alone = evaluate(log.config(models={"plain": models["plain"]}), str(tmp_path / "one"), made_by={}, report=print)
+    assert [method.debiased for method in alone.methods] == [(None,), (None,)]
+    assert "No training corrected for positions" in (tmp_path / "one" / "report.md").read_text()
+    evaluate(
+        log.config(models={"plain": models["plain"]}, as_shown=False, baseline=None),
+        str(tmp_path / "none"),
+        made_by={},
+        report=lambda _: None,
+    )
+    assert "corrected for positions:" not in (tmp_path / "none" / "report.md").read_text()
+
+
+def test_a_network_that_learnt_with_dla_is_the_twin_of_one_without() -> None:
+    dla, plain = (
+        FinetuneConfig.model_validate({"loss": {"kind": "softmax"}, "debias": debias, "seed": seed})
+        for seed, debias in enumerate(({"kind": "dla"}, None))
+    )
+    of_dla, of_plain = (config.model_dump(mode="json") for config in (dla, plain))
+    assert (debiased(of_dla), debiased(of_plain)) == ("dla", None)
+    assert otherwise(of_dla) == otherwise(of_plain)
+    other = plain.replace(relevant_only=True).model_dump(mode="json")
+    lines = stated(
+        [
+            Trained("a", ("dla",), ("x",), {"NDCG@5": 0.5}),
+            Trained("b", (None,), ("x",), {"NDCG@5": 0.4}),
+            Trained("c", (None,), ("y",), {"NDCG@5": 0.3}),
+        ],
+        shown=True,
+    )
+    assert otherwise(other) != otherwise(of_plain)
+    assert lines[0] == "Trained with a correction for positions: a (dla); without: b, c."
+    assert len(lines) == 2
+    assert "a has the settings of b, and the correction: NDCG@5 +0.1000." in lines[1]
