@@ -1,6 +1,7 @@
 """Metrics corrected for positions: slow sums, and users whose bias and relevance are known, from log to page."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ltrscale.evaluation.blocks import Tally
 from ltrscale.evaluation.corrected import Correction, Counts, Gathered, PropensitiesConfig, Sums, summarised
 from ltrscale.evaluation.debiasing import Trained, debiased, otherwise, stated
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import AS_SHOWN, order_shown
 from ltrscale.training.finetune import FinetuneConfig
@@ -215,6 +217,11 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
         assert not plain.low <= log.shares[method.name] <= (plain.high or 0)
     text = (tmp_path / "out" / "report.md").read_text()
     assert "## Corrected for positions" in text
+    shares = [number(method.corrected[5].mean) for method in found.corrected.methods]
+    assert text.index("No method ranks better than what was shown") < text.index(
+        "Corrected for positions, good is best"
+    )
+    assert re.search(rf"good is best: share@5 {re.escape(shares[0])} .*, what was shown {re.escape(shares[1])}\.", text)
     assert f"The effective sample is {found.corrected.effective:,.0f} documents" in text
     assert 0 < found.corrected.effective < found.corrected.relevant
     assert found.corrected.unknown == 0
