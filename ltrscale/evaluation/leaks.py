@@ -116,8 +116,6 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     A network, or trees that see components or other rankers' scores, lean on every feature that they read.
     """
     every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if bundle.order is not None:
-        return {bundle.order.feature: None}
     if bundle.trees is None or bundle.trees.projection or bundle.trees.members:
         return every
     return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}

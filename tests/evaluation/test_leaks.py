@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from shop import weeks
 
@@ -12,6 +14,9 @@ from ltrscale.bundle import FeatureOrder, load
 from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
+from ltrscale.data.ingest.csvtext import Dialect
+from ltrscale.data.ingest.guess import Guess
+from ltrscale.data.ingest.profile import look as look_at
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
@@ -21,8 +26,10 @@ from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
+from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob
+from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +97,32 @@ def test_prepare_asks_of_the_leak_alone_and_names_what_names_a_query(shop: Mappi
     assert "query: device, search_id; alone they order no list" in equal
     (names,) = [line for line in shop["lines"] if "nearly unique to a query" in line]
     assert "query: search_id; trees and networks memorise" in names
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_init_marks_the_leak_alone(
+    kept: bool, shop: Mapping[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ltrscale")
+    log_of = pd.read_csv(shop["folder"] / "log.csv")
+    (log_of if kept else log_of.drop(columns=LEAK)).to_csv(tmp_path / "shop.csv", index=False)
+    init(InitConfig(file=str(tmp_path / "shop.csv"), label="clicked", out=str(tmp_path / "shop")))
+    marked = asked((tmp_path / "shop" / "prepare.yaml").read_text().splitlines())
+    assert [line.split(" alone ranks at")[0].strip() for line in marked] == [f"- {LEAK} # CHECK: {LEAK}"] * kept
+    assert [line.split(" alone ranks at")[0] for line in asked(caplog.messages)] == [f"init: CHECK: {LEAK}"] * kept
+
+
+@pytest.mark.parametrize(
+    ("label", "grades"), [(["view", "cart", "view"], [0.0, 1.0, 0.0]), ([0.0, 90.0, 2000.0], [0.0, 1.0, 2.0])]
+)
+def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: list[float], tmp_path: Path) -> None:
+    rows = [(f"q{q}", label[i], grades[i] + 0.01 * q) for q in range(40) for i in range(3)]
+    pd.DataFrame(rows, columns=["search_id", "event", "x"]).to_csv(tmp_path / "log.csv", index=False)
+    url = str(tmp_path / "log.csv")
+    columns = {column.name: column for column in look_at(url, Dialect(), 1000)}
+    found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
+    assert [*asked_of(found, [url], Dialect())] == ["x"]
+    assert asked_of(replace(found, label=None), [url], Dialect()) == {}
 
 
 def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -165,8 +198,7 @@ def test_what_a_ranker_leans_on(shop: Mapping[str, Any]) -> None:
     order = str(shop["folder"] / "order")
     job = {"out": order, "splits": shop["splits"], "order": FeatureOrder(feature="text_match").model_dump()}
     validate(FeatureJob, job, "test").run()
-    assert len(load(order).features) > 1
-    assert leaning(load(order)) == {"text_match": None}
+    assert dict(leaning(load(order))) == {"text_match": None}
 
 
 @pytest.mark.parametrize(
