@@ -50,7 +50,6 @@ class Written:
     accounting: Accounting
     stats: FeatureStats
     labels: LabelCounts
-    longest: int
     quarantine: tuple[str, ...]
     first_rejections: tuple[Rejection, ...]
     categories: Mapping[str, NDArray[np.uint64]]
@@ -87,7 +86,7 @@ def write_unit(
             a directory or is in the data set already.
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
-    stats, labels, longest = FeatureStats(len(work.features)), LabelCounts(), 0
+    stats, labels = FeatureStats(len(work.features)), LabelCounts()
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
     writer = DatasetWriter(
@@ -103,10 +102,9 @@ def write_unit(
     tokens: dict[str, TokenSummary] = {}
 
     def take(groups: Groups) -> None:
-        nonlocal longest, schema, tokens
+        nonlocal schema, tokens
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
-        longest = max(longest, int(np.diff(groups.offsets_Q1).max()))
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
         tokens = summed([tokens, summarise(table), cut_off(groups)])
         schema = schema or table.schema
@@ -121,7 +119,6 @@ def write_unit(
         accounting=validator.finish(),
         stats=stats,
         labels=labels,
-        longest=longest,
         quarantine=quarantine.close(),
         first_rejections=tuple(quarantine.first),
         categories={name: encoder.known for name, encoder in encoders.items()},
