@@ -17,9 +17,12 @@ from ltrscale.data.ingest.profile import Column, Lists, dialect_of, look, look_a
 from ltrscale.data.times import ISO, Clock, Period, periods
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.workflows.first_pipeline import Plan, engine_score, pipeline_text, plain
+from ltrscale.workflows.first_pipeline import Plan, engine_score, plain
+from ltrscale.workflows.first_sizes import LogSize
+from ltrscale.workflows.first_study import first_runs
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stages import PrepareJob
+from ltrscale.workflows.study_grid import StudyConfig
 
 _PERIODS: tuple[Period, ...] = ("week", "day", "hour")
 _FEWEST = 3
@@ -60,19 +63,24 @@ def init(config: InitConfig) -> None:
     out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
     plan = _plan(found, lists)
     texts = {"prepare": "\n".join(_prepare(config.file, out, dialect, found, lists, plan)) + "\n"}
+    said: tuple[str, ...] = ()
     if found.label is not None and plan is not None and len(plan.names) >= _FEWEST:
-        texts["pipeline"] = pipeline_text(out, plan, engine_score([column.name for column in found.features]))
+        features = (*found.features, *found.categorical, *found.dates)
+        size = LogSize(lists.rows, lists.told_apart, len(features))
+        score = engine_score([column.name for column in found.features])
+        runs, said = first_runs(out, plan, score, size, lists.queries_told_apart)
+        texts |= runs
     paths = {name: storage.join(out, f"{name}.yaml") for name in texts}
     for name, path in paths.items():
         if storage.exists(path) and storage.read_bytes(path) != texts[name].encode():
             raise InputError(f"{path}: it is there already, and differs; remove it, or set another out")
     for name, path in paths.items():
         storage.write_bytes(path, texts[name].encode())
-    for cls, name in ((PrepareJob, "prepare"), (PipelineConfig, "pipeline")):
+    for cls, name in ((PrepareJob, "prepare"), (PipelineConfig, "pipeline"), (StudyConfig, "study")):
         if name in paths:
             load(cls, paths[name])  # a config that is written can be read
             log.info("next: python -m jobs.%s --config %s", name, paths[name])
-    for reason in _missing(found, plan):
+    for reason in (*said, *_missing(found, plan)):
         log.info("init: %s", reason)
 
 

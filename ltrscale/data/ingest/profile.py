@@ -182,6 +182,9 @@ class Lists:
     repeated: int
     median: int
     longest: int
+    told_apart: int
+    """Rows of queries whose labels differ."""
+    queries_told_apart: int
     times_N: pa.Array | None
     labelled_N: NDArray[np.bool_]
 
@@ -207,6 +210,7 @@ def look_at_lists(urls: Sequence[str], uses: Mapping[str, str], dialect: Dialect
         pairs = (queries_N * (items_N.max() + 1) + items_N)[whole["item"].is_valid().to_numpy(zero_copy_only=False)]
         repeated = len(pairs) - len(np.unique(pairs))
     labels_N = whole.get("label")
+    apart_Q = np.zeros(n, np.bool_) if labels_N is None else told_apart(queries_N, _codes(labels_N)[0], n)
     return Lists(
         rows=len(queries_N),
         queries=n,
@@ -214,11 +218,27 @@ def look_at_lists(urls: Sequence[str], uses: Mapping[str, str], dialect: Dialect
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
+        told_apart=int(lengths_Q[apart_Q].sum()),
+        queries_told_apart=int(apart_Q.sum()),
         times_N=whole.get("time"),
         labelled_N=np.ones(len(queries_N), bool)
         if labels_N is None
         else pc.is_valid(labels_N).to_numpy(zero_copy_only=False),
     )
+
+
+def told_apart(queries_N: NDArray[np.int64], labels_N: NDArray[np.int64], queries: int) -> NDArray[np.bool_]:
+    """Whether the labels of a query differ, for each of so many queries: a ranker learns from those alone.
+
+    Example:
+        >>> told_apart(np.array([0, 1, 0, 1, 2]), np.array([5, 6, 5, 7, 5]), 3).tolist()
+        [False, True, False]
+    """
+    first_Q = np.zeros(queries, np.int64)
+    first_Q[queries_N] = labels_N
+    apart_Q = np.zeros(queries, np.bool_)
+    apart_Q[queries_N[labels_N != first_Q[queries_N]]] = True
+    return apart_Q
 
 
 def _codes(texts_N: pa.StringArray) -> tuple[NDArray[np.int64], int]:
