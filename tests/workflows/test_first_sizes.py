@@ -90,9 +90,9 @@ def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
     assert (scratch.finetune.patience, scratch.finetune.stream.docs_per_batch) == (sizes.patience, sizes.docs_per_batch)
     of_pretraining = (sizes.pretraining_epochs, sizes.pretraining_docs_per_batch)
     assert (pretrained.pretrain.epochs, pretrained.pretrain.stream.docs_per_batch) == of_pretraining
-    assert said.startswith(
-        f"About {sizes.total:.0f} minute{'s' * (round(sizes.total) > 1)} on two cores (trees {sizes.minutes['trees']:.1f}, "
-    )
+    plural = "s" * (round(sizes.total) > 1)
+    trees_took = f"(trees {sizes.minutes['trees']:.1f}, "
+    assert said.startswith(f"About {sizes.total:.0f} minute{plural} on two cores {trees_took}")
     assert said in re.sub(r"\n# ", " ", text)
     full = all(map(sizes.is_full, STUDIED))
     assert ("Nothing is cut short" in said) == full
