@@ -69,7 +69,9 @@ def combine(
     select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
-    data = LabelledData.of(train, validation, without=good.without, relevant=config.relevant_only)
+    data = LabelledData.of(
+        train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
+    )
     if config.how == "concat":
         check_batches(data.train, config.stream, world=workers.most, title="combining")
     work = Combining(config, tuple(bundles), data, out, origin)
