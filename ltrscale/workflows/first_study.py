@@ -70,7 +70,9 @@ def first_runs(
             f"no study.yaml: {lists:,} queries whose labels differ are too few to draw",
         )
     text, sees = study_text(out, plan, size, study)
-    return {"pipeline": pipeline, "study": text}, (said, f"study.yaml: {sees} It takes {study.minutes:.0f} minutes.")
+    command = f"python -m jobs.study --config {storage.join(out, 'study.yaml')} --workers {_WORKERS}"
+    takes = f"{command} takes at most about {study.minutes:.0f} minutes on two cores"
+    return {"pipeline": pipeline, "study": text}, (said, f"study.yaml: {sees} {takes}")
 
 
 def study_size(size: LogSize, lists: int, plan: Plan) -> StudySize | None:
@@ -178,7 +180,7 @@ _TUNED = """\
 _STUDY = """\
 # Made by jobs.init: from how many labelled lists on does which method pay? See docs/study.md of ltrscale. At most about
 # {minutes} minutes on two cores; whatever ends it, the same command goes on.
-# What it will see of NDCG@5 (two-sided 5%, power 80%), tested on {test_lists} lists whose labels differ:
+# What it will see of NDCG@5 (two-sided 5%, power 80%), tested on about {test_lists} lists whose labels differ:
 {said}
 # That is so if differences deviate as on other logs, {over_draws} over the root of the labelled lists between draws of
 # labels (docs/results/study-news.md) and {over_lists} between test lists; the report has the figures of this log.

@@ -48,7 +48,7 @@ class InitConfig(Config):
 
 
 def init(config: InitConfig) -> None:
-    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml.
+    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml and study.yaml.
 
     Raises:
         InputError: the log cannot be read, no column looks like the query's, or other configs are there already.
@@ -79,6 +79,7 @@ def init(config: InitConfig) -> None:
     for cls, name in ((PrepareJob, "prepare"), (PipelineConfig, "pipeline"), (StudyConfig, "study")):
         if name in paths:
             load(cls, paths[name])  # a config that is written can be read
+        if name in paths and name != "study":  # which answers another question
             log.info("next: python -m jobs.%s --config %s", name, paths[name])
     for reason in (*said, *_missing(found, plan)):
         log.info("init: %s", reason)

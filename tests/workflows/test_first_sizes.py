@@ -14,7 +14,7 @@ from ltrscale.data.ingest.profile import told_apart
 from ltrscale.evaluation.crossed import Spread
 from ltrscale.workflows.first_pipeline import Plan, divided, pipeline_text
 from ltrscale.workflows.first_sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
-from ltrscale.workflows.first_study import OVER_DRAWS, OVER_LISTS, study_size, study_text
+from ltrscale.workflows.first_study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.study_grid import StudyConfig
@@ -178,6 +178,32 @@ def test_queries_whose_labels_differ_are_those_that_a_slow_count_finds() -> None
     expected = log.groupby("search_id", sort=True)["event"].nunique().to_numpy() > 1
     assert 0 < expected.sum() < n
     assert np.array_equal(told_apart(codes["search_id"], codes["event"], n), expected)
+
+
+def test_the_table_in_the_docs_is_computed() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "own-data.md").read_text()
+    rows = re.findall(r"^\| (\d[\d,]*) \| ([\d,]+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for documents, told, figures in rows:
+        z = first_sizes(LogSize(int(documents.replace(",", "")), int(told.replace(",", "")), 20))
+        batches = (f"{z.docs_per_batch:,}", f"{z.pretraining_docs_per_batch:,}")
+        expected = [
+            f"{z.epochs}",
+            batches[0],
+            f"{z.pretraining_epochs}",
+            batches[1],
+            f"{z.total:.0f}",
+            f"{z.in_full:.0f}",
+        ]
+        assert figures.split(" | ") == expected
+
+
+def test_the_study_in_the_docs_sees_what_it_says() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "study.md").read_text()
+    lists = re.search(r"tested on about ([\d,]+) lists", page)
+    assert lists is not None
+    study = StudySize((100, 300, 1000, 3000), 10, 0, int(lists[1].replace(",", "")), 0.0)
+    assert seen_before(study) in page.replace("\n# ", " ")
 
 
 def test_the_last_periods_are_held_out() -> None:

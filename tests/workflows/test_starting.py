@@ -92,10 +92,11 @@ def test_how_long_the_runs_take_and_what_a_study_sees_is_said(
     differ = int((log.groupby("search_id")["event"].nunique() > 1).sum())
     takes = "pipeline.yaml: About 1 minute on two cores (trees 0.0, "
     assert any(message.startswith(f"init: {takes}") for message in caplog.messages)
-    lists = re.search(r"tested on ([\d,]+) lists", written.get("study", ""))
+    lists = re.search(r"tested on about ([\d,]+) lists", written.get("study", ""))
     sees = "init: study.yaml: 10 draws see " if study else f"init: no study.yaml: {differ} queries whose labels differ"
     assert any(message.startswith(sees) for message in caplog.messages)
     assert (lists is not None) == study
+    assert not any("next: python -m jobs.study" in message for message in caplog.messages), "it is no step of the way"
     if lists is not None:
         config = load(StudyConfig, str(tmp_path / "out" / "study.yaml"))
         assert config.grid[0].labelled == (100,)
