@@ -10,9 +10,9 @@ import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
-from ltrscale.data.ingest.profile import told_apart
 from ltrscale.evaluation.crossed import Spread
 from ltrscale.workflows.first_pipeline import Plan, divided, pipeline_text
+from ltrscale.workflows.first_prepare import told_apart
 from ltrscale.workflows.first_sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.workflows.first_study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod
@@ -177,7 +177,7 @@ def test_queries_whose_labels_differ_are_those_that_a_slow_count_finds() -> None
     n = log["search_id"].nunique()
     expected = log.groupby("search_id", sort=True)["event"].nunique().to_numpy() > 1
     assert 0 < expected.sum() < n
-    assert np.array_equal(told_apart(codes["search_id"], codes["event"], n), expected)
+    assert np.array_equal(told_apart(codes["search_id"], codes["event"]), expected)
 
 
 def test_the_table_in_the_docs_is_computed() -> None:
