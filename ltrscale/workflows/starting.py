@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import yaml
@@ -16,9 +17,11 @@ from ltrscale.data.ingest.roles import structured
 from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError
 from ltrscale.progress import log
+from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.first_forms import other_form
+from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.first_pipeline import Plan, engine_score
-from ltrscale.workflows.first_prepare import FEWEST, count, prepare_text, summary
+from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare_text, summary
 from ltrscale.workflows.first_sizes import LogSize
 from ltrscale.workflows.first_study import first_runs
 from ltrscale.workflows.pipeline import PipelineConfig
@@ -65,6 +68,7 @@ def init(config: InitConfig) -> None:
     names = {*structured(columns), *(name for name in given.values() if name is not None)}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
+    found = replace(found, asked=asked_of(found, urls, dialect))
     counted = count(found, seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None))
     said: tuple[str, ...] = ()
     texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
@@ -73,16 +77,23 @@ def init(config: InitConfig) -> None:
         score = engine_score([each.name for each in found.features])
         runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
+    if clicks := clicks_text(out, found):
+        texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(found):
         log.info("init: %s", line)
     for reason in (*said, *_missing(found, counted.plan)):
         log.info("init: %s", reason)
-    for name in [name for name in texts if name != "study"]:  # which answers another question
+    for name in (each for each in _WRITES if each in texts and each != "study"):  # which answers another question
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
 
 
-_WRITES: dict[str, type[Config]] = {"prepare": PrepareJob, "pipeline": PipelineConfig, "study": StudyConfig}
+_WRITES: dict[str, type[Config]] = {
+    "prepare": PrepareJob,
+    "clicks": ClicksJob,
+    "pipeline": PipelineConfig,
+    "study": StudyConfig,
+}
 
 
 def _refuse_to_overwrite(out: str) -> None:
@@ -110,3 +121,11 @@ def _missing(found: Guess, plan: Plan | None) -> Iterator[str]:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
     if plan is None or len(plan.names) < FEWEST:
         yield f"no column with times over {FEWEST} periods, by which a pipeline.yaml would divide the log"
+    if found.label is not None and (found.clicks is not None or not found.label.numeric):
+        needed = {
+            "the position at which an item was shown": found.positions,
+            "a column of 0 and 1 with clicks": found.clicks,
+            "the item's id": found.item,
+        }
+        if lacking := [what for what, column in needed.items() if column is None]:
+            yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"
