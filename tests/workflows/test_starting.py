@@ -88,7 +88,7 @@ def test_how_long_the_runs_take_and_what_a_study_sees_is_said(
     log.to_csv(tmp_path / "shop.csv", index=False)
     start(tmp_path / "shop.csv")
     written = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert {*written} == {"prepare", "pipeline", *(["study"] if study else [])}
+    assert ("pipeline" in written, "study" in written) == (True, study)
     differ = int((log.groupby("search_id")["event"].nunique() > 1).sum())
     takes = "pipeline.yaml: About 1 minute on two cores (trees 0.0, "
     assert any(message.startswith(f"init: {takes}") for message in caplog.messages)
