@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -148,8 +149,9 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: Plan | None) -> It
         if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {json.dumps(value)}"
     yield from _listed("meta", found.meta, "of the user or session, kept beside the features")
-    yield from _listed("features", found.features, "numbers")
-    yield from _listed("categorical", found.categorical, "categories, and ids that come often enough to learn from")
+    yield from _listed("features", found.features, "numbers", found.asked)
+    what = "categories, and ids that come often enough to learn from"
+    yield from _listed("categorical", found.categorical, what, found.asked)
     if found.dates:
         yield "      dates: # days up to the row's time"
         for column in found.dates:
@@ -184,11 +186,14 @@ def _times(found: Guess, plan: Plan | None) -> Iterator[str]:
     yield f"      period: {plan.unit} # {span}"
 
 
-def _listed(key: str, columns: Sequence[Column], what: str) -> Iterator[str]:
+def _listed(
+    key: str, columns: Sequence[Column], what: str, asked: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
     if columns:
         yield f"      {key}: # {what}"
         for column in columns:
-            yield f"        - {plain(column.name)} # {column.shown}"
+            doubt = f"{CHECK}: {asked[column.name]} " if column.name in asked else "# "
+            yield f"        - {plain(column.name)} {doubt}{column.shown}"
 
 
 def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
@@ -210,7 +215,8 @@ def summary(found: Guess) -> list[str]:
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
     rest = {use: len(getattr(found, use)) for use in ("features", "categorical", "dates", "meta")}
-    return [*lines, ", ".join(f"{use}: {n}" for use, n in (rest | {"not used": len(found.others)}).items() if n)]
+    lines.append(", ".join(f"{use}: {n}" for use, n in (rest | {"not used": len(found.others)}).items() if n))
+    return [*lines, *(f"CHECK: {question} Leave it out if not" for question in found.asked.values())]
 
 
 def clicks_text(out: str, found: Guess) -> str | None:

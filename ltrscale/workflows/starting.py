@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import yaml
@@ -18,6 +19,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.first_forms import other_form
+from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.first_pipeline import Plan, engine_score, pipeline_text
 from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare_text, summary
 from ltrscale.workflows.pipeline import PipelineConfig
@@ -63,6 +65,7 @@ def init(config: InitConfig) -> None:
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
+    found = replace(found, asked=asked_of(found, urls, dialect))
     counted = count(found, seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None))
     texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
     if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST:

@@ -47,6 +47,16 @@ def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: py
     assert not caplog.messages
 
 
+def test_a_number_is_a_time_only_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Ids may lie where seconds since 1970 do."""
+    numbers = np.random.default_rng(0).integers(1_000_000_000, 2_000_000_000, len(TABLE))
+    for name, named in (("seller_id", False), ("amount", False), ("viewed_time", True)):
+        caplog.clear()
+        with_features(COLUMNS, TABLE.drop_columns(["shown"]).append_column(name, pa.array(numbers)))
+        said = (f"{name} (looks like a time", f"{name} (a date")
+        assert any(text in message for text in said for message in caplog.messages) == named
+
+
 def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -48,6 +48,8 @@ class Guess:
     others: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """For each role that was guessed: the reasons, and the rivals."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """A question on each feature that may be known only after users have acted."""
 
 
 def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
