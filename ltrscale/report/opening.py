@@ -10,8 +10,9 @@ from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.decay import Decay, drifted
 from ltrscale.evaluation.gate import Verdict
 from ltrscale.evaluation.leaks import questions
-from ltrscale.evaluation.opening import AS_SHOWN, best_of, is_shown, opening, rival_of
+from ltrscale.evaluation.opening import best_of, is_shown, opening, rival_of
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.report.document import Command, Text
 from ltrscale.report.sources import Sources
 

@@ -23,6 +23,7 @@ from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.leaks import look
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation, MethodResult
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
 from ltrscale.ranking.alone import Alone
 
@@ -121,7 +122,7 @@ class Sources:
     def bundles(self) -> Iterator[tuple[str, str]]:
         """The first bundle of each method that has bundles: name and URL."""
         for method in self.evaluation.methods:
-            if method.name not in self.evaluated.scores:
+            if method.name not in (*self.evaluated.scores, AS_SHOWN):
                 yield method.name, method.bundles[0]
 
     def opened(self, url: str) -> Bundle:
