@@ -135,6 +135,7 @@ def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: Counted
 def _rejected(found: Guess) -> Iterator[str]:
     """The share of rows that prepare will reject, where it is above its limit."""
     one_each = [found.time, found.label, found.positions, found.gain, found.clicks, *found.features, *found.dates]
+    one_each += [*found.categorical, *found.meta]
     shares = {f"{column.name} cannot be read": column.bad for column in one_each if column is not None}
     needed = [found.query, *found.within, *([found.time] if found.time else [])]
     shares |= {f"{column.name} is missing": column.missing for column in needed}
@@ -230,7 +231,7 @@ def summary(found: Guess) -> list[str]:
     lines = []
     for role, column in roles.items():
         choice = found.choices.get(role)
-        words = [*(choice.best.reasons[:3] if choice else ())]
+        words = [*(choice.best.reasons[:2] if choice else ())]
         if choice and choice.rivals:
             words.append(f"not {', '.join(rival.name for rival in choice.rivals)}")
         mark = f"CHECK: {choice.doubt}; " if choice and choice.doubt else ""

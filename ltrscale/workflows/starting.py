@@ -57,15 +57,15 @@ def init(config: InitConfig) -> None:
     out = config.out or re.sub(r"[^\w.-]", "-", PurePosixPath(config.file.rstrip("/")).name.partition(".")[0]) or "log"
     _refuse_to_overwrite(out)
     urls = storage.list_files(config.file)
-    if lines := other_form(config.file, urls, out):
+    given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
+    if lines := other_form(config.file, urls, out, given):
         _write(out, {"prepare": "\n".join(lines) + "\n"})
         log.info("init: not a table with one item a row: see source.kind of prepare.yaml, and docs/guide.md for splits")
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = look(urls[0], dialect, config.rows)
-    given = {"query": config.query, "item": config.item, "label": config.label, "time": config.time}
-    names = {*structured(columns), *(name for name in given.values() if name is not None)}
+    names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
     found = replace(found, asked=asked_of(found, urls, dialect))
