@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -10,12 +10,14 @@ from pydantic import Field
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from ltrscale.config import Config
+from ltrscale.data.dataset.split import Texts
 from ltrscale.errors import InputError
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import MUCH
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Comparison, Summary, holm
 from ltrscale.markdown import code
@@ -53,6 +55,10 @@ class Bounds(Config):
     score_psi: float | None = Field(default=MUCH, ge=0)
     """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
     null for any."""
+    expected: Texts = ()
+    """Features that are known when the list is shown, although they rank, alone, nearly as the labels do, or are there
+    for relevant documents only. A candidate that leans on another such feature is refused: it may be known only
+    after the click. Patterns, as in `leave_out`."""
     drift_groups: int = Field(default=200, ge=1)
     """Groups, labelled or not, of a period and of what it is compared with, fewer of which make no verdict on drift: an
     index is then above .25 by chance."""
@@ -61,9 +67,9 @@ class Bounds(Config):
 class Check(Config):
     """One bound and whether it holds."""
 
-    bound: Literal["groups", "margin", "slice_margin", "drifted", "score_psi"]
+    bound: Literal["groups", "margin", "slice_margin", "expected", "drifted", "score_psi"]
     where: str
-    """The slice or the period."""
+    """The slice, the period or the feature."""
     holds: bool
     reason: str
     """What was found and what was asked, in one line."""
@@ -134,8 +140,11 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, found: Decay, bounds: Bounds) -> Verdict:
-    """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift."""
+def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+    """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
+
+    `leaks` are the checks of the features that it leans on; see `leaks.check_leaks`.
+    """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     compared = {name: scope.comparisons.get(evaluation.primary) for name, scope in candidate.slices.items()}
     counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
@@ -150,6 +159,7 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds) -> Verdict:
     checks = (
         *_overall(difference, groups, evaluation.primary, bounds),
         *slices,
+        *leaks,
         *drift,
     )
     return Verdict(
@@ -247,7 +257,7 @@ def foreseen(evaluation: Evaluation, margin: float) -> dict[str, Power]:
         InputError: the evaluation has several methods, and compares no two of one bundle each.
     """
     primary = evaluation.primary
-    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods}
+    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
     if len(of_methods) == 1:
         ((_, scope),) = of_methods.items()
         summary = scope.summaries[primary]

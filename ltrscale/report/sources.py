@@ -5,6 +5,7 @@ A section whose source is missing is left out with the line that its `InputError
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +16,16 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.leaks import look
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation, MethodResult
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
+from ltrscale.ranking.alone import Alone
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
@@ -117,7 +122,7 @@ class Sources:
     def bundles(self) -> Iterator[tuple[str, str]]:
         """The first bundle of each method that has bundles: name and URL."""
         for method in self.evaluation.methods:
-            if method.name not in self.evaluated.scores:
+            if method.name not in (*self.evaluated.scores, AS_SHOWN):
                 yield method.name, method.bundles[0]
 
     def opened(self, url: str) -> Bundle:
@@ -129,6 +134,29 @@ class Sources:
         if url not in self._opened:
             self._opened[url] = load(url)
         return self._opened[url]
+
+    @cached_property
+    def alone(self) -> list[Alone]:
+        """What each feature says of the test labels by itself, the best first.
+
+        Raises:
+            InputError: the data set is not there, or cannot be read.
+        """
+        evaluated = self.evaluated
+        return look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+
+    @cached_property
+    def categories(self) -> Mapping[str, Mapping[int, str]]:
+        """The texts of categorical features by their codes, as far as the test data sets have recorded them.
+
+        Raises:
+            InputError: a data set is not there.
+        """
+        found: dict[str, dict[int, str]] = defaultdict(dict)
+        for url in self.evaluation.test.data:
+            for name, codes in open_dataset(url).manifest.categories.items():
+                found[name] |= {code: text for text, code in codes.items()}
+        return found
 
     @cached_property
     def test(self) -> Selection:

@@ -15,12 +15,14 @@ from ltrscale.data.dataset.selection import Selection, check_relevant, only_rele
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
+from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, named
+from ltrscale.skew import reference_of
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers
@@ -39,10 +41,19 @@ class LabelledData:
     """The validation groups with a relevant document, which alone define a metric."""
 
     @classmethod
-    def of(cls, train: Split, validation: Split, *, without: Collection[str], relevant: bool = False) -> Self:
+    def of(
+        cls,
+        train: Split,
+        validation: Split,
+        *,
+        without: Collection[str],
+        relevant: bool = False,
+        weighed: bool = False,
+    ) -> Self:
         """The labelled groups of two splits, except in the files `without`, with the features of the training split.
 
-        With `relevant` only those training groups that have a relevant document.
+        With `relevant` only those training groups that have a relevant document. With `weighed`, where weights are
+        trained on, it warns of those that leave documents out.
 
         Raises:
             InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
@@ -51,6 +62,8 @@ class LabelledData:
         check_relevant(groups, "train")
         check_relevant(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
+        if weighed:
+            warn_of_weights(data.train)
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:
@@ -186,6 +199,7 @@ class Best:
             features=train.features,
             dataset_hash=train.hash,
             read_as=train.read_as,
+            reference=reference_of(train),
             metrics={**self._metrics(), **also},
             made_by=origin,
         )

@@ -17,10 +17,12 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.scored import score
+from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
+from ltrscale.skew import reference_of
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
@@ -107,6 +109,7 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """
     check_relevant(train, "train")
     check_relevant(validation, "validation")
+    warn_of_weights(train)  # all trees multiply by the weights that the data have
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 
@@ -169,6 +172,7 @@ class TreeGrowing:
             features=self.train.features,
             dataset_hash=self.train.hash,
             read_as=self.train.read_as,
+            reference=reference_of(self.train),
             metrics={
                 **grown.metrics,
                 "labelled_groups": self.train.n_groups,

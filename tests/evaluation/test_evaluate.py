@@ -27,6 +27,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import measuring
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.report import Evaluation, page, print_table, table
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
@@ -316,7 +317,7 @@ def test_an_evaluation_from_before_draws_and_slices_were_known_reads(evaluated: 
                 del comparison["draws"], comparison["detectable"]
     before = Evaluation.model_validate(values)
     assert table(before) == table(evaluation)
-    text = page(before, picture="ndcg.png", out="out")
+    text = page(before, opening=opening(before), picture="ndcg.png", out="out")
     assert "Smallest detectable" not in text
     assert "Models were selected" not in text
 
@@ -485,7 +486,7 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     text = (tmp_path / "own" / "report.md").read_text()
     assert all(policy in text for policy in found.policies.values())
     assert set(evaluated[0].policies) == set(means) - {f"gain_ndcg@{k}" for k in (1, 5, 10)}
-    for gains, said in (([0, 1, 2], "no gain for label 3"), ("weights", "needs a weight of 0 or more")):
+    for gains, said in (([0, 1, 2], "no gain for label 3"), ("column", "needs the column `gains`")):
         with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
             evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)
 

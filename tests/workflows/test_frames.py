@@ -37,7 +37,7 @@ def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: py
     (warning,) = caplog.messages
     names = {"event", "revenue", "position", "product_id", "user_id", "searched_at", "event_time", "listed_on", "title"}
     assert names < {*features["features"], *features["categorical"]}
-    assert "revenue (another label: it would give the answer away)" in warning
+    assert "revenue (an outcome: it would give the answer away)" in warning
     excluded = json.loads(warning.partition("exclude=")[2].replace("'", '"'))
     assert {*excluded} == names
     caplog.clear()
@@ -45,6 +45,16 @@ def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: py
     assert (kept["features"], kept["categorical"]) == (["price"], ["brand", "in_stock", "shop"])
     with_features({**uses, "features": ["revenue"]}, table)  # as the caller wants it
     assert not caplog.messages
+
+
+def test_a_number_is_a_time_only_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Ids may lie where seconds since 1970 do."""
+    numbers = np.random.default_rng(0).integers(1_000_000_000, 2_000_000_000, len(TABLE))
+    for name, named in (("seller_id", False), ("amount", False), ("viewed_time", True)):
+        caplog.clear()
+        with_features(COLUMNS, TABLE.drop_columns(["shown"]).append_column(name, pa.array(numbers)))
+        said = (f"{name} (looks like a time", f"{name} (a date")
+        assert any(text in message for text in said for message in caplog.messages) == named
 
 
 def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
@@ -71,3 +81,15 @@ def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
         prepare_tables({"train": TABLE, "validation": negative}, columns, {}, f"{tmp_path}/data")
     with pytest.raises(InputError, match=r"prepare: max_rejectd: unknown key; did you mean 'max_rejected'"):
         prepare_tables({"train": TABLE}, columns, {"max_rejectd": 1}, f"{tmp_path}/data")
+
+
+@pytest.mark.parametrize("kind", [int, str])
+@pytest.mark.parametrize("first", [1001, 1_500_000_000, 20_240_101])
+def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture, kind: type, first: int) -> None:
+    log = shopping_log(30).drop(
+        columns=["listed_on", "searched_at", "title", "user_id", "product_id", "event", "revenue"]
+    )
+    log["seller_id"] = (first + np.arange(len(log)) % 20).astype(kind)
+    with_features({"query": "search_id", "label": "clicked"}, to_table(log))
+    assert "position" in caplog.messages[0]
+    assert "seller_id" not in caplog.messages[0]

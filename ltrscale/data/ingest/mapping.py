@@ -42,7 +42,10 @@ class _Columns(Config):
     clicks: str | None = None
     """Column with clicks."""
     weights: str | None = None
-    """Column with weights of documents."""
+    """Column with weights of documents, by which trainers multiply; what a document is worth is its `gain`."""
+    gain: str | None = None
+    """Column with what a document is worth, such as its revenue, 0 or more: `evaluate.gains: column` measures by it,
+    and nothing trains on it."""
     meta: tuple[str, ...] = ()
     """Columns of whole groups to keep in the data set, as `meta_NAME`."""
     tokens: TokenColumns | None = None
@@ -81,9 +84,24 @@ class _Columns(Config):
             raise ValueError("give time or period_column, not both")
         return self
 
+    def check_side(self, features: Sequence[str]) -> None:
+        """Refuse features that are known only after a list was shown.
+
+        Raises:
+            ValueError: one is the position, the click or the gain too.
+        """
+        what = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
+        named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
+        for use, name in named.items():
+            if name is not None and name in features:
+                raise ValueError(
+                    f"{name!r} is the {what[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
+                    "when a list is to be ranked; leave it out of the features"
+                )
+
     def side(self) -> dict[str, str]:
         """Further columns of documents to keep: name in the data set -> column."""
-        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights}
+        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights, "gains": self.gain}
         return {name: column for name, column in named.items() if column is not None}
 
 
@@ -97,6 +115,9 @@ class ColumnMapping(_Columns):
 
     query: str
     """Column with the query id."""
+    within: tuple[str, ...] = ()
+    """Further columns that make the query id with it, such as the day of a customer's visit: rows that agree in all of
+    them are one query, with the id `customer|day`."""
     item: str | None = None
     """Column with the document id."""
     label: str | None = None
@@ -136,12 +157,15 @@ class ColumnMapping(_Columns):
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
         if self.time is None and any("days_before" in parts for parts in self.dates.values()):
             raise ValueError("dates: days_before is the time up to the row's own; name its column under time")
+        if self.query in self.within or len({*self.within}) < len(self.within):
+            raise ValueError("within names a column twice, or that of query; name each column of the id once")
         named = {"query": self.query, "item": self.item, "time": self.time, "period_column": self.period_column}
         for use, name in named.items():
             if name in self.features:
                 raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
+        self.check_side((*self.features, *self.categorical))
         return self
 
     @field_validator("encoding")
@@ -195,7 +219,8 @@ class ColumnMapping(_Columns):
         label = "graded label" if isinstance(self.grades, dict) else "label"
         single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
-        return {use: name for use, name in single.items() if name is not None} | self.side()
+        parts = {f"within {name}": name for name in self.within}
+        return {use: name for use, name in single.items() if name is not None} | parts | self.side()
 
     def date_features(self) -> dict[str, tuple[str, Part]]:
         """The features of dates, by their names: column and part."""
@@ -249,6 +274,7 @@ class GroupColumns(_Columns):
             raise ValueError("names has a name twice; name each feature once")
         if not self.features and not self.categorical:
             raise ValueError("name at least one column of features")
+        self.check_side((*self.features, *([] if self.matrix else self.categorical)))
         return self
 
     @property
@@ -465,6 +491,7 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "list of positions": (_list_of(cols.is_number), "lists of numbers"),
     "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
     "list of weights": (_list_of(cols.is_number), "lists of numbers"),
+    "list of gains": (_list_of(cols.is_number), "lists of numbers"),
     "text": (lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind), "text or lists of token ids"),
     "texts of documents": (_list_of(lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind)), "lists of these"),
     "token ids": (_list_of(cols.is_number), "lists of token ids"),
@@ -476,6 +503,7 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     """The type of a column, which must occur once and fit its use."""
+    use = "query" if use == f"within {name}" else use
     indices = schema.get_all_field_indices(name)
     if not indices:
         unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"
