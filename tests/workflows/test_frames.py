@@ -81,3 +81,15 @@ def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
         prepare_tables({"train": TABLE, "validation": negative}, columns, {}, f"{tmp_path}/data")
     with pytest.raises(InputError, match=r"prepare: max_rejectd: unknown key; did you mean 'max_rejected'"):
         prepare_tables({"train": TABLE}, columns, {"max_rejectd": 1}, f"{tmp_path}/data")
+
+
+@pytest.mark.parametrize("kind", [int, str])
+@pytest.mark.parametrize("first", [1001, 1_500_000_000, 20_240_101])
+def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture, kind: type, first: int) -> None:
+    log = shopping_log(30).drop(
+        columns=["listed_on", "searched_at", "title", "user_id", "product_id", "event", "revenue"]
+    )
+    log["seller_id"] = (first + np.arange(len(log)) % 20).astype(kind)
+    with_features({"query": "search_id", "label": "clicked"}, to_table(log))
+    assert "position" in caplog.messages[0]
+    assert "seller_id" not in caplog.messages[0]
