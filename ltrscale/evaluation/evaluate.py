@@ -539,9 +539,9 @@ def _leads(
 ) -> dict[str, Comparison]:
     """The difference of every other method from the best one in the primary metric, over all groups."""
     primary = f"ndcg@{config.primary_cutoff}"
-    means = [method.slices[ALL].summaries[primary].mean for method in methods]
-    if len(methods) == 1 or None in means:
-        return {}
+    means = [mean for method in methods if (mean := method.slices[ALL].summaries[primary].mean) is not None]
+    if not 1 < len(means) == len(methods):
+        return {}  # there are no others, or no group defines the metric
     best, column = int(np.argmax(means)), list(_all_metrics(config)).index(primary)
     blocks, ends = tallies.slices[ALL].blocks(), np.cumsum([len(of_method) for of_method in of_methods])[:-1]
     found = scopes(

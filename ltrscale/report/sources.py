@@ -20,10 +20,12 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.leaks import look
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation, MethodResult
 from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
+from ltrscale.ranking.alone import Alone
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
@@ -132,6 +134,16 @@ class Sources:
         if url not in self._opened:
             self._opened[url] = load(url)
         return self._opened[url]
+
+    @cached_property
+    def alone(self) -> list[Alone]:
+        """What each feature says of the test labels by itself, the best first.
+
+        Raises:
+            InputError: the data set is not there, or cannot be read.
+        """
+        evaluated = self.evaluated
+        return look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:

@@ -18,7 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.judged import judged_split
-from ltrscale.evaluation.leaks import look, questions
+from ltrscale.evaluation.leaks import look, of_queries, questions
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
@@ -93,7 +93,10 @@ class PrepareJob(Stage):
         """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
         made = prepare(self.identity(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
         if not self.for_scoring and made.manifest.counts().labelled:
-            for question in questions(look(Split(data=self.out))).values():
+            found = look(Split(data=self.out))
+            for line in of_queries(found):
+                log.info("prepare: %s", line)
+            for question in questions(found).values():
                 log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)
 
     @property

@@ -329,11 +329,19 @@ def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
 
 
 def _log_shortcuts(new: Manifest) -> None:
-    """Log the features by which pretraining may recognise a document, with what to do about them."""
+    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
     for found, remedy in (
-        (ids, "pretraining hides these categories by itself, so nothing needs doing"),
-        (suspects, "exclude what is an id; what is a quantity, such as a count or a rank, may stay"),
+        (
+            ids,
+            "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
+            "labels, which is worth nothing for new ones: exclude an id or a title, unless documents return",
+        ),
+        (
+            suspects,
+            "exclude what is an id, by which pretraining solves its contrast, and trees memorise documents; what is a "
+            "quantity, such as a count or a rank, may stay",
+        ),
     ):
         if found:
             shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
