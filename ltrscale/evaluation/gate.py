@@ -17,6 +17,7 @@ from ltrscale.evaluation.drift import MUCH
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Comparison, Summary, holm
 from ltrscale.markdown import code
@@ -256,7 +257,7 @@ def foreseen(evaluation: Evaluation, margin: float) -> dict[str, Power]:
         InputError: the evaluation has several methods, and compares no two of one bundle each.
     """
     primary = evaluation.primary
-    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods}
+    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
     if len(of_methods) == 1:
         ((_, scope),) = of_methods.items()
         summary = scope.summaries[primary]

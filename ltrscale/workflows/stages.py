@@ -30,7 +30,7 @@ from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
+from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
@@ -331,7 +331,8 @@ class EvaluateJob(Stage):
         config = self.evaluate
         judged = [] if config.judged is None else [judged_split(config.judged, config.splits.test)]
         splits = [config.splits.validation, config.splits.test, *config.scored, *judged]
-        return dataset_hashes(splits) | bundle_hashes(config.bundles)
+        looked_at = [] if config.propensities is None else [config.propensities.clicks]
+        return dataset_hashes(splits) | bundle_hashes(config.bundles) | {url: content_of(url) for url in looked_at}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate, and commit the report."""

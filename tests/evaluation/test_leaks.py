@@ -23,6 +23,7 @@ from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, q
 from ltrscale.progress import log
 from ltrscale.report.document import Table, Text
 from ltrscale.report.models import features
+from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
@@ -140,6 +141,14 @@ def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     assert "of the relevant documents and 0.0% of the others: is it known" in found["revenue"]
     data = prepared(shop["folder"], "purchased", LEAK, "revenue", categorical=[])
     assert {*questions(look(Split(data=(data,))))} == {LEAK, "revenue"}
+
+
+def test_the_report_opens_with_the_question(shop: Mapping[str, Any]) -> None:
+    sources = Sources.open(ReportConfig(evaluation=str(shop["folder"] / "evaluation")))
+    texts = [block.text for block in paragraphs(sources) if isinstance(block, Text)]
+    (text,) = [text for text in texts if "is it known when the list is shown?" in text]
+    assert text.startswith(f"Before this is believed: {LEAK} alone ranks at NDCG@5 ")
+    assert texts.index(text) == 1  # before what to do next
 
 
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
