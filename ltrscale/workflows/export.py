@@ -33,7 +33,7 @@ class ExportJob(ParityConfig, Stage):
     data: str
     """Data set directory; scores are compared on its documents, and it has the texts of categories."""
     periods: Periods = None
-    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
 
     def identity(self) -> _Exported:
         """The format, the documents to compare, and the tolerance."""

@@ -15,6 +15,7 @@ from pydantic import model_validator
 from ltrscale import storage
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import Refused
 from ltrscale.evaluation.decay import Decay
@@ -97,6 +98,7 @@ def run_gate(job: GateJob) -> None:
         Refused: a bound is broken; names each of them.
         InputError: as `EvaluateJob` and `DriftJob`.
     """
+    job = with_relative_named(job)
     if job.plan:
         print_plan(job)
         return

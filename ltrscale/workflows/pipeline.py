@@ -17,6 +17,7 @@ from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
@@ -161,7 +162,8 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
 
 def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]) -> None:
     """Train every method with every seed on a data set, and evaluate."""
-    splits = config.splits.on(data)
+    splits = with_relative_named(config.splits.on(data), "splits")
+    learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
     _check_splits(splits, config.evaluate_on)
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
