@@ -21,8 +21,9 @@ from ltrscale.errors import Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, foreseen, judge, page, plan_table, table
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, judge, page, table
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
+from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
@@ -129,6 +130,6 @@ def print_plan(job: GateJob) -> None:
     if job.plan_from is None:
         EvaluateJob(out=place, evaluate=job.alone, ray=job.ray).run(show=False)
     evaluation = Evaluation.read(place)
-    found = foreseen(evaluation, job.bounds.margin)
+    found = foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
     margin = f"bounds.margin {job.bounds.margin:g} in {metric_label(evaluation.primary)}"
-    print_report(place, [f"{margin}, for a candidate as good as production:", plan_table(found)])
+    print_report(place, [f"{margin}, bounds.refuse {job.bounds.refuse}:", plan_table(found)])
