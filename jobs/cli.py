@@ -144,6 +144,8 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         options.add_argument("--ray", action="store_true", help="short for --set ray=true")
     if "plan" in cls.model_fields:
         options.add_argument("--plan", action="store_true", help="short for --set plan=true")
+    if "dry_run" in cls.model_fields:
+        options.add_argument("--dry-run", action="store_true", help="short for --set dry_run=true")
     return options
 
 
@@ -192,7 +194,7 @@ def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[s
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan") if getattr(options, flag, False)]
+    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan", "dry_run") if getattr(options, flag, False)]
 
 
 def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:

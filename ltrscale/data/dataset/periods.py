@@ -92,13 +92,22 @@ def with_relative_named(config: ConfigT, key: str = "") -> ConfigT:
         elif name == "periods" and value and any(map(Relative.of, value)) and (data := getattr(config, "data", ())):
             split = Split(data=data, periods=value)
             chosen = sorted({period for part in resolve(split, key) for period in part.periods})
-            log.info("%s: %s of %s: %s", where, ", ".join(value), ", ".join(split.data), _range(chosen))
+            log.info("%s: %s of %s: %s", where, ", ".join(value), ", ".join(split.data), in_few_words(chosen))
             changes[name] = tuple(chosen)
     changes = {name: value for name, value in changes.items() if value is not getattr(config, name)}
     return config.model_copy(update=changes) if changes else config
 
 
-def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
+def among(split: Split, known: Sequence[str], key: str = "") -> Split:
+    """The same split with its periods listed by name, if its data sets had these periods, the oldest first.
+
+    Raises:
+        InputError: it takes a period that is not among them, or more than there are.
+    """
+    return split.replace(periods=sorted(_chosen_periods(split, known, f"{key}.periods".removeprefix("."))))
+
+
+def _chosen_periods(split: Split, known: Sequence[str], key: str) -> set[str]:
     """The periods that a split names; all where it names none. `key` is that of the periods, for errors."""
     if split.periods is None:
         return set(known)
@@ -107,21 +116,21 @@ def _chosen_periods(split: Split, known: list[str], key: str) -> set[str]:
         if relative := Relative.of(item):
             chosen.update(found := relative.among(known))
             if not found:
-                raise InputError(
-                    f"{key}: {', '.join(split.data)}: {item!r} are more periods than there are; {_has(known)}"
-                )
+                raise InputError(f"{key}: {_whose(split)}{item!r} are more periods than there are; {_has(known)}")
             continue
         first, dots, last = item.partition("..")
         last = last if dots else first
         for period in (first, last):
             if period not in known:
-                raise InputError(
-                    f"{key}: {', '.join(split.data)}: there is no period {period!r}; {_there(period, known)}"
-                )
+                raise InputError(f"{key}: {_whose(split)}there is no period {period!r}; {_there(period, known)}")
         if first > last:
             raise InputError(f"{key}: the range {item} runs backwards; write {last}..{first}")
         chosen.update(period for period in known if first <= period <= last)
     return chosen
+
+
+def _whose(split: Split) -> str:
+    return f"{', '.join(split.data)}: " if split.data else ""
 
 
 def _there(period: str, known: Sequence[str]) -> str:
@@ -132,13 +141,13 @@ def _there(period: str, known: Sequence[str]) -> str:
 
 
 def _has(known: Sequence[str]) -> str:
-    return f"it has {_range(known)}" if known else "it is empty"
+    return f"it has {in_few_words(known)}" if known else "it is empty"
 
 
 def _form(period: str) -> str:
     return re.sub(r"\d", "0", period)
 
 
-def _range(known: Sequence[str]) -> str:
-    """The periods of data sets in a few words, for errors."""
+def in_few_words(known: Sequence[str]) -> str:
+    """Sorted periods in a few words, for errors and logs."""
     return f"{known[0]}..{known[-1]} ({len(known)} periods)" if len(known) > 4 else ", ".join(known)
