@@ -22,7 +22,7 @@ from ltrscale.bundle import load as load_bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.periods import in_few_words
-from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.evaluate import EvaluateConfig
@@ -67,10 +67,7 @@ def _run(job: WeeklyJob) -> Week:
     if known is None or (known.content, known.settings) != (content, job.settings):
         known = _begin(job, new, content, known)
     elif known.outcome != "under way":
-        what = (
-            "mended rows or other bounds are judged anew" if known.outcome == "refused" else "the next period may come"
-        )
-        log.info("weekly: %s is done: %s; %s", known.period, known.outcome, what)
+        log.info("weekly: %s is done: %s; other rows or settings would be judged anew", known.period, known.outcome)
         return known
     week = _judged(job, new, known)
     week.write(job.out)
@@ -115,6 +112,7 @@ def _begin(job: WeeklyJob, new: Dataset, content: str, known: Week | None) -> We
         )
     splits = {key: named(job, names) for key, names in (("before", before), ("splits", [*before, *periods]))}
     production = _in_service(job, known, splits["before"])
+    _unseen(splits["splits"].test, production)
     week = Week(period=periods[-1], content=content, settings=job.settings, production=production, **splits)
     week.write(job.out)
     return week
@@ -183,18 +181,33 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 def _gate(job: WeeklyJob, week: Week, candidate: str, out: str) -> GateJob:
     """The gate on the test periods that the model in service has not learnt from either."""
-    until, test = _learnt_until(week.production), week.splits.test
+    splits = week.splits.replace(test=_unseen(week.splits.test, week.production).model_dump())
+    return GateJob(
+        out=out,
+        production=week.production,
+        candidate=candidate,
+        splits=splits,
+        evaluate=job.evaluate,
+        bounds=job.bounds,
+        drift=job.drift,
+        ray=job.ray,
+    )
+
+
+def _unseen(test: Split, production: str) -> Split:
+    """The test periods after the last one that a bundle has learnt from.
+
+    Raises:
+        InputError: there is none.
+    """
+    until = _learnt_until(production)
     newer = [period for period in test.periods or () if period > until]
     if not newer:
         raise InputError(
-            f"splits.test: {week.production} has learnt from {until!r}, so that no test period is left to judge it on; "
-            "name more periods there, or another bundle under production"
+            f"splits.test: {production} has learnt from {until!r}, so that no test period is left to judge it on; give "
+            "the rows of a newer period"
         )
-    splits = week.splits.replace(test={**test.model_dump(), "periods": newer})
-    return GateJob(
-        out=out, production=week.production, candidate=candidate, splits=splits, evaluate=job.evaluate,
-        bounds=job.bounds, drift=job.drift, ray=job.ray,
-    )  # fmt: skip
+    return test.replace(periods=newer)
 
 
 def _learnt_until(url: str) -> str:

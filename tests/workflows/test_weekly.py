@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.progress import log
 from ltrscale.workflows import week as steps
 from ltrscale.workflows.service import InService, Week
 from ltrscale.workflows.stages import PrepareJob
@@ -54,6 +55,14 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """The command line adds a handler that writes to this test's standard error."""
+    before = [*log.handlers]
+    yield
+    log.handlers[:] = before
+
+
 @pytest.fixture
 def place(start: Path, tmp_path: Path) -> Path:
     """A copy, in which a week can be tried."""
@@ -79,7 +88,7 @@ def job(place: Path, number: int | None = 12, **settings: Any) -> WeeklyJob:
     return validate(WeeklyJob, values, "test")
 
 
-def periods(place: Path) -> tuple[str, ...]:
+def periods(place: Path) -> list[str]:
     return open_dataset(str(place / "data")).manifest.periods
 
 
@@ -117,7 +126,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
     assert (now.period, now.before) == ("2026-W12", first)
     assert (learnt(first), learnt(now.bundle)) == (WEEKS[5:10], WEEKS[5:11]), "each is judged on the week after"
     assert judged_on(place, "2026-W12") == ("2026-W12",)
-    assert periods(place) == tuple(WEEKS[5:12])
+    assert periods(place) == WEEKS[5:12]
     assert now.export is not None
     assert Path(now.export, "model.txt").exists()
 
@@ -134,7 +143,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
         assert "list_price has a PSI of" in told[0]
         assert told[-1] == f"refused: 2026-W13: {now.bundle} stays in service"
     assert pointer.stat().st_mtime_ns == before
-    assert periods(place) == tuple(WEEKS[5:12]), "refused rows do not join the data set"
+    assert periods(place) == WEEKS[5:12], "refused rows do not join the data set"
 
     rows = pd.read_csv(place / "W13.csv", dtype=str)
     price = pd.to_numeric(rows["list_price"], errors="coerce")
