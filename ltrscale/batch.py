@@ -224,6 +224,7 @@ class QueryGroups:
         ids_Q: int64 group ids.
         weights_N: document weights.
         positions_N: positions at which documents were shown.
+        gains_N: what documents are worth, for metrics; no objective reads it.
         query_tokens: token lists of the groups' queries by the name of their field, Q rows each.
         document_tokens: token lists of the documents by the name of their field, N rows each.
 
@@ -239,6 +240,7 @@ class QueryGroups:
     ids_Q: Tensor | None = None
     weights_N: Tensor | None = None
     positions_N: Tensor | None = None
+    gains_N: Tensor | None = None
     query_tokens: Mapping[str, Tokens] = field(default_factory=dict)
     document_tokens: Mapping[str, Tokens] = field(default_factory=dict)
 
@@ -283,8 +285,8 @@ class QueryGroups:
             raise ValueError("offsets must be int64 of shape [Q + 1], so at least one number")
         if self.offsets_Q1[0] != 0 or self.offsets_Q1[-1] != n or bool((self.offsets_Q1.diff() < 0).any()):
             raise ValueError(f"offsets must rise from 0 to the number of documents, {n}")
-        for name, size in (("labels_N", n), ("ids_Q", q), ("weights_N", n), ("positions_N", n)):
-            value = getattr(self, name)
+        for name in ("labels_N", "ids_Q", "weights_N", "positions_N", "gains_N"):
+            value, size = getattr(self, name), q if name == "ids_Q" else n
             if value is not None and value.shape != (size,):
                 raise ValueError(f"{name} must have shape [{size}], not {list(value.shape)}")
         for tokens, rows in ((self.query_tokens, q), (self.document_tokens, n)):
@@ -310,7 +312,8 @@ class QueryGroups:
         return [values for values in self._fields() if values is not None] + both
 
     def _fields(self) -> tuple[Tensor | None, ...]:
-        return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, self.weights_N, self.positions_N
+        of_documents = self.weights_N, self.positions_N, self.gains_N
+        return self.features_NF, self.offsets_Q1, self.labels_N, self.ids_Q, *of_documents
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "QueryGroups":
         """The same groups on another device."""
@@ -330,6 +333,7 @@ class QueryGroups:
             take(self.ids_Q, groups_M),
             take(self.weights_N, rows),
             take(self.positions_N, rows),
+            take(self.gains_N, rows),
             {name: tokens.select(groups_M) for name, tokens in self.query_tokens.items()},
             {name: tokens.select(rows) for name, tokens in self.document_tokens.items()},
         )
@@ -365,6 +369,7 @@ class QueryGroups:
             join("ids_Q"),
             join("weights_N"),
             join("positions_N"),
+            join("gains_N"),
             join_tokens("query_tokens"),
             join_tokens("document_tokens"),
         )

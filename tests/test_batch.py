@@ -20,7 +20,7 @@ from ltrscale.batch import (
     to_offsets,
 )
 
-FIELDS = ("labels_N", "ids_Q", "weights_N", "positions_N")
+FIELDS = ("labels_N", "ids_Q", "weights_N", "positions_N", "gains_N")
 QUERY_TOKENS, DOCUMENT_TOKENS = ("words",), ("title", "body")
 lengths = st.lists(st.integers(0, 9), max_size=12)
 budgets = st.integers(1, 200)
@@ -36,6 +36,7 @@ def make(lengths_Q: list[int], *, fields: tuple[str, ...] = FIELDS, first: int =
         "ids_Q": torch.arange(first, first + len(lengths_Q)),
         "weights_N": values_N + 0.5,
         "positions_N": values_N.long(),
+        "gains_N": values_N + 0.75,
     }
     features_NF = torch.stack([values_N, -values_N], dim=1)
     return QueryGroups(
@@ -123,7 +124,7 @@ def test_concat_is_the_list_of_all_groups(parts: list[list[int]], fields: set[st
 
 def test_concat_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="ids_Q: some batches have it and some do not"):
-        QueryGroups.concat([make([1]), make([1], fields=("labels_N", "weights_N", "positions_N"))])
+        QueryGroups.concat([make([1]), make([1], fields=("labels_N", "weights_N", "positions_N", "gains_N"))])
     with pytest.raises(ValueError, match="document_tokens: the batches have different fields"):
         QueryGroups.concat([make([1]), replace(make([1]), document_tokens={})])
     with pytest.raises(ValueError, match="at least one"):

@@ -65,8 +65,8 @@ class EvaluateSettings(Config):
     """The highest label, for ERR: 4 as in Chapelle et al. 2009; higher labels count as this one."""
     gains: Gains | None = None
     """Report NDCG with other gains too, as `gain_ndcg`: a list has the gains of labels 0, 1, 2, ..., such as
-    [0, 1, 10]; `weights` takes the `weights` column of the data set, such as revenue, as the gain of each document,
-    whatever its label. Empty for none."""
+    [0, 1, 10]; `column` takes the column `gains` of the data set (columns.gain in prepare), such as revenue, as the
+    gain of each document, whatever its label. Empty for none."""
     policy: Literal["expected", "letor4"] = "expected"
     """Definition of the metrics: `expected` is ours; `letor4` adds those of LETOR 4.0's script beside ours, for
     comparison with published figures."""
@@ -105,8 +105,8 @@ class EvaluateSettings(Config):
 
     @model_validator(mode="after")
     def _judges_by_one_policy(self) -> Self:
-        if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "weights"):
-            raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains weights; leave one out")
+        if self.judged is not None and (self.leave_out_constant or self.policy == "letor4" or self.gains == "column"):
+            raise ValueError("judged: no part of leave_out_constant, policy letor4 or gains column; leave one out")
         return self
 
     @model_validator(mode="after")

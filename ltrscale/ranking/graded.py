@@ -14,8 +14,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.ranking.metrics import Metric, NDCGConfig, exponential_gain, gain_ndcg, ideal_dcg, ndcg, rank_discounts
 from ltrscale.ranking.ranked import rankings, survival, undefined
 
-Gains = Literal["weights"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
-"""The gain of labels 0, 1, 2, ..., or the documents' `weights` as they are."""
+Gains = Literal["column"] | Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+"""The gain of labels 0, 1, 2, ..., or the documents' own, of the column `gains`."""
 
 
 class DCGConfig(Metric):
@@ -150,7 +150,7 @@ def err(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, k: int, grade
 
 
 class GainNDCGConfig(Metric):
-    """NDCG whose gains come from a table by label, or from the documents' weights, such as revenue.
+    """NDCG whose gains come from a table by label, or from the documents' own column, such as revenue.
 
     Source: Järvelin and Kekäläinen 2002, whose gains are a table.
     Proof: laws; mean over all orders that ties allow; scikit-learn.
@@ -166,33 +166,36 @@ class GainNDCGConfig(Metric):
     def policy(self) -> str:
         """As that of NDCG, with its own gains."""
         ours = NDCGConfig(k=self.k).policy
-        text = (
-            "the weights column" if self.gains == "weights" else f"{', '.join(f'{g:g}' for g in self.gains)} by label"
-        )
+        table = "" if self.gains == "column" else f"{', '.join(f'{g:g}' for g in self.gains)} by label"
+        text = table or "of the column `gains`, 0 where it has none"
         return ours.replace("gain 2^y - 1", f"gain {text}").replace("without relevance", "without gain")
 
     def of(self, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """See `gain_ndcg`; needs a table of gains."""
-        assert self.gains != "weights", "gains of documents come with groups: call of_groups"
+        assert self.gains != "column", "gains of documents come with groups: call of_groups"
         return gain_ndcg(scores_N, table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def divisor(self, labels_N: Tensor, offsets_Q1: Tensor) -> Tensor:
         """The ideal DCG; needs a table of gains."""
-        assert self.gains != "weights", "judged documents have no weights"
+        assert self.gains != "column", "judged documents have labels alone"
         return ideal_dcg(table_gain(labels_N, self.gains), offsets_Q1, k=self.k)
 
     def of_groups(self, scores_N: Tensor, groups: QueryGroups) -> Tensor:
-        """See `gain_ndcg`; the weights of documents are their gains, where these are chosen.
+        """See `gain_ndcg`; a document without a gain of its own has 0, where these are chosen.
 
         Raises:
-            ValueError: the groups have no weights, a weight is negative or missing, or a label is not in the table.
+            ValueError: the groups have no gains, one is negative, or a label is not in the table.
         """
-        if self.gains != "weights":
+        if self.gains != "column":
             return super().of_groups(scores_N, groups)
-        weights_N = groups.weights_N
-        if weights_N is None or not bool((weights_N >= 0).all()):
-            raise ValueError("gains: weights needs a weight of 0 or more for every document; map the column with them")
-        return gain_ndcg(scores_N, weights_N, groups.offsets_Q1, k=self.k)
+        if groups.gains_N is None:
+            raise ValueError("gains: column needs the column `gains` of the data set; prepare it with columns.gain")
+        gains_N = groups.gains_N.nan_to_num(0.0)
+        if bool((gains_N < 0).any()):
+            raise ValueError(
+                "gains: column has a gain below 0; prepare the data set with columns.gain, which checks it"
+            )
+        return gain_ndcg(scores_N, gains_N, groups.offsets_Q1, k=self.k)
 
 
 class ClickNDCGConfig(Metric):

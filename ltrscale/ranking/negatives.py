@@ -53,5 +53,6 @@ def with_negatives(groups: QueryGroups, number: int, generator: torch.Generator)
         labels_N=taken(groups.labels_N, 0.0),
         weights_N=taken(groups.weights_N, 1.0),
         positions_N=taken(groups.positions_N, torch.nan),
+        gains_N=taken(groups.gains_N, 0.0),
         document_tokens={name: tokens.select(rows_M) for name, tokens in groups.document_tokens.items()},
     )

@@ -291,7 +291,7 @@ def _with_negatives(block: GroupBlock, replaced_N: NDArray[np.bool_], extra_Q: I
     negative_N = negative_N[order_N]
     documents_N[negative_N] = drawn_M
     after = block.take(np.arange(len(block)), documents_N, block.lengths_Q + extra_Q)
-    values = {"labels": 0.0, "relevance": 0.0, "clicks": 0.0, "positions": np.nan, "weights": 1.0}
+    values = {"labels": 0.0, "relevance": 0.0, "clicks": 0.0, "positions": np.nan, "weights": 1.0, "gains": 0.0}
     present = {name: after.on_documents(block.present_Q(name)) for name in block.columns_N}
     columns_N = {
         name: np.where(negative_N, np.where(present[name], values[name], np.nan), column_N).astype(np.float32)

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
-from ltrscale.data.dataset.writer import Compression
+from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
@@ -177,7 +177,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
                 written |= {"clicks"}
             case RandomNegatives(replace_unseen=True):
                 written |= {"positions"}
-    return tuple(sorted(written | (there & {"positions", "clicks", "weights"})))
+    return tuple(sorted(written | (there & {*BESIDE_LABELS})))
 
 
 def _read(dataset: Dataset, periods: frozenset[str], names: tuple[str, ...], label: str) -> Iterator[GroupBlock]:

@@ -69,7 +69,9 @@ def combine(
     select(train, labelled=True).serving(first.features, whose=first.url)  # raises before anything is started
     splits = {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
-    data = LabelledData.of(train, validation, without=good.without, relevant=config.relevant_only)
+    data = LabelledData.of(
+        train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
+    )
     if config.how == "concat":
         GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
     work = Combining(config, tuple(bundles), data, out, origin)

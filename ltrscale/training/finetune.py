@@ -195,7 +195,9 @@ def finetune(
     splits = {"train": train} if epochs is not None else {"train": train, "validation": validation}
     good = begin(splits, config.preflight, out, origin=origin, report=report)
     if epochs is None:
-        data = LabelledData.of(train, validation, without=good.without, relevant=config.relevant_only)
+        data = LabelledData.of(
+            train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
+        )
     else:
         groups = select(train, labelled=True, without=good.without)
         data = LabelledData(only_relevant(groups) if config.relevant_only else groups)

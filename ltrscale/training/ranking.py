@@ -87,6 +87,11 @@ class RankingConfig(TrainingConfig):
             raise ValueError(f"debias.kind dla is defined for the softmax loss, not {self.loss.kind}")
         return self
 
+    @property
+    def weighed(self) -> bool:
+        """Whether training multiplies by the weights of documents."""
+        return isinstance(self.debias, WeightsConfig)
+
 
 class RankingObjective(nn.Module):
     """A ranker with the propensity model trained beside it, if any, and the loss of a micro-batch.

@@ -15,6 +15,7 @@ from ltrscale.data.dataset.selection import Selection, check_relevant, only_rele
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
+from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
 from ltrscale.models.combine import AnyRanker
@@ -39,10 +40,19 @@ class LabelledData:
     """The validation groups with a relevant document, which alone define a metric."""
 
     @classmethod
-    def of(cls, train: Split, validation: Split, *, without: Collection[str], relevant: bool = False) -> Self:
+    def of(
+        cls,
+        train: Split,
+        validation: Split,
+        *,
+        without: Collection[str],
+        relevant: bool = False,
+        weighed: bool = False,
+    ) -> Self:
         """The labelled groups of two splits, except in the files `without`, with the features of the training split.
 
-        With `relevant` only those training groups that have a relevant document.
+        With `relevant` only those training groups that have a relevant document. With `weighed`, where weights are
+        trained on, it warns of those that leave documents out.
 
         Raises:
             InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
@@ -51,6 +61,8 @@ class LabelledData:
         check_relevant(groups, "train")
         check_relevant(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
+        if weighed:
+            warn_of_weights(data.train)
         return data.serving(data.train.features, whose="the training split", where="the validation split")
 
     def serving(self, features: Sequence[Feature], *, whose: str, where: str = "the data") -> Self:

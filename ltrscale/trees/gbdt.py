@@ -17,6 +17,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.scored import score
+from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
@@ -107,6 +108,7 @@ def with_features_of(train: Selection, validation: Selection) -> Selection:
     """
     check_relevant(train, "train")
     check_relevant(validation, "validation")
+    warn_of_weights(train)  # all trees multiply by the weights that the data have
     return validation.serving(train.features, whose="the training split", where="the validation split")
 
 

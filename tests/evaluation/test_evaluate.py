@@ -485,7 +485,7 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     text = (tmp_path / "own" / "report.md").read_text()
     assert all(policy in text for policy in found.policies.values())
     assert set(evaluated[0].policies) == set(means) - {f"gain_ndcg@{k}" for k in (1, 5, 10)}
-    for gains, said in (([0, 1, 2], "no gain for label 3"), ("weights", "needs a weight of 0 or more")):
+    for gains, said in (([0, 1, 2], "no gain for label 3"), ("column", "needs the column `gains`")):
         with pytest.raises(InputError, match=f"evaluate.gains.*{said}"):
             evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={}, report=lambda _: None)
 

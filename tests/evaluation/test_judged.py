@@ -239,9 +239,9 @@ def test_a_query_that_is_there_twice_and_a_sample_are_refused(searched: Path, tm
         Judged.read(url, Split(data=(str(searched / "lists"),), periods=("test",), labelled_fraction=0.5))
 
 
-@pytest.mark.parametrize("other", [{"policy": "letor4"}, {"leave_out_constant": True}, {"gains": "weights"}])
+@pytest.mark.parametrize("other", [{"policy": "letor4"}, {"leave_out_constant": True}, {"gains": "column"}])
 def test_policies_that_know_no_judgements_are_refused(other: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="judged: no part of leave_out_constant, policy letor4 or gains weights"):
+    with pytest.raises(InputError, match="judged: no part of leave_out_constant, policy letor4 or gains column"):
         validate(EvaluateSettings, {"judged": "data", **other}, "test")
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import ir_measures
@@ -175,7 +176,7 @@ def test_every_key_means_something_and_a_metric_is_found_by_its_name(cls: type[m
     assert named(cls.made(k=3).name) == cls.made(k=3)
 
 
-def test_gains_come_from_a_table_or_from_the_weights() -> None:
+def test_gains_come_from_a_table_or_from_a_column_of_their_own() -> None:
     scores_N, labels_N, offsets_Q1 = random_lists(8, [20, 30, 7], levels=9)
     bounds = list(pairwise(offsets_Q1.tolist()))
     gains = np.array(TABLE.gains)[labels_N.long()]
@@ -184,13 +185,17 @@ def test_gains_come_from_a_table_or_from_the_weights() -> None:
     same = graded.GainNDCGConfig(k=3, gains=(0, 1, 3, 7, 15))
     assert torch.equal(same.of(scores_N, labels_N, offsets_Q1), metrics.ndcg(scores_N, labels_N, offsets_Q1, k=3))
     revenue_N = torch.rand(57, generator=torch.Generator().manual_seed(0)) * labels_N
-    groups = QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N, weights_N=revenue_N)
-    by_weight = graded.GainNDCGConfig(k=3, gains="weights")
+    groups = QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N, weights_N=torch.ones(57), gains_N=revenue_N)
+    by_column = graded.GainNDCGConfig(k=3, gains="column")
     expected = [ndcg_score([revenue_N[a:b].numpy()], [scores_N[a:b].numpy()], k=3) for a, b in bounds]
-    close(by_weight.of_groups(scores_N, groups), expected, tolerance=1e-6)
+    close(by_column.of_groups(scores_N, groups), expected, tolerance=1e-6)
     assert torch.equal(TABLE.of_groups(scores_N, groups), TABLE.of(scores_N, labels_N, offsets_Q1))
-    with pytest.raises(ValueError, match="gains: weights needs a weight of 0 or more for every document"):
-        by_weight.of_groups(scores_N, QueryGroups(torch.zeros(57, 1), offsets_Q1, labels_N))
+    unsold = replace(groups, gains_N=torch.where(revenue_N == 0, torch.nan, revenue_N))
+    assert torch.equal(by_column.of_groups(scores_N, unsold), by_column.of_groups(scores_N, groups))
+    with pytest.raises(ValueError, match="gains: column needs the column `gains` of the data set"):
+        by_column.of_groups(scores_N, replace(groups, gains_N=None))
+    with pytest.raises(ValueError, match="gains: column has a gain below 0"):
+        by_column.of_groups(scores_N, replace(groups, gains_N=-revenue_N))
     with pytest.raises(ValueError, match="no gain for label 4; it has those of labels 0 to 3"):
         graded.GainNDCGConfig(gains=(0, 1, 2, 3)).of(torch.zeros(1), torch.tensor([4.0]), torch.tensor([0, 1]))
 

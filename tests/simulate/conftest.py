@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 Write = Callable[..., str]
 Relabel = Callable[..., str]
 
-_LISTS = ("labels", "relevance", "positions", "clicks", "weights")
+_LISTS = ("labels", "relevance", "positions", "clicks", "weights", "gains")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Advance, Report, log, progress
 
 _NAMED = 3
-_READ = ("gid", "features", "weights", "positions")
+_READ = ("gid", "features", "weights", "positions", "gains")
 
 
 Contents = Mapping[str, Mapping[str, Sequence[str]]]

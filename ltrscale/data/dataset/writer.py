@@ -37,7 +37,7 @@ Compression = Literal["zstd", "lz4", "none"]
 _SMALLEST = 64 << 10
 _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64
-BESIDE_LABELS = ("positions", "clicks", "weights")
+BESIDE_LABELS = ("positions", "clicks", "weights", "gains")
 PER_DOCUMENT = ("labels", "relevance", *BESIDE_LABELS)
 """Columns with one number per document, in the order in which they are written."""
 _PLAIN = ("gid", "features", *PER_DOCUMENT)

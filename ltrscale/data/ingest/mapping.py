@@ -39,7 +39,10 @@ class _Columns(Config):
     clicks: str | None = None
     """Column with clicks."""
     weights: str | None = None
-    """Column with weights of documents."""
+    """Column with weights of documents, by which trainers multiply; what a document is worth is its `gain`."""
+    gain: str | None = None
+    """Column with what a document is worth, such as its revenue, 0 or more: `evaluate.gains: column` measures by it,
+    and nothing trains on it."""
     meta: tuple[str, ...] = ()
     """Columns of whole groups to keep in the data set, as `meta_NAME`."""
     tokens: TokenColumns | None = None
@@ -80,7 +83,7 @@ class _Columns(Config):
 
     def side(self) -> dict[str, str]:
         """Further columns of documents to keep: name in the data set -> column."""
-        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights}
+        named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights, "gains": self.gain}
         return {name: column for name, column in named.items() if column is not None}
 
 
@@ -445,6 +448,7 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "list of positions": (_list_of(cols.is_number), "lists of numbers"),
     "list of clicks": (_list_of(cols.is_number), "lists of numbers"),
     "list of weights": (_list_of(cols.is_number), "lists of numbers"),
+    "list of gains": (_list_of(cols.is_number), "lists of numbers"),
     "text": (lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind), "text or lists of token ids"),
     "texts of documents": (_list_of(lambda kind: _is_single(kind) or _list_of(cols.is_number)(kind)), "lists of these"),
     "token ids": (_list_of(cols.is_number), "lists of token ids"),

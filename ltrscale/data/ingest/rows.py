@@ -18,6 +18,7 @@ Rule = Literal[
     "feature_count",
     "infinite",
     "bad_label",
+    "bad_gain",
     "bad_tokens",
     "not_joined",
     "empty_group",
@@ -82,8 +83,8 @@ class RowBlock:
     doc_ids_N: pa.StringArray | None = None
     starts_N: NDArray[np.bool_] | None = None
     columns: dict[str, pa.Array] = field(default_factory=dict)
-    """Further columns: each document's `positions`, `clicks`, `weights` and tokens; `meta_*` and the query's tokens, as
-    in a group's first row; of each text of tokens its full length (see `texts.FULL`)."""
+    """Further columns: each document's `positions`, `clicks`, `weights`, `gains` and tokens; `meta_*` and the query's
+    tokens, as in a group's first row; of each text of tokens its full length (see `texts.FULL`)."""
     rejected: list[Rejection] = field(default_factory=list)
     texts: Texts | None = None
     share: float = 0.0

@@ -117,6 +117,7 @@ def for_scoring(
     dropped = [
         "clicks",
         "weights",
+        "gain",
         *([] if tokens else ["tokens"]),
         *([] if positions else ["positions"]),
         *([] if dated else ["time", "period_column"]),

@@ -3,8 +3,9 @@
 A group is a run of rows with one query id in one file (or in one sorted input). The rules, in this order:
 
 - for a whole group: `returning_query` (an earlier group in the same scope has its id), `group_too_long`;
-- for a row, while the rest of its group is kept: `infinite` (a feature, position, click or weight), `bad_label`
+- for a row, while the rest of its group is kept: `infinite` (a feature, position, click, weight or gain), `bad_label`
   (negative or too large for a gain; missing if rows must have labels, or if other rows of the group have them),
+  `bad_gain` (negative),
   `duplicate_document` (an accepted earlier row of the group has the same document id), unless `duplicates` says which
   row of a document stays; then the others are merged into it, which is no rejection.
 
@@ -239,6 +240,11 @@ class Validator:
         ok_N &= ~bad_N
         yield "bad_label", bad_N
 
+        if "gains" in rows.columns:
+            negative_N = ok_N & (_numbers(rows.columns["gains"]) < 0)
+            ok_N &= ~negative_N
+            yield "bad_gain", negative_N
+
         if rows.doc_ids_N is not None:
             repeated_N = _repeated(rows.doc_ids_N, group_N, ok_N, _rank(rows.labels_N, self._duplicates))
             ok_N &= ~repeated_N
@@ -269,12 +275,17 @@ def _groups(rows: RowBlock, lengths_Q: NDArray[np.int64]) -> Groups | None:
 
 
 def _infinite(rows: RowBlock) -> NDArray[np.bool_]:
-    """Rows with an infinite feature, position, click or weight."""
+    """Rows with an infinite feature, position, click, weight or gain."""
     infinite_N = np.asarray(np.isinf(rows.features_NF).any(axis=1))
     for column in rows.columns.values():
         if pa.types.is_floating(column.type):
             infinite_N |= np.isinf(column.to_numpy(zero_copy_only=False))
     return infinite_N
+
+
+def _numbers(column: pa.Array) -> NDArray[np.float64]:
+    """The values of a column, NaN where there is none."""
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
 
 
 def _rank(labels_N: NDArray[np.float32], duplicates: Duplicates) -> NDArray[np.float32] | NDArray[np.int64]:
@@ -317,12 +328,14 @@ def _found(block: RowBlock, row: int, rule: Rule, rows: int, features: Sequence[
         case "bad_label":
             label = block.labels_N[row]
             return "no label" if np.isnan(label) else f"label {label:g}"
+        case "bad_gain":
+            return f"gain {_numbers(block.columns['gains'])[row]:g}"
         case "duplicate_document":
             assert block.doc_ids_N is not None
             return f"document {block.doc_ids_N[row].as_py()}"
     infinite = np.flatnonzero(np.isinf(block.features_NF[row]))[:3]
     values = [f"{features[i] if features else i + 1} {block.features_NF[row, i]:g}" for i in infinite]
-    return ", ".join(values) or "positions, clicks or weights"
+    return ", ".join(values) or "positions, clicks, weights or gains"
 
 
 def _text(block: RowBlock, row: int, rule: Rule) -> str:
@@ -349,8 +362,8 @@ def _parsed(block: RowBlock, row: int, rule: Rule) -> str:
 def to_table(groups: Groups, first_gid: int) -> pa.Table:
     """Groups as rows of the data set directory, numbered from `first_gid`; features are not copied.
 
-    Positions, clicks and weights of a group are null if none of its documents has one, else NaN where a document lacks
-    it.
+    Positions, clicks, weights and gains of a group are null if none of its documents has one, else NaN where a
+    document lacks it.
     """
     rows, offsets_Q1 = groups.rows, groups.offsets_Q1
     lengths_Q = np.diff(offsets_Q1)

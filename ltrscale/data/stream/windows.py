@@ -27,7 +27,7 @@ from ltrscale.errors import InputError
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-_OPTIONAL = ("weights", "positions")
+_OPTIONAL = ("weights", "positions", "gains")
 _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
 
 
@@ -36,8 +36,8 @@ class Window:
     """Query groups, in file order or in the order in which they are served.
 
     `features` has for each group a flat view of an Arrow buffer, or a copy of the features served; `columns_N` has the
-    labels, weights and positions if present, NaN where a group has none. `ids_Q` is None if groups mix documents of
-    different queries (`regroup`).
+    labels, weights, positions and gains if present, NaN where a group has none. `ids_Q` is None if groups mix documents
+    of different queries (`regroup`).
     """
 
     ids_Q: NDArray[np.int64] | None
@@ -128,6 +128,7 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
         torch.from_numpy(np.concatenate(ids)) if ids else None,
         columns_N.get("weights"),
         columns_N.get("positions"),
+        columns_N.get("gains"),
         _tokens(cuts, "query"),
         _tokens(cuts, "document"),
     ).checked()

@@ -277,14 +277,26 @@ def test_bytes_that_are_not_text_are_rejected(tmp_path: Path) -> None:
 
 def test_side_columns_and_meta(tmp_path: Path) -> None:
     path = write_parquet(
-        tmp_path, {"q": ["a", "a"], "f": [1, 2], "pos": [1, 2], "clk": [0, None], "w": [0.5, 1.0], "user": ["u", "v"]}
+        tmp_path,
+        {
+            "q": ["a", "a"],
+            "f": [1, 2],
+            "pos": [1, 2],
+            "clk": [0, None],
+            "w": [0.5, 1.0],
+            "paid": [9.5, 0],
+            "user": ["u", "v"],
+        },
     )
-    mapping = ColumnMapping(query="q", features=("f",), positions="pos", clicks="clk", weights="w", meta=("user", "f"))
+    mapping = ColumnMapping(
+        query="q", features=("f",), positions="pos", clicks="clk", weights="w", gain="paid", meta=("user", "f")
+    )
     rows, _ = read(path, mapping)
     assert {name: column.to_pylist() for name, column in rows.columns.items()} == {
         "positions": [1.0, 2.0],
         "clicks": [0.0, None],
         "weights": [0.5, 1.0],
+        "gains": [9.5, 0.0],
         "meta_user": ["u", "v"],
         "meta_f": [1, 2],
     }

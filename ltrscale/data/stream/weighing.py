@@ -1,0 +1,67 @@
+"""A look at the weights of a training split: weights of 0 take documents out of training without a word.
+
+Shapes: N documents.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.stream.batches import iterate
+from ltrscale.progress import log
+
+_MOST_LABELS = 64
+"""More values are no grades; a value of its own then says nothing."""
+_REMEDY = (
+    "such a document has no part in training; if the weight is what a document is worth, such as its revenue, map it "
+    "as columns.gain in prepare, not columns.weights, and measure it by evaluate.gains: column"
+)
+
+
+_known: dict[tuple[str, int], str] = {}
+"""What was found, by hash and number of groups: a line is logged once in a process, and data are read once."""
+
+
+def warn_of_weights(selection: Selection) -> str:
+    """Warn where weights are 0 for most documents, or for all documents of one label; returns the warning, or "".
+
+    It reads labels and weights alone, of the labelled groups that are served. Call it before a training that
+    multiplies by weights; scores that serve as labels are no grades, and are not looked at.
+    """
+    key = selection.hash, selection.n_groups
+    if key not in _known:
+        _known[key] = "" if selection.label_column == "scores" else _look(selection)
+        if _known[key]:
+            log.warning("weights: %s; %s", _known[key], _REMEDY)
+    return _known[key]
+
+
+def _look(selection: Selection) -> str:
+    """See `warn_of_weights`."""
+    documents, zeros = Counter[float](), Counter[float]()
+    for groups in iterate(replace(selection, features=(), tokens=()), docs_per_batch=1 << 16):
+        if groups.weights_N is None:
+            return ""
+        assert groups.labels_N is not None
+        documents.update(groups.labels_N.tolist())
+        zeros.update(groups.labels_N[groups.weights_N == 0].tolist())
+    return _wrong(documents, zeros)
+
+
+def _wrong(documents: Counter[float], zeros: Counter[float]) -> str:
+    """What is wrong with weights, from the documents of each label and those of weight 0 among them.
+
+    Example:
+        >>> _wrong(Counter({0.0: 90, 1.0: 10}), Counter({0.0: 90}))
+        '90 of 100 documents (90.0%) have weight 0, among them all 90 of label 0'
+        >>> _wrong(Counter({0.0: 90, 1.0: 10}), Counter({0.0: 9}))
+        ''
+    """
+    whole = [label for label in sorted(zeros) if zeros[label] == documents[label]]
+    total, without = documents.total(), zeros.total()
+    if 2 * without <= total and (not whole or len(documents) > _MOST_LABELS):
+        return ""
+    said = f"{without:,} of {total:,} documents ({without / total:.1%}) have weight 0"
+    if not whole or len(documents) > _MOST_LABELS:
+        return said
+    return f"{said}, among them " + " and ".join(f"all {zeros[label]:,} of label {label:g}" for label in whole)
