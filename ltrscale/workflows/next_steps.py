@@ -1,5 +1,6 @@
 """The commands that come next, as the jobs print them; they run as they are printed."""
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -32,8 +33,10 @@ def predict_command(bundle: str, data: str, out: str) -> str:
     return f"python -m jobs.predict{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
 
 
-def rank_command(bundle: str, data: str, out: str) -> str:
-    """The command that ranks the items of the newest period of a data set."""
+def rank_command(bundle: str, data: str, out: str) -> str | None:
+    """The command that ranks the items of the newest period of a data set; None if its periods are no times."""
+    if not re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):
+        return None
     return command("score", bundle=bundle, data=data, out=out, layout="items", periods="last 1")
 
 

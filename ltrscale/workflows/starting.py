@@ -18,6 +18,7 @@ from ltrscale.data.times import ISO, Clock, Period, periods
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.workflows.first_pipeline import Plan, engine_score, pipeline_text, plain
+from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stages import PrepareJob
 
@@ -45,7 +46,7 @@ class InitConfig(Config):
 
 
 def init(config: InitConfig) -> None:
-    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml.
+    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml and weekly.yaml.
 
     Raises:
         InputError: the log cannot be read, no column looks like the query's, or other configs are there already.
@@ -62,6 +63,7 @@ def init(config: InitConfig) -> None:
     texts = {"prepare": "\n".join(_prepare(config.file, out, dialect, found, lists, plan)) + "\n"}
     if found.label is not None and plan is not None and len(plan.names) >= _FEWEST:
         texts["pipeline"] = pipeline_text(out, plan, engine_score([column.name for column in found.features]))
+        texts["weekly"] = weekly_text(out, plan.unit)
     paths = {name: storage.join(out, f"{name}.yaml") for name in texts}
     for name, path in paths.items():
         if storage.exists(path) and storage.read_bytes(path) != texts[name].encode():

@@ -1,6 +1,7 @@
 """`jobs.weekly` on a small shop: a good week goes into service, a broken one leaves everything as it was."""
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import shop
 import yaml
 
 from jobs import cli, weekly
+from jobs.commands import command
 from ltrscale import bundle, storage
 from ltrscale.config import load, validate
 from ltrscale.data.dataset.manifest import open_dataset
@@ -21,6 +23,8 @@ from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.progress import log
 from ltrscale.workflows import week as steps
+from ltrscale.workflows.first_weekly import weekly_text
+from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.service import InService, Week
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.tree_stages import GBDTJob
@@ -71,11 +75,24 @@ def place(start: Path, tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
+def told(place: Path, caplog: pytest.LogCaptureFixture) -> list[list[str]]:
+    """The commands that a job has printed last, as words; a file that is yet to come is that of week 12."""
+    lines = [message for message in caplog.messages if message.startswith("next, ")]
+    caplog.clear()
+    commands = [line.split(": python -m jobs.")[1].replace("NEW_ROWS", f"{place}/W12.csv") for line in lines]
+    return [shlex.split(command) for command in commands]
+
+
 def write_pipeline(folder: Path, **trees: Any) -> None:
+    splits = {"train": "all but last 2", "validation": "last 1 but 1", "test": "last 1"}
     pipeline = {
         "out": str(folder / "models"),
         "data": str(folder / "data"),
-        "splits": {"train": {"periods": "all but last 2"}, "validation": {"periods": "last 1 but 1"}},
+        "splits": {
+            "train": {"periods": "all but last 2"},
+            "validation": {"periods": "last 1 but 1"},
+            "test": {"periods": "last 1"},
+        },
         "methods": {"trees": {"kind": "gbdt", "gbdt": TREES, **trees}, "three": {"kind": "ensemble", "of": "trees"}},
         "evaluate": {"baseline": None, "resamples": 200},
     }
@@ -139,9 +156,9 @@ def test_week_12_goes_into_service_and_week_13_does_not(
         capsys.readouterr()
         assert run(13) == Refused.status == 3
         lines = capsys.readouterr().err.splitlines()
-        told = [line for line in lines if line.startswith("refused: ")]
-        assert "list_price has a PSI of" in told[0]
-        assert told[-1] == f"refused: 2026-W13: {now.bundle} stays in service"
+        reasons = [line for line in lines if line.startswith("refused: ")]
+        assert "list_price has a PSI of" in reasons[0]
+        assert reasons[-1] == f"refused: 2026-W13: {now.bundle} stays in service"
     assert pointer.stat().st_mtime_ns == before
     assert periods(place) == WEEKS[5:12], "refused rows do not join the data set"
 
@@ -191,11 +208,40 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
     assert judged_on(place, "2026-W12") == ("2026-W12",)
 
 
+def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_next_week(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ltrscale")
+    (place / "weekly.yaml").write_text(weekly_text(str(place), "week"))
+    run_pipeline(load(PipelineConfig, str(place / "pipeline.yaml"), ["methods.three=null"]))
+    first = told(place, caplog)
+    assert [words[0] for words in first] == ["refit", "report", "score", "predict", "weekly"]
+    for words in first:
+        monkeypatch.setattr(sys, "argv", words)
+        cli.main(command(words[0]))
+    assert (place / "models" / "page" / "report.html").exists()
+    assert [path.name for path in (place / "models" / "ranked").glob("period=*")] == ["period=2026-W11"]
+    assert len([*(place / "models" / "predictions").glob("period=*")]) == 6
+    assert service(place).before == f"{place}/models/seed-0/trees/model"
+    after = told(place, caplog)
+    assert [words[0] for words in after[-2:]] == ["predict", "weekly"]
+    monkeypatch.setattr(sys, "argv", after[-2])
+    cli.main(command("predict"))
+    assert [path.name for path in (place / "weekly" / "predictions").glob("period=*")] == ["period=2026-W12"]
+
+
+def test_the_first_config_is_that_of_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "weekly.yaml").write_text(weekly_text("shop", "week"))
+    read = load(WeeklyJob, str(tmp_path / "weekly.yaml"))
+    first = WeeklyJob(out="shop/weekly", pipeline="shop/pipeline.yaml", production="shop/models/seed-0/trees/model")
+    assert read == first
+
+
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = storage.below(str(place))
     run_weekly(job(place, dry_run=True, refit=True, export="lightgbm", registry={"name": "shop"}))
     assert storage.below(str(place)) == there
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for line in (
         "data has 2026-W06..2026-W11 (6 periods)",
         "- train trees on 2026-W06, 2026-W07, 2026-W08, 2026-W09 as the first model",
@@ -206,7 +252,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
         "- register as shop",
         f"- put it into service: {place}/weekly/service.json",
     ):
-        assert line in told
+        assert line in printed
 
 
 def test_a_worse_candidate_is_refused_and_the_old_one_stays(place: Path) -> None:
