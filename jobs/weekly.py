@@ -5,9 +5,9 @@ than the model in service, and both are judged on periods that neither has seen.
 is in service then, and 3 if the rows or the candidate are refused, with a line for each reason. The same command goes
 on where it was stopped, and does nothing if the week is done.
 
-With the config that `jobs.init` writes, and before, to see what would be done, with --dry-run:
+With the config that `jobs.init` writes; with --dry-run it says what it would do:
 
-  python -m jobs.weekly --config shop/weekly.yaml --inputs 2026-W12.csv
+  python -m jobs.weekly --config jobs/configs/weekly.yaml --inputs W12.csv
 """
 
 from jobs.cli import Command, main

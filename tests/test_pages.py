@@ -84,7 +84,7 @@ def commands(page: Path) -> list[str]:
         else:
             parts += [line for line in lines(block.text) if not left_out(page.stem, line)]
     # a gate that stays shut, with status 3, has done its work
-    return [short(part + " || [ $? = 3 ]" if "jobs.gate" in part else part) for part in parts]
+    return [short(part + " || [ $? = 3 ]" if re.search(r"jobs\.(gate|weekly)", part) else part) for part in parts]
 
 
 WITH_COMMANDS = [page for page in PAGES if page.stem != "contributing" and commands(page)]

@@ -88,11 +88,7 @@ def write_pipeline(folder: Path, **trees: Any) -> None:
     pipeline = {
         "out": str(folder / "models"),
         "data": str(folder / "data"),
-        "splits": {
-            "train": {"periods": "all but last 2"},
-            "validation": {"periods": "last 1 but 1"},
-            "test": {"periods": "last 1"},
-        },
+        "splits": {name: {"periods": of} for name, of in splits.items()},
         "methods": {"trees": {"kind": "gbdt", "gbdt": TREES, **trees}, "three": {"kind": "ensemble", "of": "trees"}},
         "evaluate": {"baseline": None, "resamples": 200},
     }
