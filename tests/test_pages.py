@@ -145,7 +145,10 @@ def write_logs(home: Path, shared_data: Path) -> None:
     letor = home / "MSLR-WEB30K" / "Fold1"
     for folder in (letor, home / "logs" / "2026"):
         folder.mkdir(parents=True)
-    shopping_log().to_csv(home / "logs" / "shop.csv", index=False)
+    log = shopping_log()
+    log.to_csv(home / "logs" / "shop.csv", index=False)
+    later = log[log["search_id"].str.len() == 2].assign(searched_at="17.03.2026 12:00")
+    later.assign(search_id="n" + later["search_id"]).to_csv(home / "logs" / "shop-2026-W12.csv", index=False)
     for name in ("train", "vali", "test"):
         sample = shared_data / "letor" / "MSLR-sample" / "train.txt.gz"
         (letor / f"{name}.txt").write_bytes(gzip.decompress(sample.read_bytes()))

@@ -123,18 +123,21 @@ def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest) -> s
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
         return known.production if known is not None and known.bundle == now.bundle else now.bundle
-    if job.production is not None:
-        load_bundle(job.production)  # an error names it before anything is read
-        return storage.absolute(job.production)
+    first = storage.absolute(job.production or _first(job, before))
+    load_bundle(first)  # an error names it before it is in service
+    InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
+    log.info("weekly: %s is in service to begin with, compared with no other", first)
+    return first
+
+
+def _first(job: WeeklyJob, before: SplitsWithTest) -> str:
+    """The first model, which is evaluated alone."""
     log.info("weekly: nothing is in service; the first model learns from the periods before the new one")
     folder = join(job.out, "first")
     bundle = _trained(job, before, folder)
     config = EvaluateConfig(**job.evaluate.model_dump(), models={PRODUCTION: (bundle,)}, splits=before)
     EvaluateJob(out=join(folder, "evaluation"), evaluate=config, ray=job.ray).run()
-    last = (before.test.periods or ("",))[-1]
-    InService.now(storage.absolute(bundle), last).write(job.out)
-    log.info("weekly: %s is in service, compared with no other", bundle)
-    return storage.absolute(bundle)
+    return bundle
 
 
 def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
