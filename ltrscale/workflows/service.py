@@ -67,7 +67,7 @@ class Week(Config):
     reasons: tuple[str, ...] = Field(())
     """Why it was refused."""
     bundle: str | None = None
-    """What went into service."""
+    """What went into service, now or when it was judged by other settings."""
 
     @classmethod
     def read(cls, out: str, period: str) -> Self | None:

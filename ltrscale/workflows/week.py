@@ -57,7 +57,7 @@ def run_weekly(job: WeeklyJob) -> None:
     with recorded(job.out, job, "weekly"), cluster_for(job.of.workers):
         week = _run(job)
     if week.outcome == "refused":
-        raise Refused([*week.reasons, f"{week.period}: {week.production} stays in service"])
+        raise Refused([*week.reasons, f"{week.period}: {_serving(job)} stays in service"])
 
 
 def _run(job: WeeklyJob) -> Week:
@@ -71,8 +71,9 @@ def _run(job: WeeklyJob) -> Week:
         return known
     week = _judged(job, new, known)
     week.write(job.out)
-    stated = f"{week.bundle} is in service" if week.outcome == "in service" else f"refused; {week.production} stays"
-    log.info("weekly: %s: %s, see %s", week.period, stated, join(job.out, SERVICE))
+    log.info(
+        "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
+    )
     for line in _next(job):
         log.info("next, %s", line)
     return week
@@ -113,7 +114,14 @@ def _begin(job: WeeklyJob, new: Dataset, content: str, known: Week | None) -> We
     splits = {key: named(job, names) for key, names in (("before", before), ("splits", [*before, *periods]))}
     production = _in_service(job, known, splits["before"])
     _unseen(splits["splits"].test, production)
-    week = Week(period=periods[-1], content=content, settings=job.settings, production=production, **splits)
+    week = Week(
+        period=periods[-1],
+        content=content,
+        settings=job.settings,
+        production=production,
+        bundle=known.bundle if known is not None else None,
+        **splits,
+    )
     week.write(job.out)
     return week
 
@@ -128,6 +136,11 @@ def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest) -> s
     InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
     log.info("weekly: %s is in service to begin with, compared with no other", first)
     return first
+
+
+def _serving(job: WeeklyJob) -> str:
+    now = InService.read(job.out)
+    return "nothing" if now is None else now.bundle
 
 
 def _first(job: WeeklyJob, before: SplitsWithTest) -> str:

@@ -168,6 +168,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
     assert service(place).period == "2026-W13"
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if another week joins the data set meanwhile: it ends on what it began with."""
     run_weekly(job(place, None))  # the first model, and week 11
@@ -204,6 +205,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
     assert judged_on(place, "2026-W12") == ("2026-W12",)
 
 
+@pytest.mark.slow
 def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_next_week(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,6 +253,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
         assert line in printed
 
 
+@pytest.mark.slow
 def test_a_worse_candidate_is_refused_and_the_old_one_stays(place: Path) -> None:
     run_weekly(job(place, None))
     before = service(place)
@@ -265,6 +268,7 @@ def test_a_worse_candidate_is_refused_and_the_old_one_stays(place: Path) -> None
     assert (service(place).period, service(place).before) == ("2026-W12", before.bundle), "other settings, judged anew"
 
 
+@pytest.mark.slow
 def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> None:
     run_weekly(job(place))
     first = service(place)
@@ -273,8 +277,12 @@ def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> N
     week = Week.read(str(place / "weekly"), "2026-W12")
     assert week is not None
     assert (week.production, week.outcome) == (first.before, "refused")
+    assert service(place) == first, "what has been put into service stays"
+    run_weekly(job(place))
+    assert (service(place).bundle, service(place).before) == (first.bundle, first.before)
 
 
+@pytest.mark.slow
 def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
     splits = {
         "train": {"periods": "all but last 3"},
@@ -291,6 +299,7 @@ def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
         run_weekly(job(place, None, refit=True, splits=splits, production=final, out=str(place / "other")))
 
 
+@pytest.mark.slow
 def test_a_mean_of_trees_can_be_trained_each_week(place: Path) -> None:
     run_weekly(job(place, None, method="three"))
     assert service(place).bundle.endswith("three/model")
