@@ -1,37 +1,16 @@
 """Scores raw rows with an export, by LightGBM, XGBoost or onnxruntime alone.
 
-    python docs/score_alone.py EXPORT ROWS.csv
+    python docs/score_alone.py EXPORT ROWS
 
-EXPORT is a directory that `jobs.export` wrote, ROWS.csv has the columns of the raw log; an empty field is a missing
-value. Prints one score for each row. The rows of an ONNX graph of a listwise network are those of one query.
+EXPORT is a directory that `jobs.export` wrote, ROWS a CSV file or JSON lines in the form of the raw log. Prints one
+score for each row; NaN for one that cannot be used, with the reason on stderr. The rows of an ONNX graph of a listwise
+network are those of one query.
 """
 
-import csv
-import hashlib
-import json
-import math
 import sys
 from pathlib import Path
 
 import numpy as np
-
-
-def code(text):
-    """The code of a category: a whole number below 2^24 is its own code, any other text is hashed."""
-    if text.isascii() and text.isdigit() and len(text) <= 8 and str(int(text)) == text and int(text) < 1 << 24:
-        return int(text)
-    return int.from_bytes(hashlib.blake2b(b"category\0" + text.encode(), digest_size=8).digest(), "little") >> 40
-
-
-def number(text, column):
-    """The number in the model's matrix for the text of a field."""
-    if text == "":
-        return math.nan
-    if column["kind"] == "numeric":
-        return float(text)
-    if "codes" not in column:  # a network reads the codes themselves
-        return code(text)
-    return column["codes"].index(code(text)) if code(text) in column["codes"] else math.nan
 
 
 def scores(export, matrix):
@@ -52,11 +31,21 @@ def scores(export, matrix):
 
 
 def main(export, rows):
-    """Print a score for each row of a CSV file."""
-    columns = json.loads((export / "features.json").read_text())["columns"]
-    with rows.open(newline="") as file:
-        matrix = [[number(row[column["name"]], column) for column in columns] for row in csv.DictReader(file)]
-    print(*map(float, scores(export, np.array(matrix, np.float32))), sep="\n")
+    """Print a score for each row of a file."""
+    sys.path.insert(0, str(export))
+    import raw_rows  # of the export: it needs Python alone
+
+    found, matrix = [], []
+    for line, row in raw_rows.numbered(rows):
+        try:
+            matrix.append(raw_rows.inputs(row))
+            found.append(True)
+        except raw_rows.RowError as error:
+            print(f"{rows}: line {line}: {error}", file=sys.stderr)
+            found.append(False)
+    scores_N = np.full(len(found), np.nan)
+    scores_N[found] = scores(export, np.array(matrix, np.float32))
+    print(*map(float, scores_N), sep="\n")
 
 
 if __name__ == "__main__":

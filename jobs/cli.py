@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from rich.logging import RichHandler
 
-from jobs.help import Key, find, keys_of, show
+from jobs.help import Key, find, first_level, keys_of, show
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.config import Config
@@ -50,19 +50,31 @@ class Command(Generic[ConfigT]):
     that stand alone, and after `--` every word does."""
 
     def help(self, asked: str) -> str:
-        """The text of `--help`: the keys that people set, `all` keys, or one key and all below it.
+        """The text of `--help`: the keys that people set, `all` keys, or one key and what is below it.
 
         Raises:
             InputError: there is no such key.
         """
         every = list(keys_of(self.config))
         if asked not in ("", "all"):
-            return f"{show(find(every, asked), _width())}\n"
+            return _explained(find(every, asked))
         by_name = {key.name: key for key in reversed(every)}  # if several kinds share a name, the first one wins
         usual = every if asked or not self.keys else [by_name[name] for name in self.keys.split()]
         options = _parser(self)
         options.epilog = f"keys, with their defaults:\n{show(usual, _width())}\n\n{_fill(_notes(usual, every))}"
         return options.format_help()
+
+
+def _explained(found: list[Key]) -> str:
+    """A key and all below it; of very many those directly below it, and how to ask for the others."""
+    shown = first_level(found)
+    text = f"{show(shown, _width())}\n"
+    if len(shown) == len(found):
+        return text
+    hidden = [key for key in found if key not in shown]
+    deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
+    more = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
+    return f"{text}\n{_fill(more)}\n"
 
 
 def _notes(usual: list[Key], every: list[Key]) -> str:
@@ -167,6 +179,8 @@ def main(command: Command[ConfigT]) -> None:
         if options.print_config:
             print(configs.dump(config), end="")
         else:
+            for line in configs.to_check(options.config):
+                log.warning("not checked yet: %s", line)
             with ending_on_signal(), _full_disk_named():
                 command.run(config)
 

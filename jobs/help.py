@@ -15,6 +15,11 @@ from pydantic_core import to_jsonable_python
 from ltrscale.config import kind_of, models_in
 from ltrscale.errors import InputError, nearest
 
+_ANY = ("NAME", "0")
+"""Parts of keys that stand for names and places of the user's choice."""
+_MOST_LINES, _WIDE = 300, 98
+"""Of the text of one key and all below it, and their columns."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -30,6 +35,18 @@ class Key:
     """The possible values or kinds, in words; empty if any value is allowed."""
     within: tuple["Key", ...] = ()
     """The kinds that contain the key, outermost first."""
+
+    @property
+    def asked(self) -> str:
+        """How `--help` is asked for it: `methods.gbdt` for the kind `methods.NAME.kind=gbdt`."""
+        place, _, last = self.name.rpartition(".")
+        kind = last.partition("=")[2]
+        return ".".join([*(part for part in place.split(".") if part not in _ANY), kind]) if kind else self.name
+
+    @property
+    def depth(self) -> int:
+        """Keys and kinds that it lies in, itself included."""
+        return len(self.within) + sum(part not in _ANY for part in self.name.split("."))
 
     def is_below(self, given: Sequence[str]) -> bool:
         """Whether it is the key with the given parts, or a key below that one."""
@@ -152,15 +169,36 @@ def show(keys: Sequence[Key], width: int) -> str:
 
 
 def find(keys: Sequence[Key], given: str) -> list[Key]:
-    """The requested key and all below it.
+    """The requested key and all below it; a kind is asked for by its name, as `methods.gbdt` or `finetune.loss.lambda`.
 
     Raises:
         InputError: there is no such key; names the nearest.
     """
-    if found := [key for key in keys if key.is_below(given.split("."))]:
-        return found
     names = [key.name for key in keys]
+    of_kind = [] if given in names else _of_kind(keys, given)
+    if found := of_kind or [key for key in keys if key.is_below(given.split("."))]:
+        return found
     # a key given without its prefix, such as `epochs` for `finetune.epochs`, beats a similar spelling
     within = [name for name in names if f".{given.strip('.')}." in f".{name}."]
     near = within[0] if within else nearest(given, names)
     raise InputError(f"--help {given}: unknown key; did you mean {near!r}?")
+
+
+def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
+    """A kind that is asked for by its name, or one of its keys, with all below it; empty where none has that name."""
+    for kind in keys:
+        asked = kind.asked
+        if asked != kind.name and (given == asked or given.startswith(f"{asked}.")):
+            inside = [key for key in keys if key == kind or kind in key.within]
+            rest = given[len(asked) + 1 :].split(".")
+            place = kind.name.split(".")[:-1]
+            if found := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
+                return found
+    return []
+
+
+def first_level(found: Sequence[Key]) -> list[Key]:
+    """A key and those directly below it, where all below it would be too much to read; else all of them."""
+    if len(show(found, _WIDE).splitlines()) <= _MOST_LINES:
+        return list(found)
+    return [key for key in found if key.depth <= found[0].depth + 1]

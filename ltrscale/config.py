@@ -7,6 +7,7 @@ and `--help` shows this string. An unknown key is an error that names the neares
 import hashlib
 import inspect
 import json
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
@@ -52,6 +53,9 @@ class Config(BaseModel):
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
+
+CHECK = "# CHECK"
+"""Begins the comment of a line in YAML that its reader has to check; who has checked it takes the mark away."""
 
 
 class _Operational:
@@ -162,6 +166,12 @@ def load(cls: type[ConfigT], urls: str | Sequence[str] = (), overrides: Sequence
         _apply(cls, values, override)
     where = f"{' with '.join([*urls, *(['--set'] if overrides else [])])}" if urls else "command line"
     return validate(cls, values, where)
+
+
+def to_check(urls: Sequence[str]) -> list[str]:
+    """The lines of configs that are still marked by `CHECK`, each with its file and number."""
+    lines = [(url, n, text) for url in urls for n, text in enumerate(storage.read_bytes(url).decode().splitlines(), 1)]
+    return [f"{url}:{n}: {text.strip()}" for url, n, text in lines if re.search(rf"{CHECK}\b", text)]
 
 
 def validate(cls: type[ConfigT], values: Mapping[str, Any], where: str) -> ConfigT:

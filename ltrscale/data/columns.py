@@ -64,8 +64,11 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def floats(column: pa.Array) -> pa.FloatArray:
-    """A numeric column in float32; values beyond its range are infinite, nulls stay null."""
-    return plain(column).cast(pa.float32(), safe=False)
+    """A numeric column in float32, to the nearest; values beyond its range are infinite, nulls stay null."""
+    column = plain(column)
+    if pa.types.is_decimal(column.type):  # Arrow multiplies by a rounded power of ten, but reads text exactly
+        column = column.cast(pa.string())
+    return column.cast(pa.float32(), safe=False)
 
 
 def numbers(column: pa.Array) -> NDArray[np.float32]:

@@ -3,9 +3,10 @@
 Shapes: N rows.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo
 
@@ -26,6 +27,9 @@ ISO = "iso"
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH_SECONDS = 10**11  # the year 5138: a larger number must have a finer unit
+_FINER = ("ms", "us", "ns")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_1 = -62_135_596_800  # the first that Python knows
 _HOUR, _DAY = 3600, 86400
 _SLOT = 900  # clocks are put forward and back at full quarters of an hour
 
@@ -150,30 +154,36 @@ def instants(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[NDArray[np.int
         seconds_N = column.cast(pa.int64()).fill_null(0).to_numpy() // _PER_SECOND[column.type.unit]
         return (clock.utc(seconds_N) if column.type.tz is None else seconds_N), missing_N
     if clock.formats != (ISO,):
-        return _formatted(column, clock)
+        encoded = texts(column)[0].dictionary_encode()  # each distinct value is read once
+        known = _each(encoded.dictionary, clock)
+        return _or_bad(known.take(encoded.indices))
     if not is_text(column.type):
         return _epochs(column)
     text, _ = texts(column)
     # the casts are fast, and fail where one value has another form: with a zone, without one, a number
     for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
         try:
-            return instants(text.cast(target), clock)
+            seconds_N, missing_N = instants(text.cast(target), clock)
         except pa.ArrowInvalid:
             continue
-    return _epochs(pa.array([_epoch(value, clock) for value in text.to_pylist()], pa.float64()))
+        if (seconds_N >= _YEAR_1).all():  # Arrow reads a year 0, which the others cannot
+            return seconds_N, missing_N
+    return _or_bad(_each(text, clock))
 
 
-def _formatted(column: pa.Array, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """As `instants`, for text in the clock's formats; each distinct value is read once."""
-    encoded = texts(column)[0].dictionary_encode()
-    known = pa.array([_by_format(text or "", clock) for text in encoded.dictionary.to_pylist()], pa.float64())
-    return _epochs(known.take(encoded.indices))
+def _each(column: pa.StringArray, clock: Clock) -> pa.Int64Array:
+    """The seconds of values that are read one by one; null for one that cannot be read."""
+    return pa.array([_by_format(text or "", clock) for text in column.to_pylist()], pa.int64())
 
 
-def _by_format(text: str, clock: Clock) -> float | None:
+def _or_bad(seconds_N: pa.Int64Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    return seconds_N.fill_null(0).to_numpy(), seconds_N.is_null().to_numpy(zero_copy_only=False)
+
+
+def _by_format(text: str, clock: Clock) -> int | None:
     for form in clock.formats:
         if form == ISO:
-            found = _epoch(text, clock)
+            found = _iso(text, clock)
         else:
             try:
                 found = _seconds(datetime.strptime(text.strip(), form), clock)
@@ -187,24 +197,28 @@ def _by_format(text: str, clock: Clock) -> float | None:
 def _epochs(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Numbers as seconds since 1970; float64 is exact enough, since a period lasts an hour at least."""
     values_N = column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
-    for _ in ("ms", "us", "ns"):
+    for _ in _FINER:
         values_N = np.where(np.abs(values_N) >= _EPOCH_SECONDS, values_N / 1000, values_N)
     bad_N = ~(np.abs(values_N) < _EPOCH_SECONDS)
     return np.floor(np.where(bad_N, 0, values_N)).astype(np.int64), bad_N
 
 
-def _epoch(text: str | None, clock: Clock) -> float | None:
-    """Seconds since 1970 of one time stamp in a column of mixed forms; None where it cannot be read."""
-    text = (text or "").strip()
+def _iso(text: str, clock: Clock) -> int | None:
+    """Seconds since 1970 of ISO 8601 text or of a number; None where it cannot be read."""
+    text = text.strip()
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         pass
+    else:
+        for _ in _FINER:
+            value = value / 1000 if abs(value) >= _EPOCH_SECONDS else value
+        return math.floor(value) if abs(value) < _EPOCH_SECONDS else None
     try:
         return _seconds(datetime.fromisoformat(text), clock)
     except (ValueError, OverflowError):
         return None
 
 
-def _seconds(instant: datetime, clock: Clock) -> float:
-    return (instant if instant.tzinfo else instant.replace(tzinfo=clock.tz)).timestamp()
+def _seconds(instant: datetime, clock: Clock) -> int:
+    return ((instant if instant.tzinfo else instant.replace(tzinfo=clock.tz)) - _EPOCH) // timedelta(seconds=1)

@@ -11,7 +11,8 @@
 
 A name is a column of the query group. Inside `any(...)` and `all(...)` the condition is one on each document, and names
 its columns too, which come first where a group's column has the same name. `all` holds for a group without documents.
-A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite.
+A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite. A category
+of documents is compared with a text, which stands for its code (`with_codes`).
 
 Numbers compare as they were typed. Features and labels are float32, which has no 0.1 but a nearest value, so a constant
 beside them becomes the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole numbers,
@@ -22,9 +23,10 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -305,6 +307,36 @@ def check(condition: Condition, groups: Mapping[str, Kind], documents: Mapping[s
             near = nearest(name, [*groups, *documents])
             raise ValueError(f"no column {name!r}; did you mean {near!r}?")
     _check_kinds(condition, groups, {**groups, **documents})
+
+
+def with_codes(
+    condition: Condition, categories: Collection[str], code: Callable[[str], int], *, inside: bool = False
+) -> Condition:
+    """The condition with codes in the place of the texts that documents' categories are compared with by == and !=.
+
+    Args:
+        condition: the condition.
+        categories: columns of documents that hold codes.
+        code: the code of a text.
+        inside: whether it is a condition on a document.
+
+    Example:
+        >>> with_codes(parse("any(hue in ['red'])"), ["hue"], {"red": 7}.__getitem__) == parse("any(hue in [7])")
+        True
+    """
+    again = partial(with_codes, categories=categories, code=code)
+    match condition:
+        case Joined(word, parts):
+            return Joined(word, tuple(again(part, inside=inside) for part in parts))
+        case Not(inner):
+            return Not(again(inner, inside=inside))
+        case Over(word, inner):
+            return Over(word, again(inner, inside=True))
+        case Compared(Name(name), "==" | "!=" as sign, Constant(str() as text)) if inside and name in categories:
+            return Compared(Name(name), sign, Constant(code(text)))
+        case Compared(Constant(str() as text), "==" | "!=" as sign, Name(name)) if inside and name in categories:
+            return Compared(Constant(code(text)), sign, Name(name))
+    return condition
 
 
 def _check_kinds(condition: Condition, here: Mapping[str, Kind], inside: Mapping[str, Kind]) -> None:

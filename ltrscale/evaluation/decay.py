@@ -32,6 +32,7 @@ FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
 _FEATURES_SHOWN = 10
+_NAMED, _DRAWN = 5, 3
 _SINCE = "periods since the end of training"
 _BESIDE = 0.03
 
@@ -169,6 +170,20 @@ def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -
     return correlation, float(as_far_S.mean())
 
 
+def drifted(drift: Drift) -> str:
+    """The features of the largest indices in a sentence, which a median over many features hides."""
+    if not drift.train.features:
+        return "No feature is read, so none can drift."
+    largest = drift.largest()
+    median = max(period.median_psi for period in drift.periods.values())
+    much = [each for each in largest if each[2] > SOME][:_NAMED]
+    named = ", ".join(f"{name} {value:.3f} in {period}" for name, period, value in much or largest[:1])
+    beside = f"the median of the {len(largest)} features is at most {median:.4f}"
+    if not much:
+        return f"No feature has drifted: the largest PSI is that of {named}, and {beside}."
+    return f"Features that drifted most, by their PSI: {named}; {beside}."
+
+
 def tables(found: Decay) -> list[str]:
     """The table of metrics by period, and that of drift."""
     return [markdown(*metric_rows(found)), markdown(*drift_rows(found))]
@@ -228,6 +243,7 @@ def page(found: Decay, *, picture: str, evaluation: str) -> str:
         markdown(*metric_rows(found)),
         f"![{label} by periods since training]({picture})",
         "## Drift",
+        escape(drifted(found.drift)),
         bullets(_how_to_read()),
         markdown(*drift_rows(found)),
         "## Features",
@@ -286,8 +302,8 @@ def _foretelling(found: Decay) -> str:
 
 
 def chart(found: Decay) -> charts.Spec:
-    """The metric of each method by periods since training, with intervals, and the median PSI below."""
-    return charts.above(decay_chart(found), drift_chart(found))
+    """The metric of each method by periods since training, with intervals, and the drift of features below."""
+    return charts.above(decay_chart(found), drift_chart(found), alike=False)
 
 
 def decay_chart(found: Decay) -> charts.Spec:
@@ -301,12 +317,15 @@ def decay_chart(found: Decay) -> charts.Spec:
 
 
 def drift_chart(found: Decay) -> charts.Spec:
-    """The median index of the features by periods since the training of each method."""
+    """The indices by period of the features that drifted most, and the median of all."""
+    most = [name for name, _, _ in found.drift.largest()[:_DRAWN]]
+    median = f"median of {len(found.drift.train.features)}"
     rows = [
-        {"x": x, "y": found.drift.periods[point.period].median_psi, "series": method}
-        for method, point, x in _places(found)
+        {"x": period, "y": psi, "series": name}
+        for period, of in found.drift.periods.items()
+        for name, psi in [*((name, of.features[name].psi) for name in most), (median, of.median_psi)]
     ]
-    return charts.lines(rows, x=_SINCE, y="median PSI", ticks=_ticks(found), zero=True, order=list(found.curves))
+    return charts.lines(rows, x="period", y="PSI", ordinal=True, zero=True, order=[*most, median])
 
 
 def _places(found: Decay) -> Iterator[tuple[str, Point, float]]:

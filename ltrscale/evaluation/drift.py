@@ -114,6 +114,15 @@ class Drift(Config):
     periods: dict[str, PeriodDrift]
     """By period, in their order."""
 
+    def largest(self) -> list[tuple[str, str, float]]:
+        """Each feature with the period of its largest index beyond chance, and that index; the largest first."""
+        found = []
+        for name in self.train.features:
+            beyond = {p: of.features[name].psi - of.features[name].chance for p, of in self.periods.items()}
+            period = max(beyond, key=lambda p: beyond[p])
+            found.append((beyond[period], name, period, self.periods[period].features[name].psi))
+        return [each[1:] for each in sorted(found, key=lambda each: -each[0])]
+
 
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     """Measure how far each test period of an evaluation is from its training split.

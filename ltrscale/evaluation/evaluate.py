@@ -28,13 +28,14 @@ from ltrscale.evaluation.blocks import Tally, block_numbers
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
+from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
-from ltrscale.evaluation.summarise import Scope, judged_together, scopes
+from ltrscale.evaluation.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.calibration import Calibration, calibration
 from ltrscale.ranking.choices import LetorMetricConfig, MetricConfig
@@ -227,7 +228,7 @@ def evaluate(
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run, judged)
         evaluation = _summarise(tallies, trials, test, detector, config, judged)
-        text = page(evaluation, picture=_PICTURE, out=out)
+        text = page(evaluation, opening=opening(evaluation), picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
         commit.finish({"made_by": made_by})
@@ -410,6 +411,7 @@ def _summarise(
         methods=methods,
         baseline=config.baseline,
         primary=f"ndcg@{config.primary_cutoff}",
+        leads=_leads(tallies, of_methods, methods, config),
         relevant_from=config.relevant_from,
         leave_out_constant=config.leave_out_constant,
         policies={name: metric.policy for name, metric in _on_clicks(config).items()}
@@ -465,3 +467,27 @@ def _scopes(
             together=methods if name == ALL else methods * (len(names) - 1),
         )
     return {ALL: found.pop(ALL), **judged_together(found)}
+
+
+def _leads(
+    tallies: _Tallies, of_methods: Sequence[Sequence[_Trial]], methods: Sequence[MethodResult], config: EvaluateConfig
+) -> dict[str, Comparison]:
+    """The difference of every other method from the best one in the primary metric, over all groups."""
+    primary = f"ndcg@{config.primary_cutoff}"
+    means = [method.slices[ALL].summaries[primary].mean for method in methods]
+    if len(methods) == 1 or None in means:
+        return {}
+    best, column = int(np.argmax(means)), list(_all_metrics(config)).index(primary)
+    blocks, ends = tallies.slices[ALL].blocks(), np.cumsum([len(of_method) for of_method in of_methods])[:-1]
+    found = scopes(
+        [
+            replace(blocks, sums_BTM=sums_BtM[..., [column]], defined_BM=blocks.defined_BM[:, [column]])
+            for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)
+        ],
+        [primary],
+        baseline=best,
+        samples=config.resamples,
+        seed=config.seed,
+        labels_K=[[trial.labels for trial in of_method] for of_method in of_methods],
+    )
+    return {m.name: of.comparisons[primary] for k, (m, of) in enumerate(zip(methods, found, strict=True)) if k != best}

@@ -1,7 +1,7 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?"""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -62,6 +62,10 @@ class Bounds(Config):
     score_psi: float | None = Field(default=MUCH, ge=0)
     """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
     null for any."""
+    expected: Texts = ()
+    """Features that are known when the list is shown, although they rank, alone, nearly as the labels do, or are there
+    for relevant documents only. A candidate that leans on another such feature is refused: it may be known only
+    after the click. Patterns, as in `leave_out`."""
     drift_groups: int = Field(default=200, ge=1)
     """Groups, labelled or not, of a period and of what it is compared with, fewer of which make no verdict on drift: an
     index is then above .25 by chance."""
@@ -70,9 +74,9 @@ class Bounds(Config):
 class Check(Config):
     """One bound and whether it holds."""
 
-    bound: Literal["groups", "margin", "slice_margin", "drifted", "feature_psi", "score_psi"]
+    bound: Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
     where: str
-    """The slice or the period."""
+    """The slice, the period or the feature."""
     holds: bool
     reason: str
     """What was found and what was asked, in one line."""
@@ -102,8 +106,11 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, found: Decay, bounds: Bounds) -> Verdict:
-    """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift."""
+def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+    """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
+
+    `leaks` are the checks of the features that it leans on; see `leaks.check_leaks`.
+    """
     (candidate,) = (method for method in evaluation.methods if method.name == CANDIDATE)
     compared = {name: scope.comparisons.get(evaluation.primary) for name, scope in candidate.slices.items()}
     counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
@@ -120,6 +127,7 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds) -> Verdict:
     checks = (
         *_overall(difference, groups, evaluation.primary, bounds, power),
         *slices,
+        *leaks,
         *drift,
     )
     return Verdict(

@@ -30,7 +30,7 @@ from ltrscale.evaluation.pages import (
     with_error,
 )
 from ltrscale.evaluation.slices import ALL, OUTLIERS
-from ltrscale.evaluation.summarise import Scope, Summary
+from ltrscale.evaluation.summarise import Comparison, Scope, Summary
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.choices import metric_label
@@ -107,6 +107,8 @@ class Evaluation(Findings):
     baseline: str | None
     primary: str
     """The metric of the comparison column and the picture."""
+    leads: dict[str, Comparison] = Field(default_factory=dict)
+    """Over all groups and in the primary metric, the difference of every other method from the best one."""
     relevant_from: float
     leave_out_constant: bool = False
     """Whether groups of equal labels are left out of the means."""
@@ -158,10 +160,18 @@ def leaderboard(evaluation: Evaluation) -> Cells:
     return [*header, "groups", "undefined"], rows
 
 
-def page(evaluation: Evaluation, *, picture: str, out: str) -> str:
-    """The whole report in Markdown; `picture` is the file name of the plot, `out` the directory of the report."""
+def page(evaluation: Evaluation, *, opening: Sequence[str], picture: str, out: str) -> str:
+    """The whole report in Markdown.
+
+    Args:
+        evaluation: what it shows.
+        opening: the sentences that it opens with.
+        picture: the file name of the plot.
+        out: the directory of the report.
+    """
     parts = [
         "# Evaluation",
+        escape(" ".join(opening)),
         _data(evaluation),
         *_tables(evaluation),
         _how_to_read(evaluation),

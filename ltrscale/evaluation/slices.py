@@ -32,8 +32,9 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
+from ltrscale.data.ingest.categories import encode
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.conditions import Columns, Condition, Kind, Truths, check, named, parse
+from ltrscale.evaluation.conditions import Columns, Condition, Kind, Truths, check, named, parse, with_codes
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.seen import Seen
 
@@ -58,6 +59,11 @@ _ENDS = np.array([-1, 0, *(step * 10**power for power in range(9) for step in (1
 def _is_condition(text: str) -> str:
     parse(text)
     return text
+
+
+def _code(text: str) -> int:
+    """The code of a category's text in every data set."""
+    return int(encode(pa.array([text]))[0])
 
 
 def _is_name(name: str) -> str:
@@ -113,7 +119,8 @@ class Slicer:
         in_data = _stored_kinds(selection)
         groups = {**in_data, **_OF_GROUPS}
         documents: dict[str, Kind] = {"label": "number", **{f.name: "number" for f in selection.features}}
-        parsed = {name: parse(text) for name, text in conditions.items()}
+        categories = [f.name for f in selection.features if f.kind == "categorical"]
+        parsed = {name: with_codes(parse(text), categories, _code) for name, text in conditions.items()}
         for name, condition in parsed.items():
             try:
                 check(condition, groups, documents)

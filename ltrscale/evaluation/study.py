@@ -42,6 +42,8 @@ class About(Config):
     """How a pretrained encoder is finetuned: linear probing, multilayer probing, full finetuning."""
     unlabelled: str | None = None
     """What trees learn from unlabelled groups: nothing, PCA, pseudo-labels, or both."""
+    tuned: bool = False
+    """Whether a search finds its settings at each number of labelled groups."""
 
 
 class Cost(Config):

@@ -5,6 +5,7 @@ The columns of a table are numbers of labelled groups, where the paper's are dat
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from ltrscale.ranking.choices import metric_label
 
 CurveRow = dict[str, float | str | None]
 """A row of `charts.lines`."""
-_BESIDE = 1.035
+_BESIDE, _FALL = 1.035, 2.0
 _ACROSS = "labelled groups"
 CURVES, DIFFERENCES = "curves.png", "differences.png"
 _FAMILIES: dict[Family, str] = {"trees": "GBDT", "not pretrained": "No pretrain DL", "pretrained": "Pretrained DL"}
@@ -56,7 +57,7 @@ def print_study(url: str) -> None:
 
 
 def sentences(study: Study) -> list[str]:
-    """The advice on methods of other families than the baseline's, and that on pretraining's own share."""
+    """The advice on methods of other families than the baseline's and on pretraining's share; trees that get worse."""
     lines = []
     if study.baseline is not None:
         family = study.methods[study.baseline].family
@@ -64,6 +65,34 @@ def sentences(study: Study) -> list[str]:
         lines.append(advice(study, dict.fromkeys(others, study.baseline)))
     if study.controls:
         lines.append(f"Pretraining's own share: {advice(study, study.controls)}")
+    return [*lines, *worse_with_more(study)]
+
+
+def worse_with_more(study: Study) -> list[str]:
+    """A sentence for trees without a search whose metric falls from one number of labelled groups to a larger one.
+
+    The groups are the same at both, so a fall is measured by the standard errors over the draws of each; the largest
+    fall of at least two is told.
+    """
+    lines = []
+    for name, about in study.methods.items():
+        curve = [(n, found) for n in study.labelled if (found := _estimate(study.find(name, n), "all", study.primary))]
+        falls = [
+            ((before.mean - after.mean) / error, at, before, n, after)
+            for (at, before), (n, after) in itertools.combinations(curve, 2)
+            if (error := math.hypot(before.over_draws or 0.0, after.over_draws or 0.0)) > 0
+        ]
+        falls = [fall for fall in falls if fall[0] >= _FALL]
+        if about.family != "trees" or about.tuned or not falls:
+            continue
+        errors, at, before, n, after = max(falls, key=lambda fall: fall[0])
+        draws = min(before.draws, after.draws)
+        few = "" if draws >= FEWEST_DRAWS else f", over {draws} draws, which judge nothing"
+        lines.append(
+            f"{name} gets worse with more labels: {metric_label(study.primary)} {number(before.mean)} at {at} and "
+            f"{number(after.mean)} at {n} labelled groups ({errors:.1f} standard errors{few}). Its settings are the "
+            "same at each number; a search at each (kind: tuned) is the fairer opponent."
+        )
     return lines
 
 

@@ -22,6 +22,13 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Command:
+    """A command line, as it is typed."""
+
+    line: str
+
+
+@dataclass(frozen=True)
 class Points:
     """A list of short texts."""
 
@@ -70,7 +77,7 @@ class LeftOut:
     why: str
 
 
-Block = Text | Points | Table | Chart | Charts | LeftOut
+Block = Text | Command | Points | Table | Chart | Charts | LeftOut
 
 
 @dataclass(frozen=True)
@@ -87,13 +94,21 @@ class Section:
         """The identifier for links."""
         return self.name.lower().replace(" ", "-")
 
+    @property
+    def shows(self) -> bool:
+        """Whether it shows anything."""
+        return any(not isinstance(block, LeftOut) for block in self.blocks)
+
 
 @dataclass(frozen=True)
 class Document:
-    """A title, a summary and sections."""
+    """A title, an opening, a summary and sections."""
 
     title: str
+    opening: Sequence[Text | Command]
+    """What was found, in words."""
     summary: Sequence[str]
+    """What the document was made from."""
     sections: Sequence[Section] = field(default_factory=tuple)
 
     def charts(self) -> list[Chart]:
@@ -111,7 +126,9 @@ def html(document: Document) -> str:
     environment = Environment(
         loader=PackageLoader("ltrscale.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.tests |= {cls.__name__.lower(): _is(cls) for cls in (Text, Points, Table, Chart, Charts, LeftOut)}
+    environment.tests |= {
+        cls.__name__.lower(): _is(cls) for cls in (Text, Command, Points, Table, Chart, Charts, LeftOut)
+    }
     numbers = {id(chart): number for number, chart in enumerate(document.charts())}
     return environment.get_template("page.html.jinja").render(
         document=document,
@@ -154,7 +171,9 @@ def pictures(document: Document) -> Mapping[str, bytes]:
 def in_markdown(document: Document) -> str:
     """The document in Markdown, with the pictures beside it."""
     numbers = {id(chart): number for number, chart in enumerate(document.charts())}
-    parts = [f"# {escape(document.title)}", *map(escape, document.summary)]
+    parts = [f"# {escape(document.title)}"]
+    parts += [part for block in document.opening for part in _markdown(block, numbers)]
+    parts += map(escape, document.summary)
     for section in document.sections:
         parts += [f"## {escape(section.name)}", f"**{escape(section.question)}**"]
         for block in section.blocks:
@@ -166,6 +185,8 @@ def _markdown(block: Block, numbers: Mapping[int, int]) -> list[str]:
     match block:
         case Text(text):
             return [escape(text)]
+        case Command(line):
+            return [f"```sh\n{line}\n```"]
         case Points(texts, caption):
             return [*_emphasised(caption), bullets(map(escape, texts))]
         case Table():

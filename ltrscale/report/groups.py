@@ -6,6 +6,7 @@ Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, reading
-from ltrscale.data.dataset.manifest import places
+from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
@@ -26,17 +27,17 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.agreement import kendall_tau, overlap
 from ltrscale.evaluation.group_file import GROUPS
+from ltrscale.evaluation.leaks import importances
 from ltrscale.evaluation.measuring import committed_row_groups, look_up
 from ltrscale.evaluation.pages import number
 from ltrscale.models.ranker import Ranker
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
-from ltrscale.report.models import importances
 from ltrscale.report.sources import Sources, pretrained_for
 
 _IDS = ("query_id", "doc_ids")
 _OVERLAP_AT = 5
-_DOCUMENTS_SHOWN, _FEATURES_SHOWN = 12, 6
+_DOCUMENTS_SHOWN, _FEATURES_SHOWN, _LONGEST_NAME = 12, 6, 64
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ def differing(sources: Sources) -> Iterator[Block]:
     tables = [
         table
         for part in read(sources, selection, (one, other))
-        for table in _lists(part, (one, other), names, selection)
+        for table in _lists(sources, part, (one, other), names, selection)
     ]
     place = {q: i for i, q in enumerate(sorted(picked))}
     for q in picked:
@@ -280,10 +281,13 @@ def _most_important(sources: Sources) -> list[str]:
     return names[:_FEATURES_SHOWN]
 
 
-def _lists(part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection) -> Iterator[Table]:
+def _lists(
+    sources: Sources, part: Read, methods: tuple[str, str], names: Sequence[str], selection: Selection
+) -> Iterator[Table]:
     """A table for each group."""
     one, other = methods
     columns = [[feature.name for feature in selection.features].index(name) for name in names]
+    shown_as = [partial(_shown_as, sources, selection.features[column]) for column in columns]
     bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
     for q, (first, last) in enumerate(bounds):
         labels_L = _labels(part.groups)[first:last].numpy()
@@ -298,7 +302,7 @@ def _lists(part: Read, methods: tuple[str, str], names: Sequence[str], selection
                 f"{ranks[other][i]}",
                 f"{ranks[one][i]}",
                 str(ids[i]) if ids else f"{i + 1}",
-                *("-" if np.isnan(value) else f"{value:.4g}" for value in values_LF[i]),
+                *(show(value) for show, value in zip(shown_as, values_LF[i].tolist(), strict=True)),
             ]
             for i in shown
         ]
@@ -306,6 +310,16 @@ def _lists(part: Read, methods: tuple[str, str], names: Sequence[str], selection
         caption = f"query {part.ids.column('query_id')[q].as_py()}, {last - first} documents"
         shades = [charts.shade(float(labels_L[i]), float(labels_L.max())) for i in shown]
         yield Table(header, rows, caption=caption, shades=shades)
+
+
+def _shown_as(sources: Sources, feature: Feature, value: float) -> str:
+    """A value of a feature: a category by its name where the data sets have recorded it, else by its code."""
+    if np.isnan(value):
+        return "-"
+    if feature.kind == "numeric":
+        return f"{value:.4g}"
+    name = sources.categories.get(feature.name, {}).get(int(value), f"{value:.0f}")
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -7,7 +7,8 @@ from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.report import data, groups, models, results
-from ltrscale.report.document import Block, Document, LeftOut, Section, html, in_markdown, pictures
+from ltrscale.report.document import Block, Document, LeftOut, Points, Section, html, in_markdown, pictures
+from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 
 HTML, MARKDOWN = "report.html", "report.md"
@@ -40,16 +41,26 @@ _PARTS = (
 
 
 def make_document(sources: Sources) -> Document:
-    """All sections, each with what its sources give."""
+    """All sections, each with what its sources give; those that have nothing are a line each at the end."""
     test = sources.evaluation.test
     summary = (
         f"{', '.join(test.data)}: periods {test.periods[0]} to {test.periods[-1]}, {test.groups:,} labelled groups, "
         f"{test.documents:,} documents (selection {test.hash[:12]}).",
         f"Made from the evaluation {sources.config.evaluation}.",
     )
-    sections = tuple(Section(part.name, part.question, _blocks(part, sources)) for part in _PARTS)
+    every = [Section(part.name, part.question, _blocks(part, sources)) for part in _PARTS]
+    lines = [
+        f"{section.name}: {block.why}"
+        for section in every
+        if not section.shows
+        for block in section.blocks
+        if isinstance(block, LeftOut)
+    ]
+    sections = [section for section in every if section.shows]
+    if lines:
+        sections.append(Section("Not shown", "What else could stand here, and what would bring it?", [Points(lines)]))
     names = ", ".join(method.name for method in sources.evaluation.methods)
-    return Document(f"Evaluation of {names}", summary, sections)
+    return Document(f"Evaluation of {names}", paragraphs(sources), summary, tuple(sections))
 
 
 def _blocks(part: _Part, sources: Sources) -> list[Block]:

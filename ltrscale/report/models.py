@@ -5,15 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ltrscale import boosters
-from ltrscale.bundle import Bundle
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
+from ltrscale.evaluation.leaks import importances, look, questions
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
 from ltrscale.report.results import study_costs
 from ltrscale.report.sources import Sources, minutes, pretrained_for, records
-from ltrscale.storage import join
 
 _POINTS = 150
 """Of a curve; more are averaged in runs."""
@@ -103,18 +101,6 @@ def thinned(curve: Curve) -> Curve:
     return [(part[-1][0], statistics.fmean(y for _, y in part)) for part in runs] if run > 1 else list(curve)
 
 
-def importances(bundle: Bundle) -> dict[str, float] | None:
-    """The importance of each column that trees see, the highest first; None for a network."""
-    if bundle.trees is None:
-        return None
-    every = tuple(feature.name for feature in bundle.features)
-    seen = every if bundle.trees.sees is None else bundle.trees.sees  # a stack may see none
-    names = [*seen, *(f"component {i}" for i in range(bundle.trees.projection)), *bundle.trees.members]
-    models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
-    shares = boosters.importances(bundle.trees.library, models, len(names))
-    return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
-
-
 def features(sources: Sources) -> Iterator[Block]:
     """Importances of the trees of each method, and how often each feature is missing."""
     of_methods: dict[str, dict[str, float]] = {}
@@ -138,7 +124,31 @@ def features(sources: Sources) -> Iterator[Block]:
         yield Chart(charts.bars(rows, title="share of the gain", order=sources.methods), said)
     else:
         yield LeftOut("no method of the evaluation has trees, which alone have importances; evaluate one of trees too")
+    yield from _alone(sources, of_methods)
     yield from _missing(sources)
+
+
+def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
+    """What each feature says of the labels by itself, beside its importance; suspicious ones are a question."""
+    evaluated = sources.evaluated
+    found = look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+    if not found or not found[0].lists:
+        return
+    for name, question in questions(found).items():
+        shares = [f"{of[name]:.0%} of the importance to {method}" for method, of in of_methods.items() if name in of]
+        yield Text(f"{question} It has {' and '.join(shares)}." if shares else question)
+    rows = [
+        [
+            feature.name,
+            f"{feature.ndcg:.3f}",
+            *(f"{of[feature.name]:.1%}" if feature.name in of else "-" for of in of_methods.values()),
+            "-" if feature.there is None else feature.there.stated,
+        ]
+        for feature in found[:_FEATURES_SHOWN]
+    ]
+    header = ["feature", f"NDCG@{found[0].k} alone", *(f"importance to {method}" for method in of_methods), "there"]
+    said = f"Features that rank best alone, in the better direction; a random order has {found[0].random:.3f}"
+    yield Table(header, rows, caption=f"{said}, on {found[0].lists:,} test lists with a relevant document")
 
 
 def _missing(sources: Sources) -> Iterator[Block]:

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.decay import Decay, decay_chart, drift_chart, drift_rows, metric_rows
+from ltrscale.evaluation.decay import Decay, decay_chart, drift_chart, drift_rows, drifted, metric_rows
 from ltrscale.evaluation.drift import MUCH, SOME
 from ltrscale.evaluation.gate import Verdict
+from ltrscale.evaluation.opening import FEW
 from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
-from ltrscale.evaluation.report import leaderboard, leaders_chart, slice_rows
+from ltrscale.evaluation.report import Evaluation, leaderboard, leaders_chart, slice_rows
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.study import Study
 from ltrscale.evaluation.study_page import cost_rows, curves_chart, differences_chart, sentences
@@ -20,15 +21,15 @@ from ltrscale.tuning.history import History, ended
 from ltrscale.tuning.results import history_chart
 from ltrscale.tuning.space import label
 
-_FEW = 100
-"""Groups, fewer of which make a slice fade."""
 _TRIALS_SHOWN = 10
 
 
 def leaders(sources: Sources) -> Iterator[Block]:
     """The methods by the primary metric."""
     evaluation, primary = sources.evaluation, sources.primary
-    said = f"{metric_label(primary)}: means over {evaluation.test.groups:,} test groups and their 95% intervals"
+    defined = evaluation.methods[0].slices[ALL].summaries[primary].groups
+    of_all = f"{defined:,} of {evaluation.test.groups:,} test groups, which have a relevant document,"
+    said = f"{metric_label(primary)}: means over {of_all} and their 95% intervals"
     yield Chart(leaders_chart(evaluation, ALL), said)
     yield Table(*leaderboard(evaluation))
     compared = {method.name: method.slices[ALL].comparisons.get(primary) for method in evaluation.methods}
@@ -49,7 +50,7 @@ def slices(sources: Sources) -> Iterator[Block]:
         for method in sources.others:
             scope = method.slices[name]
             summary, found = scope.summaries[primary], scope.comparisons.get(primary)
-            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < _FEW)
+            row = charts.interval_row(name, summary, series=method.name, faded=summary.groups < FEW)
             if evaluation.baseline is not None:
                 ends = (None, None, None) if found is None else (found.difference, found.low, found.high)
                 row |= dict(zip(("mean", "low", "high"), ends, strict=True))
@@ -59,7 +60,7 @@ def slices(sources: Sources) -> Iterator[Block]:
     if evaluation.baseline is not None:
         what = f"{what} - {evaluation.baseline}"
     if rows:
-        said = f"{what} by slice, with 95% intervals; slices of fewer than {_FEW} groups with the metric are faded"
+        said = f"{what} by slice, with 95% intervals; slices of fewer than {FEW} groups with the metric are faded"
         at = None if evaluation.baseline is None else 0.0
         yield Chart(charts.intervals(rows, title=what, at=at, order=sources.methods), said)
     yield Table(*slice_rows(evaluation), caption="All slices and methods", folded=True)
@@ -81,6 +82,10 @@ def weeks(sources: Sources) -> Iterator[Block]:
     periods = [name for name in evaluation.test.slices if name.startswith("period=")]
     if not periods:
         raise InputError("the evaluation is not sliced by period; run jobs.evaluate with evaluate.slice_by=[period]")
+    if len(periods) == 1:
+        yield _of_one_period(evaluation, periods[0])
+        yield LeftOut(_NO_DRIFT)
+        return
     rows = []
     for method in evaluation.methods:
         for name in periods:
@@ -89,16 +94,31 @@ def weeks(sources: Sources) -> Iterator[Block]:
             rows.append({"x": name.removeprefix("period="), "series": method.name, **ends})
     spec = charts.lines(rows, x="period", y=what, ordinal=True, order=sources.methods)
     yield Chart(spec, f"{what} by period, with 95% intervals")
-    yield LeftOut("drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR")
+    yield LeftOut(_NO_DRIFT)
+
+
+_NO_DRIFT = "drift needs the directory of a drift report; run jobs.drift on the evaluation and set drift=DIR"
+
+
+def _of_one_period(evaluation: Evaluation, name: str) -> Table:
+    """A row for each method: a curve has at least two periods."""
+    header, rows = slice_rows(evaluation)
+    caption = f"{metric_label(evaluation.primary)} in the only period, {name.removeprefix('period=')}"
+    return Table(header[1:], [row[1:] for row in rows if row[0] == name], caption=caption)
 
 
 def _decay(found: Decay) -> Iterator[Block]:
+    yield Text(drifted(found.drift))
+    if len(found.drift.periods) == 1:  # a curve has at least two
+        yield Table(*metric_rows(found), caption="By method, in the only period")
+        yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores, in the only period")
+        return
     said = f"{metric_label(found.primary)} by periods since the end of training, with 95% intervals"
     yield Chart(decay_chart(found), f"{said}; dots side by side belong to one period")
     yield Chart(
         drift_chart(found),
-        f"Drift: the median population stability index of the features; below {SOME:g} is usually read as none, above "
-        f"{MUCH:g} as much",
+        "Drift: the population stability index of the features that drifted most, and the median of all; below "
+        f"{SOME:g} is usually read as none, above {MUCH:g} as much",
     )
     yield Table(*metric_rows(found), caption="By method and period", folded=True)
     yield Table(*drift_rows(found), caption="Drift of features, lists, labels and scores", folded=True)

@@ -5,6 +5,7 @@ A section whose source is missing is left out with the line that its `InputError
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
 from ltrscale.config import Config, validate
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
@@ -129,6 +131,19 @@ class Sources:
         if url not in self._opened:
             self._opened[url] = load(url)
         return self._opened[url]
+
+    @cached_property
+    def categories(self) -> Mapping[str, Mapping[int, str]]:
+        """The texts of categorical features by their codes, as far as the test data sets have recorded them.
+
+        Raises:
+            InputError: a data set is not there.
+        """
+        found: dict[str, dict[int, str]] = defaultdict(dict)
+        for url in self.evaluation.test.data:
+            for name, codes in open_dataset(url).manifest.categories.items():
+                found[name] |= {code: text for text, code in codes.items()}
+        return found
 
     @cached_property
     def test(self) -> Selection:

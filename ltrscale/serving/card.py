@@ -60,13 +60,27 @@ The features have the names of `label`. Categories are text: their functions tak
 }
 
 
-def card(features: ExportedFeatures, documents: int, difference: float) -> str:
+_ROWS = """
+`raw_rows.py` makes the matrix of rows of the raw log; it needs Python 3.9 or later alone, and `raw_rows.json`, which has
+the recipe of each feature:
+
+```python
+import raw_rows
+matrix = [raw_rows.inputs(row) for row in raw_rows.read("rows.csv")]
+```
+
+A row is a dict with the columns of the log. One that cannot be used raises `raw_rows.RowError` with the reason.
+"""
+
+
+def card(features: ExportedFeatures, documents: int, difference: float, *, rows: bool = False) -> str:
     """The card's text.
 
     Args:
         features: columns of the export.
         documents: number of documents whose scores were compared.
         difference: the largest difference that was found.
+        rows: whether the export has the transformer of raw rows.
     """
     use = _USES["elasticsearch" if features.to == "opensearch" else features.to]
     reads = _matrix(features) if features.to in _MATRIX else _engine(features)
@@ -77,7 +91,7 @@ The model scores documents; higher is better.
 {use}
 
 {reads}
-
+{_ROWS if rows else ""}
 Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
 {documents:,} documents: they were at most {difference:.3g} apart (`parity.json`).
 """

@@ -1,6 +1,7 @@
 """Exports of a bundle: files for another program, published only after that program's reader gave the same scores.
 
     model.*          the model; `tree_files`, `onnx_graph`, `ltr_plugin` and `vespa` say which files
+    raw_rows.*       what makes the model's features of a raw row (`raw`)
     features.json    the columns that the model reads: order, names, kinds, missing values, numbers of categories
     parity.json      number of documents whose scores were compared, and the largest difference
     README.md        how to read these files, for people
@@ -28,7 +29,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.serving import ltr_plugin, onnx_graph, tree_files, vespa
+from ltrscale.serving import ltr_plugin, onnx_graph, raw, raw_check, tree_files, vespa
 from ltrscale.serving.card import card
 from ltrscale.serving.features import ExportedFeatures, Format, Texts
 from ltrscale.serving.trees import trees_of
@@ -56,6 +57,17 @@ class ParityConfig(Config):
         return {"lightgbm": 1e-9, "vespa": 1e-9, "onnx": 1e-4}.get(to, 1e-5)
 
 
+class RawParity(Config):
+    """Raw rows that went through the transformer and the exported model, and through `prepare` and the bundle.
+
+    All features were equal to the bit.
+    """
+
+    file: str
+    documents: int
+    largest_difference: float
+
+
 class Parity(Config):
     """`parity.json`."""
 
@@ -72,6 +84,8 @@ class Parity(Config):
     data: tuple[str, ...]
     periods: tuple[str, ...] | None
     """As named; null for all."""
+    raw: RawParity | None = None
+    """The same from raw rows on; null where there is no transformer, or there are no such rows."""
 
 
 def write(to: Format, bundle: Bundle, texts: Texts, negative: Collection[str] = ()) -> tuple[_Files, ExportedFeatures]:
@@ -125,11 +139,11 @@ def read(
     """
     match features.to:
         case "lightgbm":
-            return tree_files.read_lightgbm(folder, matrix_NG)
+            return tree_files.open_lightgbm(folder)(matrix_NG)
         case "xgboost":
             return tree_files.read_xgboost(folder, matrix_NG)
         case "treelite":
-            return tree_files.read_treelite(folder, matrix_NG)
+            return tree_files.open_treelite(folder)(matrix_NG)
         case "vespa":
             return vespa.read(folder, features, matrix_NG)
         case "elasticsearch" | "opensearch":
@@ -138,8 +152,17 @@ def read(
             return onnx_graph.read(folder, matrix_NG, offsets_Q1)
 
 
-def check_parity(to: Format, bundle: Bundle, split: Split, config: ParityConfig) -> tuple[_Files, Parity]:
+def check_parity(
+    to: Format, bundle: Bundle, split: Split, config: ParityConfig, raw_files: Sequence[str] = ()
+) -> tuple[_Files, Parity]:
     """The files to publish, and how well a reader of only these files agrees with the bundle.
+
+    Args:
+        to: the format.
+        bundle: the model.
+        split: data whose documents are scored.
+        config: how many, and how near the scores must be.
+        raw_files: files of raw rows, of whose first rows the transformer must make what `prepare` makes of them.
 
     Raises:
         InputError: scores differ by more than the tolerance; the program would refuse some documents; the bundle cannot
@@ -151,6 +174,7 @@ def check_parity(to: Format, bundle: Bundle, split: Split, config: ParityConfig)
     texts = {name: codes for manifest in manifests for name, codes in manifest.categories.items()}
     files, features = write(to, bundle, texts, _negative(names, groups, manifests))
     files[FEATURES] = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
+    files |= raw.write(bundle, [column.name for column in features.columns])
     with storage.scratch.directory() as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -158,28 +182,62 @@ def check_parity(to: Format, bundle: Bundle, split: Split, config: ParityConfig)
         matrix_NG = read_features.matrix(names, groups.features_NF.numpy())
         offsets_Q1 = groups.offsets_Q1.numpy() if onnx_graph.is_listwise(bundle) else None
         theirs_N = read(folder, read_features, matrix_NG, offsets_Q1)
-    ours_N = bundle.scorer()(groups).double().numpy()
-    missing_NF, tolerance = groups.features_NF.isnan(), config.allowed(to)
-    apart, largest = (float(np.abs(x_N).max(initial=0.0)) for x_N in (ours_N - theirs_N, ours_N))
-    if not apart <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
-        lacking = [name for name, some in zip(names, missing_NF.any(0).tolist(), strict=True) if some]
-        raise InputError(
-            f"{bundle.url}: {to} gives scores up to {apart:.3g} away from the bundle's on {len(ours_N):,} documents, "
-            f"more than the tolerance of {tolerance:g}; nothing is published"
-            + (_zeros(lacking) if features.missing == "zero" and lacking else "")
-        )
+        apart, largest = _apart(bundle, groups, theirs_N, read_features, config)
+        from_raw = _from_raw(folder, bundle, read_features, raw_files, config) if raw.CODE in files else None
     return files, Parity(
         to=to,
-        documents=len(ours_N),
-        missing=int(missing_NF.sum()),
+        documents=groups.n_documents,
+        missing=int(groups.features_NF.isnan().sum()),
         unseen=int((groups.features_NF == _UNSEEN).sum()),
         largest_difference=apart,
         largest_score=largest,
-        tolerance=tolerance,
+        tolerance=config.allowed(to),
         bundle=bundle.url,
         data=split.data,
         periods=split.periods,
+        raw=from_raw,
     )
+
+
+def _apart(
+    bundle: Bundle,
+    groups: QueryGroups,
+    theirs_N: NDArray[np.float64],
+    features: ExportedFeatures,
+    config: ParityConfig,
+    whose: str = "documents",
+) -> tuple[float, float]:
+    """The largest difference from the bundle's scores, and the largest score.
+
+    Raises:
+        InputError: the difference is more than the tolerance.
+    """
+    ours_N, tolerance = bundle.scorer()(groups).double().numpy(), config.allowed(features.to)
+    apart, largest = (float(np.abs(x_N).max(initial=0.0)) for x_N in (ours_N - theirs_N, ours_N))
+    if not apart <= tolerance * max(1.0, largest):  # not `>`: a difference of NaN must not pass
+        some_F = groups.features_NF.isnan().any(0).tolist()
+        lacking = [feature.name for feature, some in zip(bundle.features, some_F, strict=True) if some]
+        raise InputError(
+            f"{bundle.url}: {features.to} gives scores up to {apart:.3g} away from the bundle's on {len(ours_N):,} "
+            f"{whose}, more than the tolerance of {tolerance:g}; nothing is published"
+            + (_zeros(lacking) if features.missing == "zero" and lacking else "")
+        )
+    return apart, largest
+
+
+def _from_raw(
+    folder: Path, bundle: Bundle, features: ExportedFeatures, files: Sequence[str], config: ParityConfig
+) -> RawParity | None:
+    """The same for the first raw rows of some files, through the transformer; None without such rows."""
+    module, names = raw_check.transformer(folder), [column.name for column in features.columns]
+    sampled = raw_check.sample(bundle, module, files, config.rows)
+    if sampled is None:
+        return None
+    matrix_NG = raw_check.matrix(sampled, module, names, bundle)
+    offsets_Q1 = sampled.groups.offsets_Q1.numpy() if onnx_graph.is_listwise(bundle) else None
+    theirs_N = read(folder, features, matrix_NG, offsets_Q1)
+    apart, _ = _apart(bundle, sampled.groups, theirs_N, features, config, "raw rows")
+    return RawParity(file=sampled.file, documents=len(sampled.rows), largest_difference=apart)
 
 
 def _negative(names: Sequence[str], groups: QueryGroups, manifests: Sequence[Manifest]) -> set[str]:
@@ -193,24 +251,26 @@ def _zeros(lacking: Sequence[str]) -> str:
     """The likely reason where missing values count as 0."""
     some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
     return (
-        f"; it reads a missing value as 0, and {some} are missing in some documents: give them a value in the log "
-        "before prepare, and train again"
+        f"; it reads a missing value as 0, and {some} are missing in some documents: let prepare fill them "
+        "(source.columns.fill: {numeric: median}), and train again"
     )
 
 
 def publish(files: Mapping[str, bytes], parity: Parity, out: str, *, made_by: Mapping[str, Any]) -> None:
     """Commit the checked files to a directory."""
-    text = card(ExportedFeatures.model_validate_json(files[FEATURES]), parity.documents, parity.largest_difference)
+    features = ExportedFeatures.model_validate_json(files[FEATURES])
+    text = card(features, parity.documents, parity.largest_difference, rows=raw.CODE in files)
     more = {PARITY: (parity.model_dump_json(indent=1) + "\n").encode(), CARD: text.encode()}
     with storage.Commit(out) as commit:
         for name, content in {**files, **more}.items():
             with commit.file(name) as path:
                 path.write_bytes(content)
         commit.finish({"made_by": made_by})
-    log.info(
-        "export: %s: the scores of %s documents are at most %.2g from the bundle's", out, f"{parity.documents:,}",
-        parity.largest_difference,
-    )  # fmt: skip
+    message = "export: %s: the scores of %s documents are at most %.2g from the bundle's"
+    log.info(message, out, f"{parity.documents:,}", parity.largest_difference)
+    if parity.raw is not None:
+        message = "export: %s: raw_rows.py makes the features of %s rows of %s as prepare does; scores differ by %.2g"
+        log.info(message, out, f"{parity.raw.documents:,}", parity.raw.file, parity.raw.largest_difference)
 
 
 def _rows(bundle: Bundle, split: Split, rows: int, *, disturbed: bool) -> QueryGroups:

@@ -110,6 +110,16 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     return {MODEL: bytes(model.SerializeToString())}
 
 
+def open_graph(folder: Path) -> Callable[[NDArray[np.float32]], NDArray[np.float64]]:
+    """A session of onnxruntime: scores [N] of raw features [N, F], of one list where the network is listwise."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError("onnxruntime is not installed; pip install 'ltrscale[serve]'") from error
+    session = onnxruntime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
+    return lambda matrix_NF: session.run(["scores"], {"features": matrix_NF})[0].astype(np.float64)
+
+
 def read(folder: Path, matrix_NF: NDArray[np.float32], offsets_Q1: NDArray[np.int64] | None) -> NDArray[np.float64]:
     """Scores [N] of onnxruntime.
 
@@ -118,15 +128,9 @@ def read(folder: Path, matrix_NF: NDArray[np.float32], offsets_Q1: NDArray[np.in
         matrix_NF: raw features.
         offsets_Q1: of lists that are scored one by one; None to score all documents at once.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise InputError("onnxruntime is not installed; pip install 'ltrscale[serve]'") from error
-    session = onnxruntime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
+    scores = open_graph(folder)
     bounds = [0, len(matrix_NF)] if offsets_Q1 is None else offsets_Q1.tolist()
-    lists = [matrix_NF[a:b] for a, b in pairwise(bounds) if b > a]
-    scores = [session.run(["scores"], {"features": features_NF})[0] for features_NF in lists]
-    return np.concatenate([np.zeros(0), *scores]).astype(np.float64)
+    return np.concatenate([np.zeros(0), *(scores(matrix_NF[a:b]) for a, b in pairwise(bounds) if b > a)])
 
 
 def _check(bundle: Bundle) -> None:

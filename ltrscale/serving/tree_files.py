@@ -3,6 +3,7 @@
 Shapes: N documents, G columns.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from ltrscale.errors import InputError
 from ltrscale.serving.trees import Trees
 
+Reader = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+"""Scores [N] of a matrix [N, G]."""
 TEXT, BINARY, JSON, CHECKPOINT, TRITON = "model.txt", "model.ubj", "model.json", "checkpoint.tl", "config.pbtxt"
 
 
@@ -20,17 +23,32 @@ def write_lightgbm(trees: Trees) -> dict[str, bytes]:
     return {TEXT: trees.booster.model_to_string().encode()}
 
 
-def read_lightgbm(folder: Path, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores [N] of LightGBM."""
+def open_lightgbm(folder: Path) -> Reader:
+    """LightGBM with the model."""
     import lightgbm
 
-    scores_N = lightgbm.Booster(model_file=str(folder / TEXT)).predict(matrix_NG, raw_score=True)
-    return np.asarray(scores_N, np.float64)
+    booster = lightgbm.Booster(model_file=str(folder / TEXT))
+    return lambda matrix_NG: np.asarray(booster.predict(matrix_NG, raw_score=True), np.float64)
 
 
 def write_xgboost(trees: Trees) -> dict[str, bytes]:
     """XGBoost's binary and textual JSON."""
     return {BINARY: bytes(trees.booster.save_raw("ubj")), JSON: bytes(trees.booster.save_raw("json"))}
+
+
+def open_xgboost(folder: Path, name: str = BINARY) -> Reader:
+    """XGBoost with the model, from its binary JSON."""
+    import xgboost
+
+    booster = xgboost.Booster(model_file=str(folder / name))
+    about = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
+
+    def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        rows = xgboost.DMatrix(matrix_NG, **about, enable_categorical=True)
+        scores_N: NDArray[np.float64] = booster.predict(rows, output_margin=True).astype(np.float64)
+        return scores_N
+
+    return scores
 
 
 def read_xgboost(folder: Path, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -39,14 +57,7 @@ def read_xgboost(folder: Path, matrix_NG: NDArray[np.float32]) -> NDArray[np.flo
     Raises:
         InputError: the textual JSON gives other scores.
     """
-    import xgboost
-
-    both: list[NDArray[np.float64]] = []
-    for name in (BINARY, JSON):
-        booster = xgboost.Booster(model_file=str(folder / name))
-        about = {"feature_names": booster.feature_names, "feature_types": booster.feature_types}
-        rows = xgboost.DMatrix(matrix_NG, **about, enable_categorical=True)
-        both.append(booster.predict(rows, output_margin=True).astype(np.float64))
+    both = [open_xgboost(folder, name)(matrix_NG) for name in (BINARY, JSON)]
     if (apart := float(np.abs(both[0] - both[1]).max(initial=0.0))) != 0:
         raise InputError(f"{BINARY} and {JSON} give scores that are {apart:.3g} apart; nothing is published")
     return both[0]
@@ -69,12 +80,15 @@ parameters [{{ key: "model_type" value: {{ string_value: "treelite_checkpoint" }
     return {CHECKPOINT: bytes(load(trees.booster).serialize_bytes()), TRITON: settings.encode()}
 
 
-def read_treelite(folder: Path, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores [N] of treelite's own interpreter."""
+def open_treelite(folder: Path) -> Reader:
+    """Treelite's own interpreter with the model."""
     treelite = _treelite()
     model = treelite.Model.deserialize_bytes((folder / CHECKPOINT).read_bytes())
-    scores = treelite.gtil.predict(model, matrix_NG, pred_margin=True)
-    return np.asarray(scores, np.float64).reshape(len(matrix_NG))
+
+    def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+        return np.asarray(treelite.gtil.predict(model, matrix_NG, pred_margin=True), np.float64).reshape(len(matrix_NG))
+
+    return scores
 
 
 def _treelite() -> Any:

@@ -358,7 +358,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         return bundle
 
     def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
-        self._bundle, self.columns_, self.bundle_ = bundles.load(url), columns, url
+        self._bundle, self.bundle_ = bundles.load(url), url
+        self.columns_ = frames.with_fills(columns, self._bundle)
         self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
         self.n_features_in_ = len(self._bundle.features)

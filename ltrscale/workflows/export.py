@@ -2,12 +2,16 @@
 
 from typing import ClassVar
 
+from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Operational
+from ltrscale.data.dataset.origin import RAW
 from ltrscale.data.dataset.split import Periods, Split
+from ltrscale.errors import InputError
 from ltrscale.progress import Report
 from ltrscale.serving.export import ParityConfig, check_parity, publish
 from ltrscale.serving.features import Format
+from ltrscale.serving.raw_check import files_of
 from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.stage import Origin, Stage
 
@@ -30,6 +34,9 @@ class ExportJob(ParityConfig, Stage):
     to: Format = "lightgbm"
     """What it is for: LightGBM's text, XGBoost's UBJ and JSON, an ONNX graph of a network, a model of the Learning to
     Rank plugin of Elasticsearch or OpenSearch, LightGBM's dump for Vespa, or a treelite checkpoint for Triton."""
+    raw: str | None = None
+    """Raw rows in the form of the log, for the check of `raw_rows.py`: a file, a directory or a pattern. By default the
+    inputs that `data` was made of, if they are still there."""
     data: str
     """Data set directory; scores are compared on its documents, and it has the texts of categories."""
     periods: Periods = None
@@ -40,12 +47,18 @@ class ExportJob(ParityConfig, Stage):
         return _Exported(to=self.to, rows=self.rows, tolerance=self.tolerance, periods=self.periods)
 
     def inputs(self) -> dict[str, str]:
-        """Content of the data set and the bundle."""
-        return dataset_hashes([self._split]) | bundle_hashes([self.bundle])
+        """Content of the data set, the bundle, and raw rows that are named."""
+        raw = {} if self.raw is None else {url: storage.fingerprint(url) for url in storage.list_files(self.raw)}
+        return dataset_hashes([self._split]) | bundle_hashes([self.bundle]) | raw
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
-        files, parity = check_parity(self.to, load(self.bundle), self._split, self)
+        bundle = load(self.bundle)
+        known = RAW in bundle.read_as
+        if self.raw is not None and not known:
+            raise InputError(f"raw: {self.bundle} was not trained on rows with one item each; leave it out")
+        raw_files = files_of(self.raw, self.data) if known else []
+        files, parity = check_parity(self.to, bundle, self._split, self, raw_files)
         publish(files, parity, self.out, made_by=origin)
 
     @property

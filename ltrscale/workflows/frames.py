@@ -18,6 +18,7 @@ from ltrscale import storage
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data import columns as cols
+from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.guess import doubtful
@@ -25,6 +26,7 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.profile import columns_of
 from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.data.ingest.structure import of_table
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.progress import log
@@ -223,8 +225,9 @@ def _warn_of_doubtful(table: pa.Table, columns: Mapping[str, Any], features: Col
     given = {use: name for use, name in given.items() if name in table.column_names}
     if not len(table) or "query" not in given:
         return
-    looked_at = columns_of(table.slice(0, _LOOKED_AT), table.schema, Dialect())
-    if found := {name: why for name, why in doubtful(looked_at, given).items() if name in features}:
+    first = table.slice(0, _LOOKED_AT)
+    looked_at = columns_of(first, table.schema, Dialect())
+    if found := {name: why for name, why in doubtful(looked_at, of_table(first), given).items() if name in features}:
         log.warning(
             "taken as features: %s; leave out what is not known before the ranking: exclude=%s",
             *(", ".join(f"{name} ({why})" for name, why in found.items()), [*found]),
@@ -266,6 +269,12 @@ def uses_in_scoring(columns: Mapping[str, Any], bundle: Bundle, *, named: Collec
     return _plain(read)
 
 
+def with_fills(columns: Mapping[str, Any], bundle: Bundle) -> dict[str, Any]:
+    """Uses of columns with the numbers that filled missing values in training, also where these were medians."""
+    rest = {use: value for use, value in columns.items() if use not in ("fill", "fill_periods")}
+    return rest | ({"fill": fills} if (fills := fills_of(bundle.read_as)) else {})
+
+
 def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     """The uses of columns, and the further keys of `prepare`, with which the training rows of a bundle were read.
 
@@ -281,7 +290,7 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     if not bundle.read_as:
         return columns, {}
     where = f"{bundle.url}: read_as of its config.json"
-    config = validate(PrepareConfig, {**bundle.read_as, "inputs": "X"}, where)
+    config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
     if isinstance(config.source, Items):
         mapping = config.source.columns
         # `score` reads labels too
@@ -292,7 +301,8 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
 def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
     """What `jobs.predict` needs of a mapping for rows of a fixed period."""
     kept = {"positions": bundle.reads_positions, "tokens": bundle.reads_tokens}
-    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False)
+    fills = fills_of(bundle.read_as)
+    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False, fills=fills)
     assert isinstance(source, Items)
     return source.columns
 

@@ -8,11 +8,13 @@
 The first two are stages that are skipped where they are up to date.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import model_validator
 
 from ltrscale import storage
+from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
@@ -21,7 +23,8 @@ from ltrscale.errors import Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, judge, page, table
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, judge, page, table
+from ltrscale.evaluation.leaks import check_leaks, look
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
@@ -106,9 +109,10 @@ def run_gate(job: GateJob) -> None:
     config = job.evaluation
     places = {name: join(job.out, name) for name in ("evaluation", "drift")}
     with recorded(job.out, job, "gate"):
+        leaks = list(_leaks(config, job.bounds))
         EvaluateJob(out=places["evaluation"], evaluate=config, ray=job.ray).run(show=False)
         DriftJob(out=places["drift"], evaluation=places["evaluation"], **job.drift.model_dump()).run(show=False)
-        verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds)
+        verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds, leaks)
         text = page(verdict, config, [join(place, REPORT) for place in places.values()])
         inputs = {name: content_of(place) for name, place in places.items()}
         with storage.Commit(job.out) as commit:
@@ -118,6 +122,12 @@ def run_gate(job: GateJob) -> None:
     print_report(job.out, [table(verdict), *power])
     if not verdict.passed:
         raise Refused(verdict.reasons)
+
+
+def _leaks(config: EvaluateConfig, bounds: Bounds) -> Iterator[Check]:
+    """The checks of the candidate's features, each alone on the test split."""
+    found = look(config.splits.test, k=config.primary_cutoff, relevant_from=config.relevant_from)
+    return check_leaks(found, load(config.models[CANDIDATE][0]), bounds.expected)
 
 
 def print_plan(job: GateJob) -> None:

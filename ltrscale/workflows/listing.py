@@ -17,6 +17,8 @@ from ltrscale.errors import InputError
 from ltrscale.workflows.trackers import flat, numbers
 
 _WIDEST = 1000
+_OF_METHOD = ": "
+"""Between a method and its metric, where a run measures several."""
 _CONFIG, _ENVIRONMENT, _METRICS, _LOG = "config.yaml", "environment.json", "metrics.jsonl", "log.txt"
 
 
@@ -58,11 +60,18 @@ class Run:
 
     @property
     def main(self) -> str:
-        """The metric that says most about it, in a few words."""
+        """The metric that says most about it, in a few words; of several methods that of the best, with its name."""
         names = [name for name in self.metrics if "ndcg" in name or "validation" in name] or [
             name for name in self.metrics if name.endswith("loss")
         ]
-        return f"{names[0]} {self.metrics[names[0]]:.4f}" if names else ""
+        if not names:
+            return ""
+        cutoff = next((value for key, value in self.settings.items() if key.endswith("primary_cutoff")), "")
+        metrics = [name.rpartition(_OF_METHOD)[2] for name in names]
+        metric = f"ndcg@{cutoff}" if f"ndcg@{cutoff}" in metrics else metrics[0]
+        alike = (name for name, each in zip(names, metrics, strict=True) if each == metric)
+        best = max(alike, key=lambda name: self.metrics[name])
+        return f"{best} {self.metrics[best]:.4f}"
 
 
 def runs_below(under: str) -> Iterator[Run]:
@@ -104,8 +113,8 @@ def read_run(out: str) -> Run:
     manifest = storage.read_manifest(out)
     records = [json.loads(line) for line in text(_METRICS).splitlines() if line.startswith("{")]
     log = text(_LOG)
-    # a pipeline and a distillation commit what they make below them, and end with an evaluation
-    made = manifest is not None or storage.read_manifest(storage.join(out, "evaluation")) is not None
+    # a pipeline commits what it makes below it, scores and predictions are committed period by period
+    made = manifest is not None or "ended" in environment
     return Run(
         out=out,
         stage=(manifest or {}).get("made_by", {}).get("stage") or _verb(environment.get("command", [])),
@@ -130,8 +139,12 @@ def _since(started: str, records: list[dict[str, Any]]) -> float | None:
 
 
 def _last(records: list[dict[str, Any]]) -> dict[str, float]:
-    """The last value of each metric."""
-    return {key: value for record in records for key, value in numbers(record).items()}
+    """The last value of each metric, and of each method if there are several."""
+    return {
+        f"{record['method']}{_OF_METHOD}{key}" if "method" in record else key: value
+        for record in records
+        for key, value in numbers(record).items()
+    }
 
 
 def _stated(out: str) -> dict[str, float]:

@@ -14,6 +14,7 @@ from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
 from ltrscale.data.dataset.split import Texts
 from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
@@ -81,7 +82,7 @@ class PredictJob(ScorerConfig):
         opened = [bundles.load(url) for url in self.bundles]
         for each in opened:
             each.scorer()  # refuses a bundle that cannot score before any row is read
-        known, where = opened[0].read_as, f"{opened[0].url}: read_as of its config.json"
+        known, where = settings_of(opened[0].read_as), f"{opened[0].url}: read_as of its config.json"
         if self.source is None and not known:
             raise InputError(
                 f"{opened[0].url}: does not record how its training data were read; "
@@ -96,7 +97,8 @@ class PredictJob(ScorerConfig):
         tokens = any(each.reads_tokens for each in opened)
         dated = any(entry.period is None for entry in self.inputs)
         kept: dict[str, bool] = {"positions": positions, "dated": dated, "tokens": tokens}
-        source = for_scoring(config.source, [*features], meta=self.meta, **kept)
+        fills = fills_of(opened[0].read_as)
+        source = for_scoring(config.source, [*features], meta=self.meta, fills=fills, **kept)
         return config.replace(source=source)
 
     def _check_columns(self, reading: PrepareConfig) -> None:

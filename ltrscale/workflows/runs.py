@@ -43,7 +43,7 @@ _listeners: ContextVar[tuple[Report, ...]] = ContextVar("listeners", default=())
 def environment() -> dict[str, object]:
     """Versions, git commit and machine: everything needed to repeat the run."""
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "time": _now(),
         "command": [without_credentials(word, settings=True) for word in sys.argv],
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed_files": len((_git("status", "--porcelain") or "").splitlines()),
@@ -51,6 +51,10 @@ def environment() -> dict[str, object]:
         "machine": f"{platform.system()} {platform.machine()}",
         "packages": {name: metadata.version(name) for name in PACKAGES},
     }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _git(*arguments: str) -> str | None:
@@ -100,6 +104,8 @@ def _committed_by(out: str) -> str | None:
 def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -> Iterator[Report]:
     """Keep config, environment, log and metrics of the block in a folder of `out`; yields what records metrics.
 
+    The environment has the time of the start, and once the block is over without an error that of its end.
+
     Appends to the log and the metrics of an earlier run there, such as the interrupted part of a resumed run.
 
     Raises:
@@ -109,7 +115,8 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
     with held(out), _folder(_moved(out, name)) as folder:
         with storage.named_errors(str(folder), "write"):
             (folder / _CONFIG).write_text(configs.dump(config))
-            (folder / _ENVIRONMENT).write_text(json.dumps(environment(), indent=1) + "\n")
+            began = environment()
+            (folder / _ENVIRONMENT).write_text(json.dumps(began, indent=1) + "\n")
             handler = _LogFile(folder / _LOG)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
@@ -129,6 +136,8 @@ def recorded(out: str, config: Config, stage: str, *, name: str = storage.RUN) -
                 for listener in listeners:
                     listener({})
                 yield report
+            with suppress(OSError):  # a full disk does not fail what is done
+                (folder / _ENVIRONMENT).write_text(json.dumps({**began, "ended": _now()}, indent=1) + "\n")
         except BaseException as error:
             # to the file alone: the job itself prints the error
             trace = None if isinstance(error, InputError | Stopped | KeyboardInterrupt) else sys.exc_info()

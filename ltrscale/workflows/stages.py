@@ -18,10 +18,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.judged import judged_split
+from ltrscale.evaluation.leaks import look, questions
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
-from ltrscale.progress import Report
+from ltrscale.progress import Report, log
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
@@ -89,8 +90,11 @@ class PrepareJob(Stage):
         return is_prepared(self.out, origin)
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Make the data set, or add to it."""
-        prepare(self.identity(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
+        """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
+        made = prepare(self.identity(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
+        if not self.for_scoring and made.manifest.counts().labelled:
+            for question in questions(look(Split(data=self.out))).values():
+                log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)
 
     @property
     def _log(self) -> str:

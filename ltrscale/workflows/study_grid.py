@@ -231,7 +231,7 @@ def about(name: str, methods: Mapping[str, Method]) -> About:
             used = [("PCA", semi.pca), ("pseudo-labels", semi.pseudo_labels)]
             return About(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
         case EnsembleMethod(of=of) | NeuralMethod(starts_from=str(of)):
-            return About(family=about(of, methods).family)
+            return About(family=about(of, methods).family, tuned=about(of, methods).tuned)
         case NeuralMethod(finetune=finetune) as method:
             pretrain = method.pretrain
             if method.pretrained_as is not None:
@@ -246,7 +246,7 @@ def about(name: str, methods: Mapping[str, Method]) -> About:
             augment = label(pretrain.augment.model_dump(mode="json"))
             return About(family="pretrained", pretext=pretrain.method.kind, augment=augment, strategy=strategy)
         case TunedMethod(of=of):
-            return about(of, methods)
+            return about(of, methods).replace(tuned=True)
         case SelfTrainedMethod(of=of, student_as=other):
             teacher, student = about(of, methods).family, about(other or of, methods).family
             if student == "trees":

@@ -242,12 +242,15 @@ def _unreachable(error: Exception) -> InputError:
 
 
 def _name(out: str) -> str:
-    """A name for a run: the path of its output.
+    """A name for a run: the path of its output, in full where it leads out of the working directory by `..`.
 
     Example:
-        >>> _name("s3://bucket/runs/demo/"), _name("runs/demo")
-        ('bucket/runs/demo', 'runs/demo')
+        >>> _name("s3://bucket/runs/demo/"), _name("runs/demo"), _name("/tmp/a/../b")
+        ('bucket/runs/demo', 'runs/demo', 'tmp/b')
     """
+    if storage.is_local(out):
+        path = Path(os.path.normpath(storage.local_path(out)))  # `Path` alone keeps a `..` after a name
+        out = str(path.resolve() if ".." in path.parts else path)
     return without_credentials(out).rpartition("://")[2].strip("/")
 
 

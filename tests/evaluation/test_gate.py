@@ -32,6 +32,7 @@ LOOSE: dict[str, Any] = {
     "slice_margin": 0.9,
     "groups": 20,
     "drifted": None,
+    "expected": ["x"],
     "score_psi": None,
     "drift_groups": 20,
 }

@@ -19,7 +19,8 @@ from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.report import EvaluatedData
 from ltrscale.evaluation.study import About, Cost, Design, Family, Model, Study, study_of
-from ltrscale.evaluation.study_page import advice, cost_rows, page, sentences
+from ltrscale.evaluation.study_page import advice, cost_rows, page, sentences, worse_with_more
+from ltrscale.markdown import escape
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)
@@ -240,7 +241,7 @@ def test_pretrainings_own_share_is_against_the_control_of_the_chosen_method(foun
         f"at 1000 labelled groups scratch beats simclr ({shown('simclr', 'scratch', '1000')})."
     )
     text = page(found)
-    assert all(f"> {sentence}\n" in text for sentence in sentences(found))
+    assert all(f"> {escape(sentence)}\n" in text for sentence in sentences(found))
     of_scratch = cells(section(text, "Against scratch, which is not pretrained"))[0]
     assert of_scratch == {name: [shown(name, "scratch", n) for n in NUMBERS] for name in ("simclr", "probed")}
     of_heads = cells(section(text, "Against scratch_heads, which is not pretrained"))[0]
@@ -255,6 +256,26 @@ def test_fewer_than_five_draws_cannot_judge(measured: Path) -> None:
         "Pretraining's own share: From 10 to 1000 labelled groups fewer than 5 draws cannot judge simclr against "
         "scratch.",
     ]
+
+
+def test_untuned_trees_that_get_worse_with_more_labels_are_remarked_on(found: Study, measured: Path) -> None:
+    """gbdt_pca falls from .51 to .48; networks that fall more, and trees that stay, are not its business."""
+    first, last = (cell("gbdt_pca", number) for number in ("10", "1000"))
+    errors = 0.03 / math.hypot(*(float(text.split(" ± ")[1]) for text in (first, last)))
+    (remark,) = worse_with_more(found)
+    figures = f"gbdt_pca gets worse with more labels: NDCG@5 {first[:6]} at 10 and {last[:6]} at 1000 labelled groups ("
+    assert remark.startswith(figures)
+    rest = remark.removeprefix(figures)
+    assert float(rest.split(" ")[0]) == pytest.approx(errors, rel=0.03)  # of errors with four digits
+    assert rest.partition(" ")[2].startswith("standard errors). Its settings are the same at each number")
+    assert remark == sentences(found)[-1]
+    assert f"> {escape(remark)}\n" in page(found)
+    tuned = {**found.methods, "gbdt_pca": found.methods["gbdt_pca"].replace(tuned=True)}
+    assert worse_with_more(found.replace(methods=tuned)) == []
+    (few,) = worse_with_more(study(measured, names=("gbdt", "gbdt_pca"), controls={}, draws=4))
+    assert "standard errors, over 4 draws, which judge nothing)" in few
+    one = study(measured, names=("gbdt", "gbdt_pca"), controls={}, draws=1)
+    assert worse_with_more(one) == []  # nothing is known of the draws
 
 
 def test_without_baseline_and_controls_nothing_is_said(measured: Path) -> None:

@@ -140,6 +140,38 @@ def test_every_key_is_explained_when_it_is_asked_for(command: Command[Any]) -> N
         assert f"{name}{next(key.default for key in find(every, name))}\n" in command.help(name)
 
 
+def test_a_key_with_very_many_below_it_is_shown_one_level_deep_with_an_entry_a_kind() -> None:
+    (command,) = (command for command in commands() if command.name == "pipeline")
+    text = command.help("methods")
+    kinds_there = re.findall(r"^  methods\.NAME\.kind=(\w+)\n      (\w.*)", text, re.MULTILINE)
+    assert [kind for kind, _ in kinds_there] == [
+        kind_of(model) for model in models_in(command.config.model_fields["methods"].annotation)
+    ]
+    assert len(text.splitlines()) < 60
+    said = re.search(r"([\d,]+) more keys are below these\. `--help (\S+)` shows", text)
+    assert said is not None
+    every = list(keys_of(command.config))
+    named = sum(f"{key.name}{key.default}\n" in text for key in find(every, "methods"))
+    assert int(said[1].replace(",", "")) + len(kinds_there) + 1 == len(find(every, "methods"))
+    assert named <= len(kinds_there) + 1
+    assert said[2] == "methods.gbdt"
+    gbdt = command.help(said[2])  # few enough to be shown whole
+    assert "methods.NAME.gbdt.num_trees" in gbdt
+    assert "methods.NAME.finetune" not in gbdt
+    neural = command.help("methods.neural")
+    assert "\n    methods.NAME.finetune\n" in neural
+    assert "methods.NAME.finetune.loss" not in neural
+
+
+@pytest.mark.parametrize("cls", [Strict, Named])
+def test_a_kind_is_asked_for_by_its_name(cls: type[BaseModel]) -> None:
+    asked, whole = {Strict: ("job.shape.square", "job.shape"), Named: ("by_name.square", "by_name.NAME")}[cls]
+    assert lines(cls, asked) == lines(cls, f"{whole}.kind=square")
+    assert lines(cls, f"{asked}.side") == lines(cls, asked)  # its only key, with the kind above it
+    with pytest.raises(InputError, match="unknown key"):
+        lines(cls, f"{asked}.sides")
+
+
 @every_command
 def test_the_example_is_a_command_that_can_be_run(
     command: Command[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -22,12 +22,15 @@ from headless import opened
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.gate import Check, Verdict
+from ltrscale.evaluation.opening import best_of, opening
 from ltrscale.evaluation.pages import number, write_report
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
+from ltrscale.markdown import escape
 from ltrscale.report import groups
-from ltrscale.report.document import Charts, Document, LeftOut, Table
+from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
 from ltrscale.report.make import make_document
 from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
@@ -41,6 +44,7 @@ from ltrscale.workflows.tree_stages import GBDTJob
 pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"
 FEATURES = ["x", f"y{COMMENT}", "z"]
+COLOURS = [MARKUP, "red", "a name of more than 64 characters, of which a table does not show the end at all"]
 METHODS = ["gbdt", f"scratch {MARKUP}", "`pretrained`|*b*"]
 PERIODS = {"train": ["a", "b"], "validation": ["c"], "test": ["d", "e"]}
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
@@ -56,7 +60,8 @@ def write_log(path: Path) -> str:
                 x, y, z = rng.normal(size=3) + 0.2 * p
                 z = 1000.0 if (q, i) == (1, 0) else z if rng.random() < 0.9 else np.nan
                 label = 0.0 if q % 4 == 0 else float(np.clip(round(x + rng.normal()), 0, 2))
-                ids = {"query": f"{period} {q} {SCRIPT}", "item": f"{COMMENT}{i}", "period": period}
+                colour = COLOURS[(q + i) % 3] if i else None
+                ids = {"colour": colour, "query": f"{period} {q} {SCRIPT}", "item": f"{COMMENT}{i}", "period": period}
                 rows.append({**ids, "label": label, **dict(zip(FEATURES, (x, y, z), strict=True))})
     rows.append({**rows[-1], "query": "bad", "label": np.inf})
     pd.DataFrame(rows).to_parquet(path)
@@ -72,7 +77,14 @@ def run(stage: type[Stage], out: Path, **settings: Any) -> str:
 def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The directories of data, evaluation, drift report and page."""
     folder = tmp_path_factory.mktemp("report")
-    columns = {"query": "query", "item": "item", "label": "label", "period_column": "period", "features": FEATURES}
+    columns: dict[str, Any] = {
+        "query": "query",
+        "item": "item",
+        "label": "label",
+        "period_column": "period",
+        "features": FEATURES,
+    }
+    columns["categorical"] = ["colour"]
     prepare = {
         "inputs": [write_log(folder / "log.parquet")],
         "source": {"kind": "items", "columns": columns},
@@ -90,7 +102,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     evaluate = {
         "models": dict(zip(METHODS, (trees, scratch, tuned), strict=True)),
         "splits": splits,
-        "slices": {MARKUP: "n_documents > 5", "[a](javascript:b)": "any(z is null)"},
+        "slices": {MARKUP: "n_documents > 5", "[a](javascript:b)": "any(z is null)", "red": "any(colour == 'red')"},
         "slice_by": ["period"],
         "resamples": 200,
     }
@@ -160,6 +172,43 @@ def test_figures_equal_the_evaluation(places: Mapping[str, str], page: Read) -> 
     assert hostile["mean"] == evaluation.methods[1].slices[MARKUP].comparisons[evaluation.primary].difference
 
 
+def test_the_page_opens_with_what_was_found_by_the_same_figures(places: Mapping[str, str], html: str) -> None:
+    evaluation = Evaluation.read(places["evaluation"])
+    best = best_of(evaluation)
+    assert best is not None
+    assert set(evaluation.leads) == {*METHODS} - {best.name}
+    for method in evaluation.methods:
+        mean, own = (m.slices[ALL].summaries[evaluation.primary].mean for m in (best, method))
+        assert mean is not None
+        if method is not best:
+            assert evaluation.leads[method.name].difference == pytest.approx(own - mean)
+        elif (c := method.slices[ALL].comparisons.get(evaluation.primary)) is not None:
+            lead = evaluation.leads[METHODS[0]]
+            assert (lead.difference, lead.low, lead.high) == pytest.approx((-c.difference, -c.high, -c.low))
+    opened = html[html.index('<p class="opening">') : html.index("</header>")]
+    assert f"ranks best: NDCG@5 {number(best.slices[ALL].summaries[evaluation.primary].mean)} [" in opened
+    assert "features is at most" in opened
+    assert "Next: " in opened
+    of_evaluation = Path(places["evaluation"], "report.md").read_text()
+    assert escape(opening(evaluation)[0]) in of_evaluation
+    assert escape(opening(evaluation)[0]) in Path(places["page"], "report.md").read_text()
+
+
+def test_a_single_period_is_a_table(places: Mapping[str, str], tmp_path: Path) -> None:
+    config = EvaluateConfig.recorded(places["evaluation"])
+    one = config.splits.replace(test=config.splits.test.replace(periods=("d",)))
+    evaluation = run(EvaluateJob, tmp_path / "one", evaluate=config.replace(splits=one).model_dump())
+    drift = run(DriftJob, tmp_path / "drift", evaluation=evaluation)
+    for settings in ({"evaluation": evaluation}, {"evaluation": evaluation, "drift": drift}):
+        (section,) = [s for s in document(places, **settings).sections if s.name == "Periods"]
+        assert not [block for block in section.blocks if isinstance(block, Chart)]
+        table = next(block for block in section.blocks if isinstance(block, Table))
+        assert not table.folded
+        assert len(table.rows) == len(METHODS)
+        mean = number(Evaluation.read(evaluation).methods[0].slices["period=d"].summaries["ndcg@5"].mean)
+        assert mean in table.rows[0]
+
+
 def test_specifications_follow_the_schema(page: Read) -> None:
     for spec in page.data["specifications"]:
         altair.Chart.from_dict({**spec, "config": page.data["themes"]["dark"]})
@@ -224,7 +273,14 @@ def document(places: Mapping[str, str], **settings: Any) -> Document:
 
 
 def left_out(found: Document) -> dict[str, list[str]]:
+    """The lines of what is left out, by section; those of whole sections stand in the last one."""
     lines = {s.name: [block.why for block in s.blocks if isinstance(block, LeftOut)] for s in found.sections}
+    if found.sections[-1].name == "Not shown":
+        (points,) = found.sections[-1].blocks
+        assert isinstance(points, Points)
+        for name, _, why in (text.partition(": ") for text in points.texts):
+            assert name not in [s.name for s in found.sections]
+            lines[name] = [*lines.get(name, []), why]
     return {name: why for name, why in lines.items() if why}
 
 
@@ -302,6 +358,20 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
         highest = max(float(row[0]) for row in table.rows)
         assert [shade > 0 for shade in table.shades] == [float(row[0]) > 0 for row in table.rows]
         assert highest > 0
+
+
+def test_categories_have_their_names(places: Mapping[str, str]) -> None:
+    sources = Sources.open(ReportConfig(evaluation=places["evaluation"]))
+    tables = [block for block in groups.differing(sources) if isinstance(block, Table)]
+    shown = {row[table.header.index("colour")] for table in tables for row in table.rows}
+    long = "a name of more than 64 characters, of which a table does not sh…"
+    assert shown == {MARKUP, "red", long, "-"}
+    assert len(long) == 64
+    log = pd.read_parquet(Path(places["data"]).parent / "log.parquet")
+    tested = log[log.period.isin(PERIODS["test"]) & (log["query"] != "bad")]
+    reds = tested[tested.colour == "red"]["query"].nunique()
+    assert 0 < reds < tested["query"].nunique()
+    assert sources.evaluation.test.slices["red"] == reds
 
 
 def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: py
     (warning,) = caplog.messages
     names = {"event", "revenue", "position", "product_id", "user_id", "searched_at", "event_time", "listed_on", "title"}
     assert names < {*features["features"], *features["categorical"]}
-    assert "revenue (another label: it would give the answer away)" in warning
+    assert "revenue (an outcome: it would give the answer away)" in warning
     excluded = json.loads(warning.partition("exclude=")[2].replace("'", '"'))
     assert {*excluded} == names
     caplog.clear()

@@ -52,6 +52,10 @@ def text(table: Any) -> list[list[str]]:
 def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) -> None:
     write(tmp_path / "b" / "model")
     write(tmp_path / "a", folder=storage.HIDDEN_RUN, commit=False)
+    environment = tmp_path / "a" / storage.HIDDEN_RUN / "environment.json"
+    began = json.loads(environment.read_text())
+    assert began.pop("ended") >= began["time"]
+    environment.write_text(json.dumps(began))  # as a killed process leaves it
     write(tmp_path / "c", fails=True)
     runs = list(runs_below(str(tmp_path)))
     assert [(run.out, run.state) for run in runs] == [
@@ -66,6 +70,23 @@ def test_all_runs_below_a_directory_are_listed_with_their_state(tmp_path: Path) 
     (row,) = [line for line in text(listing(runs)) if line and line[0] == done.out]
     assert row[1] == "finetune"
     assert row[-3:] == ["1,234", "validation_ndcg@5", "0.2500"]
+
+
+class Evaluated(Config):
+    out: str
+    primary_cutoff: int = 5
+
+
+def test_of_several_methods_the_best_is_named_with_the_metric_of_the_comparison(tmp_path: Path) -> None:
+    out = tmp_path / "evaluation"
+    with recorded(str(out), Evaluated(out=str(out)), "evaluate") as report:
+        report({"method": "trees", "ndcg@1": 0.9, "ndcg@5": 0.25, "click_ndcg@5": 0.99})
+        report({"method": "a network", "ndcg@1": 0.5, "ndcg@5": 0.75, "click_ndcg@5": 0.1})
+        report({"method": "bm25", "ndcg@1": 0.6, "ndcg@5": 0.5, "click_ndcg@5": 0.2})
+    run = read_run(str(out))
+    assert run.main == "a network: ndcg@5 0.7500"
+    assert run.metrics["trees: ndcg@1"] == 0.9
+    assert ["trees:", "ndcg@5", "0.25", "0.25", "+0"] in text(comparison(run, run))
 
 
 def test_the_time_is_that_of_the_last_start(tmp_path: Path) -> None:

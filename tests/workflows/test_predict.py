@@ -23,6 +23,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.errors import InputError
+from ltrscale.workflows.listing import read_run
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
@@ -282,6 +283,28 @@ def test_the_same_command_does_nothing_and_another_bundle_reads_no_row(
         predict(tmp_path / "out", network, path)
     assert "out-data is up to date" in caplog.text
     check(tmp_path / "out", week, [network])
+
+
+def test_the_list_of_runs_says_that_predictions_are_done_and_only_then(
+    trees: str, week: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, out = write_parquet(tmp_path / "rows.parquet", week), tmp_path / "ranked"
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoreJob, "work", _stops)
+        with pytest.raises(KeyboardInterrupt):
+            predict(out, trees, rows)
+    assert read_run(str(out)).state != "done"
+    predict(out, trees, rows)
+    assert read_run(str(out)).state == "done"
+    with monkeypatch.context() as patch:  # another week is begun, and the earlier one is there
+        patch.setattr(ScoreJob, "work", _stops)
+        with pytest.raises(KeyboardInterrupt):
+            predict(out, trees, write_parquet(tmp_path / "next.parquet", make_rows(2000, 25, ["2026-03-09"], 2)))
+    assert read_run(str(out)).state != "done"
+
+
+def _stops(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_other_inputs_replace_the_items_or_are_added(trees: str, week: Rows, tmp_path: Path) -> None:

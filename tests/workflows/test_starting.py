@@ -41,6 +41,8 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
         "time": "searched_at",
         "time_format": ("%d.%m.%Y %H:%M", "iso"),
         "positions": "position",
+        "clicks": "clicked",
+        "gain": "revenue",
         "meta": ("user_id",),
         "features": ("price", "in_stock"),
         "categorical": ("brand",),
@@ -48,8 +50,6 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     }
     text = (tmp_path / "out" / "prepare.yaml").read_text()
     for name, reason in {
-        "clicked": "another label",
-        "revenue": "another label",
         "shop": "the same value in every row",
         "title": "text",
     }.items():
@@ -191,15 +191,15 @@ def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
     assert 0 < cuts[0] < cuts[-1] < shopping_log()["revenue"].max()
 
 
-def test_configs_are_written_again_but_never_over_others(tmp_path: Path) -> None:
-    shopping_log().to_csv(tmp_path / "shop.csv", index=False)
-    assert start(tmp_path / "shop.csv") == start(tmp_path / "shop.csv")
-    pipeline = tmp_path / "out" / "pipeline.yaml"
-    edited = pipeline.read_text() + "# edited\n"
-    pipeline.write_text(edited)
-    with pytest.raises(InputError, match=r"pipeline\.yaml: it is there already, and differs; remove it"):
-        start(tmp_path / "shop.csv")
-    assert pipeline.read_text() == edited
+@pytest.mark.parametrize("name", ["prepare", "pipeline"])
+def test_configs_that_are_there_are_named_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    there = tmp_path / "out" / f"{name}.yaml"
+    there.write_text("# edited\n")
+    with pytest.raises(InputError, match=rf"{name}\.yaml: it is there already; go on with it, or remove it"):
+        start(tmp_path / "no such log.csv")
+    assert there.read_text() == "# edited\n"
+    assert [*(tmp_path / "out").iterdir()] == [there]
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,15 @@ def test_controls_are_set_and_laid_over_on_the_command_line() -> None:
     assert set(controls(over="study-news-finetuning.yaml").values()) == {"scratch_rel_256_3e4"}
 
 
+def test_a_method_with_a_search_is_tuned_and_so_is_the_mean_of_its_runs() -> None:
+    tuned = {"kind": "tuned", "of": "gbdt", "space": {"gbdt.num_leaves": {"choices": [4, 8]}}, "trials": 2}
+    methods = {**METHODS, "searched": tuned, "several": {"kind": "ensemble", "of": "searched"}}
+    made = study("nowhere", Path("nowhere"), methods=methods).methods
+    found = {name: about(name, made) for name in ("gbdt", "searched", "several")}
+    assert [each.family for each in found.values()] == ["trees"] * 3
+    assert [each.tuned for each in found.values()] == [False, True, True]
+
+
 def test_what_comes_from_pretraining_counts_as_pretrained() -> None:
     """By its teacher, too; trees that learn from networks are neither trees nor networks alone."""
     trees = {"kind": "regression", "trees": TREES}

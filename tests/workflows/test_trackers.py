@@ -153,6 +153,21 @@ def test_tensorboard_has_settings_and_metrics_by_step(tmp_path: Path, monkeypatc
     assert b"| settings.width | 3 |" in text.tensor_proto.string_val[0]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_writes_below_its_directory_wherever_the_output_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv(trackers.TENSORBOARD, "events")
+    for out in ("../x", "x", "./y/../z"):
+        Example(out=out).run()
+    found = {path.parent.resolve() for path in tmp_path.rglob("events.out.*")}
+    events = tmp_path / "here" / "events"
+    assert found == {events / str(tmp_path / "x").strip("/"), events / "x", events / "z"}
+
+
 def test_a_tracker_that_fails_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -144,6 +144,15 @@ class ListedFile(Config):
     sha256: str
 
 
+class RawColumns(Config):
+    """How the first file of raw rows has the columns that features are made of."""
+
+    rows: Literal["csv", "json", "parquet"]
+    """The form of the file: text, JSON lines, or values with types of their own."""
+    reads: dict[str, Literal["number", "boolean", "integer", "text", "value"]]
+    """What each column holds, also those of tables that join; `value` is a time, date or another type of Parquet."""
+
+
 class FeatureSummary(Config):
     """Summary of a feature: its missing values, and range, mean and deviation of the others (None without any)."""
 
@@ -204,6 +213,10 @@ class Manifest(Config):
     categories: dict[str, dict[str, int]] = Field(default_factory=dict)
     """The codes of the observed texts of categorical features, by feature, but of whole numbers below 2^24, which are
     their own codes. A feature is absent if its texts were not recorded, or are more than 4,096."""
+    raw: RawColumns | None = None
+    """The columns of the raw rows; None if they were no items, one in a row."""
+    fills: dict[str, float] = Field(default_factory=dict)
+    """The number that stands for a missing value of a feature, by feature; others stay missing."""
     quarantine: tuple[ListedPath, ...] = ()
     """Quarantine files, below the same directory."""
     made_by: dict[str, Any] = Field(default_factory=dict)

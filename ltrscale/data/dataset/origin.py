@@ -30,11 +30,26 @@ def origins(dataset: Dataset) -> Callable[[str], set[str]]:
     return lambda period: hashes | {m.hash_of([period]) for m in manifests if period in m.periods}
 
 
+RAW = "raw"
+"""The key of `read_as` that is no setting: the columns of the raw rows."""
+
+
+def settings_of(read_as: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `prepare` alone, of what `read_as` found."""
+    return {name: value for name, value in read_as.items() if name != RAW}
+
+
+def fills_of(read_as: Mapping[str, Any]) -> dict[str, float] | None:
+    """The numbers for missing values, by feature, of what `read_as` found; None where it found nothing."""
+    return dict(read_as["source"]["columns"]["fill"]) if RAW in read_as else None
+
+
 def read_as(dataset: Dataset) -> dict[str, Any]:
     """The settings with which `prepare` read the raw rows of a data set; empty where they are not known.
 
     Those of a data set that was made from another are the settings of that, as long as it is there. Texts are read with
-    the tokenizer that the data set itself keeps.
+    the tokenizer that the data set itself keeps, and missing values are filled with its numbers. Under `raw` stand the
+    columns of the rows.
     """
     try:
         *_, last = _lineage(dataset)
@@ -45,7 +60,21 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
     settings = last.made_by.get("config") if last.made_by.get("stage") == "prepare" else None
     if not isinstance(settings, Mapping):
         return {}
-    return _with_tokenizer({k: v for k, v in settings.items() if k not in _NOT_OF_ROWS}, dataset)
+    found = {k: v for k, v in settings.items() if k not in _NOT_OF_ROWS}
+    if last.raw is not None:
+        columns = {name: value for name, value in found["source"]["columns"].items() if name != "fill_periods"}
+        found["source"] = {**found["source"], "columns": {**columns, "fill": last.fills}}
+        found[RAW] = last.raw.model_dump(mode="json")
+    return _with_tokenizer(found, dataset)
+
+
+def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:
+    """The inputs from which a data set was prepared, or the one that it was made of; whether or not they are there."""
+    *_, last = _lineage(dataset)
+    commands = [last.made_by, *last.made_by.get("added", [])]
+    return [
+        dict(each) for command in commands if command.get("stage") == "prepare" for each in command["config"]["inputs"]
+    ]
 
 
 def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any]:

@@ -138,6 +138,8 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
         vocabulary=before.vocabulary,
         accounting=total([before.accounting, new.accounting]),
         categories=_categories(before, new),
+        raw=before.raw,
+        fills=before.fills,
         quarantine=(*before.quarantine, *new.quarantine),
         made_by={**before.made_by, _ADDED: [*before.made_by.get(_ADDED, []), new.made_by]},
     )

@@ -7,7 +7,7 @@ Shapes: Q groups, N rows, F features.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ingest.categories import CategoryEncoder, Recorded
+from ltrscale.data.ingest.fills import completed
 from ltrscale.data.ingest.inputs import Start, Unit, Work, check_period
 from ltrscale.data.ingest.quarantine import Quarantine
 from ltrscale.data.ingest.rows import Rejection, RowBlock
@@ -232,7 +233,7 @@ def _feed(
     for blocks in _streams(work, unit, read, folder, advance):
         for block in blocks:
             assert block.features_NF.shape[1] == len(work.features)
-            pass_on(validator.add(_without_infinite(block) if work.config.infinite == "missing" else block))
+            pass_on(validator.add(completed(block, work.config, work.features)))
             del block  # else it would stay in memory while the next one is read
             pa.default_memory_pool().release_unused()  # Arrow would keep tens of megabytes of freed memory
         pass_on(validator.end())
@@ -283,14 +284,6 @@ def _free(period: str, file: str, work: Work) -> str:
             "out of the inputs, or prepare them into another directory (a job takes several data sets)"
         )
     return check_period(period, file)
-
-
-def _without_infinite(block: RowBlock) -> RowBlock:
-    """The block with infinite features, which include values too large for float32, replaced by missing values."""
-    infinite_NF = np.isinf(block.features_NF)
-    if not infinite_NF.any():
-        return block
-    return replace(block, features_NF=np.where(infinite_NF, np.float32(np.nan), block.features_NF))
 
 
 def check_columns(wanted: pa.Schema, found: pa.Schema, where: str, others: str) -> None:

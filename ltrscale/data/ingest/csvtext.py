@@ -162,6 +162,7 @@ class CsvReader(TextReader):
         return found | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
 
     def _convert(self, text: pa.Buffer) -> pa.Table:
+        true, false = booleans()
         return arrow_csv.read_csv(
             text,
             # one block: pyarrow must not cut the text at another place
@@ -175,8 +176,8 @@ class CsvReader(TextReader):
                 column_types=dict(zip(self._keys(), self._types(), strict=True)),
                 include_columns=self._keys(),
                 null_values=list(NULLS),
-                true_values=["1", *(form for word in _TRUE for form in _cases(word))],
-                false_values=["0", *(form for word in _FALSE for form in _cases(word))],
+                true_values=true,
+                false_values=false,
                 decimal_point=self.dialect.decimal,
                 strings_can_be_null=True,
             ),
@@ -212,6 +213,14 @@ class CsvReader(TextReader):
         row = _fields(line, self.dialect)
         value = repr(row[column]) if row is not None and column < len(row) else ""
         return f"column {self._names[column]!r} is {what or 'not text in UTF-8'}", value
+
+
+def booleans() -> tuple[list[str], list[str]]:
+    """The fields that mean true, and those that mean false."""
+    true, false = (
+        [digit, *(form for word in words for form in _cases(word))] for digit, words in (("1", _TRUE), ("0", _FALSE))
+    )
+    return true, false
 
 
 def _cases(word: str) -> tuple[str, str, str]:

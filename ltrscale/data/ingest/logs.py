@@ -9,6 +9,7 @@ Shapes: N rows (documents), F features.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.ingest import joins, tables
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.examined import Examined
@@ -39,6 +40,50 @@ def item_schema(url: str, mapping: ColumnMapping, joined: Sequence[Join] = ()) -
 def item_features(url: str, mapping: ColumnMapping, joined: Sequence[Join] = ()) -> list[Feature]:
     """The features that `read_items` finds in a file."""
     return resolve(item_schema(url, mapping, joined), mapping, url)
+
+
+def raw_columns(url: str, mapping: ColumnMapping, joined: Sequence[Join], features: Sequence[Feature]) -> RawColumns:
+    """How a file has the columns that features are made of, as `read_items` reads them."""
+    schema, form = item_schema(url, mapping, joined), tables.form(url)
+    own, numbers = tables.read_schema(url, mapping.dialect(url)).names, _numbers(mapping, features)
+    keys = {name for join in joined for name in join.key}
+    used = {*_sources(mapping, features), *keys, *([mapping.time] if mapping.time in schema.names else [])}
+    return RawColumns(
+        rows=form,
+        reads={
+            name: _holds(schema.field(name).type, form if name in own else "parquet", number=name in numbers)
+            for name in schema.names
+            if name in used
+        },
+    )
+
+
+def _holds(
+    kind: pa.DataType, form: tables.Form, *, number: bool
+) -> Literal["number", "boolean", "integer", "text", "value"]:
+    """What a column holds; `number` is whether its file reads it as such where it has text only."""
+    kind = cols.value_type(kind)
+    if form == "csv" and not number:
+        return "text"
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if number or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_integer(kind):
+        return "integer"
+    return "text" if cols.is_text(kind) or pa.types.is_null(kind) else "value"
+
+
+def _sources(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
+    """The columns that features are made from."""
+    return {mapping.source_of(feature.name) for feature in features}
+
+
+def _numbers(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
+    """The columns that are read as numbers, where a file has text only."""
+    dates, side = mapping.date_features(), mapping.side().values()
+    label = [column for use, column in mapping.named().items() if use == "label"]
+    return {*(f.name for f in features if f.kind == "numeric" and f.name not in dates), *side, *label}
 
 
 def read_items(
@@ -83,19 +128,23 @@ def read_items(
         agree(whole, found, features, mapping, url, first)
     used, known = found if features is None else features, {} if encoders is None else encoders
     build = _ItemBlocks(url, mapping, used, known, joined, encoding)
-    sources = {mapping.source_of(feature.name) for feature in build.features}
-    wanted = {*mapping.named().values(), *mapping.meta, *sources, *(mapping.tokens.columns if mapping.tokens else ())}
+    sources, tokens = _sources(mapping, build.features), mapping.tokens.columns if mapping.tokens else ()
+    wanted = {*mapping.named().values(), *mapping.meta, *sources, *tokens}
     wanted |= {name for table in joined for name in table.join.key}
     names = [name for name in schema.names if name in wanted]
-    dates, side = mapping.date_features(), mapping.side().values()
-    numbers = {f.name for f in build.features if f.kind == "numeric" and f.name not in dates} | {*side}
-    numbers |= {column for use, column in mapping.named().items() if use == "label"}
+    numbers = _numbers(mapping, build.features)
     yield from map(
         build,
         tables.read_rows(
             url, schema, names, numbers=numbers, query=mapping.query, dialect=dialect, batch_rows=batch_rows
         ),
     )
+
+
+def _query_ids(rows: Examined, mapping: ColumnMapping) -> pa.StringArray:
+    """The query id of each row: of one column, or of several with a bar between them."""
+    parts = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, "|")
 
 
 @dataclass(frozen=True)
@@ -116,7 +165,7 @@ class _ItemBlocks:
         block = RowBlock(
             file=self.url,
             lines_N=raw.lines_N,
-            query_ids_N=rows.texts(mapping.query, required=True),
+            query_ids_N=_query_ids(rows, mapping),
             features_NF=self._features(rows),
             labels_N=self._labels(rows),
             period=path_value(self.url, mapping.period_column or "") or "",

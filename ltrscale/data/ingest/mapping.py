@@ -19,6 +19,9 @@ from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
 from ltrscale.errors import InputError, nearest, suggestion
 
+Fill = float | Literal["median"]
+"""What stands for a missing value."""
+
 
 class _Columns(Config):
     """The settings that item and group logs share."""
@@ -97,6 +100,9 @@ class ColumnMapping(_Columns):
 
     query: str
     """Column with the query id."""
+    within: tuple[str, ...] = ()
+    """Further columns that make the query id with it, such as the day of a customer's visit: rows that agree in all of
+    them are one query, with the id `customer|day`."""
     item: str | None = None
     """Column with the document id."""
     label: str | None = None
@@ -111,6 +117,13 @@ class ColumnMapping(_Columns):
     dates: dict[str, tuple[Part, ...]] = Field(default_factory=dict)
     """Features of columns with times or dates, such as {listed: [days_before], sent: [weekday, hour]}: the days from it
     to the row's own `time`, a number; the weekday (Monday is 0) or hour, a category."""
+    fill: dict[str, Fill] = Field(default_factory=dict)
+    """Values of numeric features where they are missing, for engines without missing values: a number, or `median`, by
+    feature, by a prefix and `*`, or for all as {numeric: median}. A data set keeps its medians: periods that are
+    added later, and rows that are ranked, are filled with the same."""
+    fill_periods: tuple[str, ...] = ()
+    """The periods, or ranges A..B, whose rows have these medians: those of training. By default all rows of the inputs
+    that make the data set."""
     exclude: tuple[str, ...] = ()
     """Columns, or prefixes with *, that patterns do not match."""
     delimiter: Literal[",", ";", "\t", "|"] | None = None
@@ -129,6 +142,8 @@ class ColumnMapping(_Columns):
             raise ValueError('name at least one feature; features: ["*"] takes every numeric column')
         if self.time is None and any("days_before" in parts for parts in self.dates.values()):
             raise ValueError("dates: days_before is the time up to the row's own; name its column under time")
+        if self.query in self.within or len({*self.within}) < len(self.within):
+            raise ValueError("within names a column twice, or that of query; name each column of the id once")
         named = {"query": self.query, "item": self.item, "time": self.time, "period_column": self.period_column}
         for use, name in named.items():
             if name in self.features:
@@ -188,11 +203,22 @@ class ColumnMapping(_Columns):
         label = "graded label" if isinstance(self.grades, dict) else "label"
         single = {"query": self.query, "item": self.item, label: self.label, "time": self.time}
         single["period_column"] = self.period_column
-        return {use: name for use, name in single.items() if name is not None} | self.side()
+        parts = {f"within {name}": name for name in self.within}
+        return {use: name for use, name in single.items() if name is not None} | parts | self.side()
 
     def date_features(self) -> dict[str, tuple[str, Part]]:
         """The features of dates, by their names: column and part."""
         return {f"{column}.{part}": (column, part) for column, parts in self.dates.items() for part in parts}
+
+    def fill_of(self, feature: Feature) -> Fill | None:
+        """What stands for a missing value of a feature: by its name, else by the first pattern; None for nothing."""
+        if feature.kind != "numeric":
+            return None
+        for pattern, value in sorted(self.fill.items(), key=lambda item: item[0] != feature.name):
+            prefix = pattern[:-1] if pattern.endswith("*") else None
+            if pattern in (feature.name, "numeric") or (prefix is not None and feature.name.startswith(prefix)):
+                return value
+        return None
 
     def source_of(self, feature: str) -> str:
         """The column that a feature is made from."""
@@ -460,6 +486,7 @@ _FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 
 def require(schema: pa.Schema, name: str, use: str, file: str) -> pa.DataType:
     """The type of a column, which must occur once and fit its use."""
+    use = "query" if use == f"within {name}" else use
     indices = schema.get_all_field_indices(name)
     if not indices:
         unlabelled = f"; if the data have no labels, set prepare.source.columns.{use} to null"

@@ -21,6 +21,7 @@ from ltrscale.data.ingest import additions
 from ltrscale.data.ingest.assembly import Written, check_columns, training_texts, write_unit
 from ltrscale.data.ingest.baidu import BaiduUltr
 from ltrscale.data.ingest.categories import CategoryEncoder, Recorded, merged
+from ltrscale.data.ingest.fills import filled, find_fills
 from ltrscale.data.ingest.inputs import (
     Expected,
     PrepareConfig,
@@ -36,7 +37,7 @@ from ltrscale.data.ingest.parallel import write_with_ray
 from ltrscale.data.ingest.quarantine import QUARANTINE
 from ltrscale.data.ingest.rows import Rejection
 from ltrscale.data.ingest.seen import QueryIds
-from ltrscale.data.ingest.sources import GroupRows, Items, Letor, Source, tokens_of
+from ltrscale.data.ingest.sources import GroupRows, Items, Letor, Source, fills_of, raw_of, tokens_of
 from ltrscale.data.ingest.validate import total
 from ltrscale.data.ingest.vocabularies import Encoding, encoding_of, open_encoding
 from ltrscale.errors import InputError
@@ -90,6 +91,8 @@ def prepare(
         first = additions.next_unit(before.manifest) if before else 0
         units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
         work = replace(work, encoding=_encoding(work, units, before, commit, folder))
+        fills = find_fills(work, units, before)
+        work = replace(work, config=filled(config, fills))
         new, first_rejections = _write(work, units, commit, folder, before, origin, ray=ray)
         _check(new.accounting, first_rejections, work, key="" if for_scoring else "prepare.")
         _check_expected(config.expect, new)
@@ -227,6 +230,8 @@ class _Totals:
             vocabulary=encoding.vocabulary if encoding else None,
             accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
             categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
+            raw=raw_of(self._work.config.source, self._work.features, self._work.first.url),
+            fills=fills_of(self._work.config.source),
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )

@@ -1,7 +1,7 @@
 """Looks at a raw log: its form, its columns, and the queries and times in it."""
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,15 +19,23 @@ from ltrscale.errors import InputError
 
 _BATCH = 1 << 16
 _TRIED = 200
-_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%Y%m%d", "%d %b %Y")
+_DIGITS = "%Y%m%d"
+_DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", _DIGITS, "%d %b %Y")
 _FORMATS = (ISO, *(day + clock for day in _DAYS for clock in ("", " %H:%M:%S", " %H:%M", " %I:%M %p")))
 _EPOCHS = 946_684_800, 2_208_988_800
 """The years 2000 to 2040, in seconds: numbers that may be times."""
+_NUMBER = r"^[-+]?\d*[.,]?\d+(e[-+]?\d+)?$"
+_STRAY = 0.05
+"""Share of values that may be no times in a column of times."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column in the first rows of a log; `formats` are those in which all its values can be read as times."""
+    """A column in the first rows of a log.
+
+    `formats` are those in which all but a few of its values can be read as times, the best first; `bad` is the share of
+    the rows with a value that is no such time, or no number in a column of numbers; `days` is the span of its times.
+    """
 
     name: str
     type: pa.DataType
@@ -40,6 +48,8 @@ class Column:
     length: float
     formats: tuple[str, ...]
     values: tuple[str, ...]
+    bad: float = 0.0
+    days: float = 0.0
 
     @property
     def numeric(self) -> bool:
@@ -49,7 +59,9 @@ class Column:
     @property
     def clock(self) -> bool:
         """Whether its times have hours: those of rows do, while other dates often have days only."""
-        return pa.types.is_timestamp(self.type) or self.numeric or any(":" in value for value in self.values)
+        if self.numeric:
+            return self.formats[:1] == (ISO,)
+        return pa.types.is_timestamp(self.type) or any(":" in value for value in self.values)
 
     @property
     def shown(self) -> str:
@@ -101,7 +113,7 @@ def look(url: str, dialect: Dialect, rows: int) -> list[Column]:
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{url}: two columns have the same name; rename all but one")
     sample = pa.Table.from_batches(
-        islice(_batches(url, schema, schema.names, dialect), max(1, -(-rows // _BATCH))),
+        islice(batches([url], schema.names, dialect), max(1, -(-rows // _BATCH))),
     ).slice(0, rows)
     if not len(sample):
         raise InputError(f"{url}: no rows; choose another file")
@@ -114,18 +126,29 @@ def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[Colu
     return [_column(name, cols.value_type(kind), cols.plain(v.combine_chunks()), dialect) for name, kind, v in kinds]
 
 
-def _batches(url: str, schema: pa.Schema, names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
-    """Some columns of a file; those of a text file as text, since float32 cannot tell long ids apart."""
-    ordered = [name for name in schema.names if name in names]
-    raw = tables.read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
-    return (each.rows for each in raw)
+def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iterator[pa.RecordBatch]:
+    """Some columns of files; those of a text file as text, since float32 cannot tell long ids apart.
+
+    Raises:
+        InputError: a file lacks a column that the first one has.
+    """
+    for url in urls:
+        schema = tables.read_schema(url, dialect)
+        if missing := [name for name in names if name not in schema.names]:
+            raise InputError(f"{url}: column {missing[0]!r} is missing, which {urls[0]} has; name files of one kind")
+        ordered = [name for name in schema.names if name in names]
+        raw = tables.read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
+        yield from (each.rows for each in raw)
 
 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> Column:
     if pa.types.is_nested(kind):
         return Column(name, kind, len(values), 0.0, 0, False, 0.0, 0.0, 0.0, (), ())
-    known = values.unique().drop_null()
+    counted = values.drop_null().value_counts()
+    known, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     numbers_V = _values(known, dialect) if cols.is_number(kind) else np.zeros(0)
+    bad_V = np.zeros(len(known), bool) if pa.types.is_boolean(kind) or not len(numbers_V) else ~np.isfinite(numbers_V)
+    formats, seconds_V, bad_V = _times(known, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
         numbers_V = np.array([0.0, 1.0])
@@ -140,8 +163,10 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         least=float(numbers_V.min(initial=np.inf)),
         most=float(numbers_V.max(initial=-np.inf)),
         length=float(np.mean([len(text) for text in texts])) if texts else 0.0,
-        formats=_formats(known.slice(0, _TRIED), kind),
+        formats=formats,
         values=tuple(texts),
+        bad=float(counts_V[bad_V].sum() / len(values)),
+        days=float(np.ptp(np.quantile(seconds_V, [0.01, 0.99]))) / 86400 if len(seconds_V) else 0.0,
     )
 
 
@@ -160,67 +185,38 @@ def _readable(kind: pa.DataType) -> bool:
     return cols.is_text(kind) or cols.is_number(kind)
 
 
-def _formats(values: pa.Array, kind: pa.DataType) -> tuple[str, ...]:
-    """The formats in which every value is a time."""
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return (ISO,)
-    if not len(values) or not _readable(kind):
-        return ()
-    if cols.is_number(kind):
-        seconds_V, bad_V = instants(values)
-        return (ISO,) if not bad_V.any() and _EPOCHS[0] <= seconds_V.min() <= seconds_V.max() <= _EPOCHS[1] else ()
-    return tuple(form for form in _FORMATS if not instants(values, Clock(formats=(form,)))[1].any())
+def _times(
+    known: pa.Array, kind: pa.DataType, bad_V: NDArray[np.bool_]
+) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.bool_]]:
+    """The formats of a column's distinct values, their times in the best one, and those that are none.
 
-
-@dataclass(frozen=True)
-class Lists:
-    """The queries of a whole log; `times_N` are NaT-free text, by row, and `labelled_N` the rows with a label."""
-
-    rows: int
-    queries: int
-    together: bool
-    repeated: int
-    median: int
-    longest: int
-    times_N: pa.Array | None
-    labelled_N: NDArray[np.bool_]
-
-
-def look_at_lists(urls: Sequence[str], uses: Mapping[str, str], dialect: Dialect) -> Lists:
-    """Read the columns `query`, `item`, `label` and `time` of all files, as far as `uses` names them.
-
-    Memory grows with the rows, about 100 bytes for each.
+    `bad_V` are the values that are no numbers, which stay the bad ones where the column is none of times.
     """
-    parts: dict[str, list[pa.Array]] = {use: [] for use in uses}
-    for url in urls:
-        schema = tables.read_schema(url, dialect)
-        for batch in _batches(url, schema, list(uses.values()), dialect):
-            for use, name in uses.items():
-                column = batch.column(name)
-                parts[use].append(column if use == "time" else cols.texts(column)[0])
-    whole = {use: pa.chunked_array(chunks).combine_chunks() for use, chunks in parts.items()}
-    queries_N, n = _codes(whole["query"])
-    lengths_Q = np.bincount(queries_N, minlength=n)
-    repeated = 0
-    if "item" in whole:
-        items_N, _ = _codes(whole["item"])
-        pairs = (queries_N * (items_N.max() + 1) + items_N)[whole["item"].is_valid().to_numpy(zero_copy_only=False)]
-        repeated = len(pairs) - len(np.unique(pairs))
-    labels_N = whole.get("label")
-    return Lists(
-        rows=len(queries_N),
-        queries=n,
-        together=1 + int(np.count_nonzero(np.diff(queries_N))) == n,
-        repeated=repeated,
-        median=int(np.median(lengths_Q)),
-        longest=int(lengths_Q.max()),
-        times_N=whole.get("time"),
-        labelled_N=np.ones(len(queries_N), bool)
-        if labels_N is None
-        else pc.is_valid(labels_N).to_numpy(zero_copy_only=False),
-    )
+    tried, formats = known.slice(0, _TRIED), []
+    if len(tried) and (_readable(kind) or pa.types.is_temporal(kind)):
+        shares = {form: _share_of_times(tried, kind, form) for form in _forms_of(kind)}
+        formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
+    if not formats:
+        return (), np.zeros(0, np.int64), bad_V
+    seconds_V, bad_V = instants(known, Clock(formats=tuple(formats[:1])))
+    return tuple(formats), seconds_V[~bad_V], bad_V
 
 
-def _codes(texts_N: pa.StringArray) -> tuple[NDArray[np.int64], int]:
-    coded = texts_N.fill_null("").dictionary_encode()
-    return coded.indices.to_numpy().astype(np.int64), len(coded.dictionary)
+def _forms_of(kind: pa.DataType) -> tuple[str, ...]:
+    if pa.types.is_temporal(kind):
+        return (ISO,)
+    return (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
+
+
+def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
+    """The share of values that a format can read as times of our days."""
+    if pa.types.is_temporal(kind):
+        return 1.0
+    seconds_N, bad_N = instants(values, Clock(formats=(form,)))
+    texts_N = cols.texts(values)[0]
+    number = cols.is_number(kind)
+    digits_N = number | pc.match_substring_regex(texts_N, _NUMBER).fill_null(False).to_numpy(zero_copy_only=False)
+    if form == _DIGITS:  # strptime would read 1001 as January of the year 1001 or so
+        bad_N = bad_N | ~pc.match_substring_regex(texts_N, r"^\d{8}$").fill_null(False).to_numpy(zero_copy_only=False)
+    recent_N = (seconds_N >= _EPOCHS[0]) & (seconds_N <= _EPOCHS[1])  # ids are digits, too
+    return float((~bad_N & (recent_N | ~digits_N)).mean())

@@ -1,6 +1,6 @@
 """The formats that `prepare` reads: their configs, their features, and their blocks of rows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -8,14 +8,14 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.ingest import parquet
 from ltrscale.data.ingest.baidu import FEATURES, BaiduUltr, read_baidu
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.grouplogs import group_features, read_groups
 from ltrscale.data.ingest.joins import Join, load
 from ltrscale.data.ingest.letor import infer_features, read_letor
-from ltrscale.data.ingest.logs import item_features, item_schema, read_items
+from ltrscale.data.ingest.logs import item_features, item_schema, raw_columns, read_items
 from ltrscale.data.ingest.mapping import ColumnMapping, GroupColumns, missing
 from ltrscale.data.ingest.rows import RowBlock
 from ltrscale.data.ingest.texts import TokenColumns
@@ -92,6 +92,21 @@ def find_features(source: Source, files: Sequence[File]) -> tuple[Feature, ...]:
             return FEATURES
 
 
+def fills_of(source: Source) -> dict[str, float]:
+    """The numbers for missing values, by feature, once `fills.find_fills` has found the medians."""
+    fill = source.columns.fill if isinstance(source, Items) else {}
+    return {name: value for name, value in fill.items() if value != "median"}
+
+
+def raw_of(source: Source, features: Sequence[Feature], url: str) -> RawColumns | None:
+    """How a file has the columns that features are made of; None if its rows are no items."""
+    match source:
+        case Items(columns=columns, joins=joins):
+            return raw_columns(url, columns, joins, features)
+        case Letor() | GroupRows() | BaiduUltr():
+            return None
+
+
 def for_scoring(
     source: Source,
     features: Sequence[Feature],
@@ -100,6 +115,7 @@ def for_scoring(
     positions: bool,
     dated: bool,
     tokens: bool = False,
+    fills: Mapping[str, float] | None = None,
 ) -> Source:
     """The same reading of rows that need nothing but what scoring needs.
 
@@ -113,6 +129,10 @@ def for_scoring(
         positions: whether the model reads positions; otherwise the rows need not have them.
         dated: whether the rows determine their period; otherwise they need no time stamp.
         tokens: whether the model reads tokens; otherwise the rows need no texts.
+        fills: the numbers for missing values of the training data, by feature; None if the columns have them.
+
+    Raises:
+        InputError: the columns ask for a median, which would be that of the rows to score.
     """
     dropped = [
         "clicks",
@@ -139,7 +159,16 @@ def for_scoring(
             if any("days_before" in parts for parts in dates.values()):
                 without.pop("time", None)
             named = {kind: tuple(name for name in names if name not in of_dates) for kind, names in named.items()}
-            columns = columns.replace(label=None, grades=None, exclude=(), dates=dates, **without, **named)
+            wanted = {each.name: columns.fill_of(each) if fills is None else fills.get(each.name) for each in features}
+            fill = {name: value for name, value in wanted.items() if value is not None}
+            if "median" in fill.values():
+                raise InputError(
+                    "source.columns.fill: a median is that of the training data, which the bundle does not record; "
+                    "write its number"
+                )
+            columns = columns.replace(
+                label=None, grades=None, exclude=(), dates=dates, fill=fill, fill_periods=(), **without, **named
+            )
             return source.replace(columns=columns, joins=_needed(source.joins, columns))
         case GroupRows(columns=groups):
             return source.replace(columns=groups.replace(labels=None, **without, **({} if groups.matrix else named)))

@@ -1,7 +1,7 @@
 """Files with one row per line or record, whatever their format, as Arrow batches of bounded memory."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,14 @@ from ltrscale.errors import InputError
 _PACKED = ("", ".gz", ".xz")
 _CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED)
 _JSON = tuple(kind + packed for kind in (".jsonl", ".ndjson") for packed in _PACKED)
+
+
+Form = Literal["csv", "json", "parquet"]
+
+
+def form(url: str) -> Form:
+    """The form of a file whose name `read_schema` accepts."""
+    return "parquet" if url.endswith(".parquet") else "json" if url.endswith(_JSON) else "csv"
 
 
 class Raw(NamedTuple):

@@ -1,0 +1,200 @@
+"""Each feature alone: how well it ranks by itself, and what its mere presence says of the label.
+
+A feature that is known only after users have acted ranks almost as the labels do, or is there for relevant documents
+only. Nothing else that was measured comes near: see docs/own-data.md.
+
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, V values of a feature.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ltrscale.batch import group_index, sum_by_group
+from ltrscale.config import Config
+from ltrscale.ranking.metrics import ndcg
+
+FEWEST = 30
+"""Lists with a relevant document, fewer of which say nothing of an order."""
+LIFT, CERTAIN = 0.75, 0.9
+"""From here on a feature is suspicious. Of the data of docs/own-data.md, honest features reach
+.65 and .49, leaks .80 and .92."""
+_Z = 1.96
+
+
+class There(Config):
+    """The documents that a feature marks by its presence."""
+
+    how: Literal["known", "unusual", "missing"]
+    """Whether they are those with a value, with another value than `usual`, or without one."""
+    usual: float | None
+    """The most common value; None for `known` and `missing`."""
+    relevant: float
+    """Share of the relevant documents that are marked."""
+    others: float
+    """Share of all others that are."""
+    certain: float
+    """From 0, marked documents are relevant no more often than all, to 1, all of them are relevant: the lower end of
+    Wilson's 95% interval of their share, less the share of all, divided by what is left to 1."""
+
+    @property
+    def stated(self) -> str:
+        """In words."""
+        how = {"known": "known", "missing": "missing", "unusual": f"other than {self.usual:g}"}[self.how]
+        return f"{how} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
+
+
+class Alone(Config):
+    """What one feature says of the labels by itself."""
+
+    name: str
+    k: int
+    ndcg: float
+    """Mean NDCG@k of the lists by this feature alone, in the better direction, missing values last."""
+    random: float
+    """That of a random order."""
+    lists: int
+    """Lists with a relevant document."""
+    varies: float
+    """Share of the lists in which not all values are equal."""
+    there: There | None
+    """The marked documents that are relevant most surely; None where all values are the same."""
+
+    @property
+    def lift(self) -> float:
+        """The way from the random order, 0, to the best order, 1.
+
+        Example:
+            >>> Alone(name="age", k=5, ndcg=0.75, random=0.5, lists=100, varies=1.0, there=None).lift
+            0.5
+        """
+        return (self.ndcg - self.random) / (1 - self.random) if self.random < 1 else 0.0
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the feature alone ranks too well to be true."""
+        return self.lists >= FEWEST and self.lift >= LIFT
+
+    @property
+    def marks(self) -> bool:
+        """Whether the feature is there, or missing, for hardly any documents but relevant ones."""
+        return self.there is not None and self.there.certain >= CERTAIN
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether one should ask if the feature is known when the list is shown."""
+        return self.ranks or self.marks
+
+
+def alone(
+    features_NF: Tensor,
+    labels_N: Tensor,
+    offsets_Q1: Tensor,
+    *,
+    names: Sequence[str],
+    categorical: Sequence[bool],
+    k: int = 5,
+    relevant_from: float = 1.0,
+) -> list[Alone]:
+    """Look at each feature alone, in their order.
+
+    Numbers rank by their value. Codes of categories have no order: they rank by the mean label of their code in the
+    other half of the lists, and a code that is not there by the mean of all.
+
+    Args:
+        features_NF: NaN where missing.
+        labels_N: finite, not negative.
+        offsets_Q1: offsets of the groups.
+        names: of the features.
+        categorical: which of them are codes.
+        k: cut-off of NDCG.
+        relevant_from: the lowest label of a relevant document.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0]])
+        >>> found = alone(
+        ...     x,
+        ...     torch.tensor([0.0, 1.0, 2.0]),
+        ...     torch.tensor([0, 3]),
+        ...     names=["up", "down"],
+        ...     categorical=[False, False],
+        ... )
+        >>> [round(feature.ndcg, 2) for feature in found]
+        [1.0, 0.8]
+    """
+    labels_N = labels_N.float()
+    group_N = group_index(offsets_Q1, len(labels_N))
+    random, lists = _mean_ndcg(torch.zeros_like(labels_N), labels_N, offsets_Q1, k)
+    found = []
+    for name, codes, x_N in zip(names, categorical, features_NF.unbind(1), strict=True):
+        orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
+        best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
+        there = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
+        varies = _varies(x_N, offsets_Q1)
+        found.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, varies=varies, there=there))
+    return found
+
+
+def _mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> tuple[float, int]:
+    """The mean over the groups that define it, 0 for none, and their number."""
+    values_Q = ndcg(scores_N, labels_N, offsets_Q1, k=k)
+    defined_Q = ~values_Q.isnan()
+    return float(values_Q[defined_Q].sum() / defined_Q.sum().clamp(min=1)), int(defined_Q.sum())
+
+
+def _both_ways(x_N: Tensor) -> list[Tensor]:
+    missing_N = x_N.isnan()
+    return [x_N.masked_fill(missing_N, -torch.inf), (-x_N).masked_fill(missing_N, -torch.inf)]
+
+
+def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
+    """The mean label of each document's code in the lists of the other half, shape [N]."""
+    values_V, code_N = x_N.nan_to_num(nan=-1.0).unique(return_inverse=True)
+    mean, scores_N = labels_N.double().mean(), torch.empty(len(x_N), dtype=torch.float64)
+    for half in (0, 1):
+        mine_N = group_N % 2 == half
+        sum_V = torch.zeros(len(values_V), dtype=torch.float64)
+        sum_V.index_add_(0, code_N[~mine_N], labels_N[~mine_N].double())
+        count_V = torch.bincount(code_N[~mine_N], minlength=len(values_V))
+        scores_N[mine_N] = ((sum_V + mean) / (count_V + 1))[code_N[mine_N]]
+    return scores_N
+
+
+def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
+    """The documents that are known, missing, or not as most are, where that tells any apart."""
+    known_N = ~x_N.isnan()
+    values_V, count_V = x_N[known_N].unique(return_counts=True)
+    usual = float(values_V[count_V.argmax()]) if len(values_V) else None
+    base = float(relevant_N.double().mean()) if len(x_N) else 1.0
+    for how, there_N in (("known", known_N), ("missing", ~known_N), ("unusual", known_N & (x_N != usual))):
+        n, both = int(there_N.sum()), int((there_N & relevant_N).sum())
+        if not 0 < n < len(x_N) or base in (0.0, 1.0):
+            continue
+        of_relevant, of_others = both / (base * len(x_N)), (n - both) / ((1 - base) * len(x_N))
+        yield There(
+            how=how,
+            usual=usual if how == "unusual" else None,
+            relevant=of_relevant,
+            others=of_others,
+            certain=(_wilson_low(both, n) - base) / (1 - base),
+        )
+
+
+def _wilson_low(successes: int, n: int) -> float:
+    """The lower end of Wilson's 95% interval of a share (Wilson 1927)."""
+    share = successes / n
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
+    return (share + _Z**2 / (2 * n) - half) / (1 + _Z**2 / n)
+
+
+def _varies(x_N: Tensor, offsets_Q1: Tensor) -> float:
+    """The share of the groups, of those of at least two documents, in which not all values are equal."""
+    lengths_Q = offsets_Q1.diff()
+    several_Q = lengths_Q > 1
+    first_N = offsets_Q1[:-1].repeat_interleave(lengths_Q)
+    differs_N = (x_N != x_N[first_N]) & ~(x_N.isnan() & x_N[first_N].isnan())
+    differs_Q = sum_by_group(differs_N.long(), offsets_Q1) > 0
+    return float(differs_Q.sum() / several_Q.sum().clamp(min=1))

@@ -1,0 +1,81 @@
+"""The opening of the report: what the evaluation says in words, what to look at, and what to do next."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ltrscale.errors import InputError
+from ltrscale.evaluation.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.decay import Decay, drifted
+from ltrscale.evaluation.gate import Verdict
+from ltrscale.evaluation.opening import AS_SHOWN, best_of, is_shown, opening, rival_of
+from ltrscale.evaluation.report import Evaluation
+from ltrscale.report.document import Command, Text
+from ltrscale.report.sources import Sources
+
+_HOPELESS = 20.0
+"""Times the groups and draws, beyond which a difference is not worth its proof."""
+
+
+def paragraphs(sources: Sources) -> list[Text | Command]:
+    """What the report opens with; sections say what cannot be read."""
+    verdict, looks = None, []
+    with suppress(InputError):
+        looks = list(look_at(sources))
+    with suppress(InputError):
+        verdict = None if sources.config.gate is None else Verdict.read(sources.config.gate)
+    step, command = next_step(sources.evaluation, verdict)
+    texts = [" ".join(opening(sources.evaluation)), " ".join(looks), step]
+    return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
+
+
+def look_at(sources: Sources) -> Iterator[str]:
+    """What a reader should look at before the figures are believed: a sentence each."""
+    if sources.config.drift is not None:
+        yield drifted(Decay.read(sources.config.drift).drift)
+
+
+def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str]:
+    """What to do next: a sentence, and its command where there is one."""
+    best, rival = best_of(evaluation), rival_of(evaluation)
+    if verdict is not None:
+        if verdict.passed:
+            return "Next: the gate lets the candidate pass; jobs.export and jobs.predict take its bundle.", ""
+        return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
+    if best is None:
+        return "", ""
+    if rival is None:
+        return "Next: evaluate another method beside it, such as trees (`methods` of jobs.pipeline has several).", ""
+    if best.name == AS_SHOWN:
+        return (
+            "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
+            "or a test on users (jobs.interleave)."
+        ), ""
+    lead = evaluation.leads[rival]
+    if lead.p_holm is None:
+        seeds = list(range(FEWEST_DRAWS))
+        return f"Next: more draws of labels (`--set 'seeds={seeds}'` of jobs.pipeline); trained models are kept.", ""
+    if not is_shown(lead):
+        return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
+    return _gate(evaluation, production=rival, candidate=best.name)
+
+
+def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
+    """The command that judges one bundle against another; committed scores have none."""
+    bundles = {m.name: m.bundles[0] for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
+    if not {production, candidate} <= bundles.keys():
+        return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
+    text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
+    named = {"production": production, "candidate": candidate}
+    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in named.items())
+    return text, f"python -m jobs.gate --config jobs/configs/gate.yaml --set out=gate {settings}"
+
+
+def _more(difference: float, detectable: float | None) -> str:
+    """How much more data a difference of this size takes."""
+    if not difference or not detectable:
+        return "the two are equally good here; take the one that costs less."
+    times = (detectable / difference) ** 2
+    if times > _HOPELESS:
+        return f"a difference this small takes more than {_HOPELESS:g} times the data; take the one that costs less."
+    return f"a difference of this size takes about {max(times, 1.5):.1f} times the query groups and draws of labels."

@@ -1,0 +1,143 @@
+"""The transformer of raw rows that every export of a model of items carries, so that a service prepares rows exactly.
+
+raw_rows.py      the transformer: one file that needs Python alone, a copy of the module of that name
+raw_rows.json    its recipe: the columns of a raw row, and how each feature of the model is made of them
+raw_rows_*.jsonl a table that joins the rows, if it has at most 200,000: a list of key and values in each line
+"""
+
+import inspect
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ltrscale.bundle import Bundle
+from ltrscale.config import validate
+from ltrscale.data.dataset.manifest import Feature, RawColumns
+from ltrscale.data.dataset.origin import RAW, fills_of, settings_of
+from ltrscale.data.ingest import csvtext
+from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.joins import Joined, load
+from ltrscale.data.ingest.mapping import ColumnMapping
+from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.serving import raw_rows
+
+CODE = "raw_rows.py"
+_MOST_ROWS = 200_000
+Files = dict[str, bytes]
+
+
+def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
+    """The settings of `prepare` that read some features of a bundle from raw rows, and these features, in its order.
+
+    None where it is not known how the rows were read, or they were no items.
+    """
+    if RAW not in bundle.read_as or not names:
+        return None
+    where = f"{bundle.url}: read_as of its config.json"
+    config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
+    features = tuple(feature for feature in bundle.features if feature.name in names)
+    fills = fills_of(bundle.read_as)
+    source = for_scoring(config.source, features, meta=(), positions=False, dated=False, fills=fills)
+    return config.replace(source=source), features
+
+
+def write(bundle: Bundle, names: Sequence[str]) -> Files:
+    """The files of the transformer of the columns of an exported model, in their order; none where `reading` is None.
+
+    Raises:
+        InputError: a table that joins cannot be read.
+    """
+    found = reading(bundle, names)
+    if found is None:
+        return {}
+    config, features = found
+    source = config.source
+    assert isinstance(source, Items)
+    columns, raw = source.columns, RawColumns.model_validate(bundle.read_as[RAW])
+    joins, files = [], Files()
+    for number, join in enumerate(source.joins, 1):
+        table = _table(load(join, columns.dialect))
+        name = None if table is None else f"raw_rows_{number}.jsonl"
+        joins.append(
+            {**join.model_dump(mode="json"), "columns": list(join.columns), "key": list(join.key), "table": name}
+        )
+        files |= {} if table is None or name is None else {name: table}
+    by_name = {feature.name: feature for feature in features}
+    dated = sorted({columns.date_features()[name][0] for name in names if name in columns.date_features()})
+    recipe = {
+        "format": "ltrscale-raw-rows",
+        "version": 1,
+        "about": _ABOUT,
+        "rows": raw.rows,
+        "csv": _csv(columns),
+        "times": {
+            "zone": columns.time_zone,
+            "formats": list(columns.time_format),
+            "row": columns.time,
+            "columns": [*([columns.time] if columns.time else []), *(name for name in dated if name != columns.time)],
+        },
+        "infinite": config.infinite,
+        "columns": _columns(source, [by_name[name] for name in names], raw),
+        "joins": joins,
+        "features": [_feature(by_name[name], columns) for name in names],
+    }
+    text = json.dumps(recipe, indent=1, ensure_ascii=False) + "\n"
+    return {CODE: inspect.getsource(raw_rows).encode(), raw_rows.RECIPE: text.encode(), **files}
+
+
+_ABOUT = {
+    "rows": "the form of the log's files: csv, json (lines) or parquet",
+    "csv": "how values are written in CSV text; `missing` are words for no value, `true` and `false` for booleans",
+    "times": "the zone of times without one, the formats that are tried in order, the time of the row itself",
+    "columns": "what the log has in each column of a row; `table` is the number of the table whose column joins the row",
+    "features": "in the order of features.json: `column` has the value, as it is (a number in single precision; the "
+    "code of a category: a whole number below 2^24 is its own, other text is hashed) or `part` of it (of a time); "
+    "`fill` stands for a missing value",
+}
+
+
+def _csv(columns: ColumnMapping) -> dict[str, Any]:
+    true, false = csvtext.booleans()
+    form = {"delimiter": columns.delimiter, "decimal": columns.decimal, "encoding": columns.encoding}
+    return {**form, "quotes": columns.quotes, "missing": list(csvtext.NULLS), "true": true, "false": false}
+
+
+def _columns(source: Items, features: Sequence[Feature], raw: RawColumns) -> dict[str, dict[str, Any]]:
+    """The columns that features, times and joins read, and those that tables give."""
+    columns, tables = source.columns, {name: i for i, join in enumerate(source.joins, 1) for name in join.columns}
+    used = dict.fromkeys(columns.source_of(feature.name) for feature in features)
+    used |= dict.fromkeys([columns.time] if columns.time else [])
+    used |= dict.fromkeys(name for join in source.joins for name in (*join.key, *join.columns))
+    return {
+        name: {"reads": raw.reads.get(name, "value"), **({"table": tables[name]} if name in tables else {})}
+        for name in used
+    }
+
+
+def _feature(feature: Feature, columns: ColumnMapping) -> dict[str, Any]:
+    column, part = columns.date_features().get(feature.name, (feature.name, None))
+    found: dict[str, Any] = {"name": feature.name, "kind": feature.kind, "column": column}
+    fill = columns.fill_of(feature)
+    return found | ({} if part is None else {"part": part}) | ({} if fill is None else {"fill": fill})
+
+
+def _table(joined: Joined) -> bytes | None:
+    """The rows of a table as lists of key and values, one in a line; None where these are too many, or times."""
+    if len(joined.keys_K) > _MOST_ROWS or not all(_is_plain(array.type) for array in joined.columns.values()):
+        return None
+    rows = zip(joined.keys_K.to_pylist(), *(array.to_pylist() for array in joined.columns.values()), strict=True)
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows if row[0] is not None).encode()
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether JSON has values of this type."""
+    tests = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_string,
+        pa.types.is_large_string,
+    )
+    return any(test(kind) for test in (*tests, pa.types.is_null))

@@ -1,0 +1,426 @@
+"""Features of raw rows, as they were made for training, with Python's standard library alone (3.9 or later).
+
+It reads two files that lie beside it: `raw_rows.json`, the recipe of each feature, and `features.json`, the columns of
+the exported model.
+
+    import raw_rows
+
+    raw_rows.features(row)   # the values of the model's features, in order; NaN where one is missing
+    raw_rows.inputs(row)     # the same as the model reads them: categories of trees as the places of their codes
+
+A row is a dict with the columns of the raw log: values as the log's file has them, so that fields of a CSV file are
+text, or as Python's own numbers, dates and times. A row that cannot be used raises `RowError`, with the reason
+for which the preparation of the training data would have rejected it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import lzma
+import math
+import re
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any, Union
+from zoneinfo import ZoneInfo
+
+RECIPE, MODEL = "raw_rows.json", "features.json"
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NO_NUMBER = re.compile(r"([+-]?)(inf|infinity|nan(?:\([a-z0-9_]*\))?)", re.IGNORECASE)
+_WELL_QUOTED = r'(?:"(?:[^"]|"")*"|[^"{delimiter}]*)(?:{delimiter}(?:"(?:[^"]|"")*"|[^"{delimiter}]*))*'
+_JSON = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+_KINDS = {"number": "number", "integer": "number", "boolean": "boolean", "text": "string"}
+_CODES = 1 << 24
+_EPOCH, _EPOCH_SECONDS, _DAY, _SLOT = datetime(1970, 1, 1, tzinfo=timezone.utc), 10**11, 86400, 900
+_ISO = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d|\d{8}|\d{4}-?W\d\d(?:-?\d)?)"
+    r"(?:.(?P<h>\d\d)(?::?(?P<m>\d\d)(?::?(?P<s>\d\d)(?:[.,](?P<f>\d+))?)?)?"
+    r"(?P<zone>Z|[+-]\d\d(?::?\d\d(?::?\d\d)?)?)?)?",
+    re.ASCII | re.DOTALL,
+)
+
+
+class RowError(ValueError):
+    """A row that cannot be used; `rule` is the kind of reason, as the quarantine of prepared data names it."""
+
+    def __init__(self, found: str, rule: str = "unparsable") -> None:
+        super().__init__(found)
+        self.rule = rule
+
+
+Row = Union[Mapping[str, Any], RowError]
+
+
+class RawRows:
+    """A recipe, applied to one row at a time.
+
+    Args:
+        recipe: content of `raw_rows.json`.
+        codes: of each categorical column of the model that has a list of codes, that list.
+        folder: where the tables that join lie.
+    """
+
+    def __init__(self, recipe: Mapping[str, Any], codes: Mapping[str, list[int]], folder: Path) -> None:
+        self.recipe = recipe
+        self.names: list[str] = [feature["name"] for feature in recipe["features"]]
+        self._places = [
+            {float(code): float(i) for i, code in enumerate(codes[name])} if name in codes else None
+            for name in self.names
+        ]
+        self._tables = [_table(join, folder) for join in recipe["joins"]]
+        self._missing = frozenset(recipe["csv"]["missing"])
+        zone = recipe["times"]["zone"]
+        self._zone = timezone.utc if zone == "UTC" else ZoneInfo(zone)
+
+    def features(self, row: Row) -> list[float]:
+        """The values of the model's features, each a number in single precision; NaN where it is missing.
+
+        Raises:
+            RowError: the row cannot be used, or lacks a column.
+        """
+        if isinstance(row, RowError):
+            raise row
+        values = {name: self._read(name, row) for name, about in self.recipe["columns"].items() if "table" not in about}
+        for join, table in zip(self.recipe["joins"], self._tables):
+            values.update(self._joined(join, table, values, row))
+        seconds = {name: self._seconds(name, values[name]) for name in self.recipe["times"]["columns"]}
+        if (time := self.recipe["times"]["row"]) is not None and seconds[time] is None:
+            raise RowError(f"column {time!r} is not a time stamp (None)")
+        found = [self._feature(feature, values, seconds) for feature in self.recipe["features"]]
+        return self._completed(found)
+
+    def inputs(self, row: Row) -> list[float]:
+        """The row of the model's matrix: `features`, with the place of its code for a category of trees."""
+        pairs = zip(self.features(row), self._places)
+        return [value if places is None else places.get(value, math.nan) for value, places in pairs]
+
+    def read(self, path: str | Path) -> Iterator[Row]:
+        """The rows of a CSV file or of JSON lines, perhaps packed as .gz or .xz, in the form of the log.
+
+        A line that is no row is given as the error that says why; `features` raises it.
+        """
+        return (row for _, row in self.numbered(path))
+
+    def numbered(self, path: str | Path) -> Iterator[tuple[int, Row]]:
+        """The rows of a file, as by `read`, with the numbers of their lines."""
+        form, name = self.recipe["csv"], str(path)
+        with _opened(name, "utf-8-sig" if form["encoding"] == "utf-8" else form["encoding"]) as file:
+            lines = ((number, line) for number, line in enumerate(file, 1) if line not in ("\n", "\r\n"))
+            if re.search(r"\.(jsonl|ndjson)(\.gz|\.xz)?$", name):
+                yield from ((number, _object(line)) for number, line in lines)
+                return
+            delimiter = form["delimiter"] or ("\t" if ".tsv" in name else ";" if form["decimal"] == "," else ",")
+            names = self._fields(next(lines)[1], delimiter)
+            yield from ((number, self._row(line, names, delimiter)) for number, line in lines)
+
+    def _row(self, line: str, names: list[str], delimiter: str) -> Row:
+        try:
+            fields = self._fields(line, delimiter)
+        except csv.Error as error:
+            return RowError(str(error))
+        if len(fields) != len(names):
+            return RowError(f"{len(fields)} columns where the header has {len(names)}")
+        return dict(zip(names, fields))
+
+    def _fields(self, line: str, delimiter: str) -> list[str]:
+        """The fields of a line, which is a row: no field has a line end."""
+        text, quotes = line.rstrip("\n"), self.recipe["csv"]["quotes"]
+        text = text[:-1] if text.endswith("\r") else text
+        whole = _WELL_QUOTED.format(delimiter=re.escape(delimiter))
+        if "\r" in text or "\0" in text or (quotes and '"' in text and not re.fullmatch(whole, text)):
+            raise csv.Error("a quote, carriage return or NUL out of place, or too long a line")
+        return next(csv.reader([text], delimiter=delimiter)) if quotes and '"' in text else text.split(delimiter)
+
+    def _read(self, name: str, row: Mapping[str, Any]) -> Any:
+        """A value of the row, as the file of the log would give it."""
+        reads, form = self.recipe["columns"][name]["reads"], self.recipe["rows"]
+        if name not in row and form != "json":
+            raise RowError(f"no column {name!r}; give None where it has no value")
+        value = row.get(name)
+        if value is None or (value != value and not isinstance(value, float)):  # as pandas has a missing time
+            return None
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:  # as `read` gives bytes that are no text
+                raise RowError(f"column {name!r} is not text in UTF-8") from None
+        if form == "json":
+            here, there = _JSON.get(type(value), type(value).__name__), _KINDS.get(reads)
+            if there is not None and here != there:
+                raise RowError(f"column {name!r} is {here} here and {there} elsewhere ({value!r})")
+            if reads == "integer" and (isinstance(value, float) or not -(2**63) <= value < 2**63):
+                raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
+            return float(value) if reads == "number" else value
+        if form == "csv" and isinstance(value, str) and value in self._missing:
+            return None
+        if form == "csv" and reads in ("number", "boolean"):
+            return self._boolean(name, value) if reads == "boolean" else self._number(name, value)
+        return None if form == "csv" and value != value else value
+
+    def _boolean(self, name: str, value: Any) -> float:
+        words = self.recipe["csv"]
+        if value in words["true"] or value in words["false"]:
+            return float(value in words["true"])
+        if not isinstance(value, str) and value in (0, 1):
+            return float(value)
+        raise RowError(f"column {name!r} is not true or false ({value!r})")
+
+    def _number(self, name: str, value: Any) -> float:
+        """The number in single precision that is nearest to the text of a CSV file, or to a number."""
+        if not isinstance(value, str):
+            return _plain(name, value)
+        text, decimal = value.strip(" \t"), self.recipe["csv"]["decimal"]
+        if decimal != ".":
+            text = text.replace(".", "?").replace(decimal, ".")
+        if _NUMBER.fullmatch(text):
+            return _nearest(float(text), Decimal(text))
+        word = _NO_NUMBER.fullmatch(text)
+        if word is None:
+            raise RowError(f"column {name!r} is not a number ({value!r})")
+        return math.nan if word[2][0] in "nN" else math.copysign(math.inf, -1 if word[1] == "-" else 1)
+
+    def _joined(
+        self, join: Mapping[str, Any], table: Mapping[str, list[Any]] | None, values: Mapping[str, Any], row: Any
+    ) -> dict[str, Any]:
+        """The columns of a table that join the row; it has them itself where the table is not beside this file."""
+        if table is None:
+            return {name: self._read(name, row) for name in join["columns"]}
+        parts = [_key(values[name]) for name in join["key"]]
+        key = None if None in parts else "\x1f".join(part for part in parts if part is not None)
+        found = table.get(key) if key is not None else None
+        if found is not None:
+            return dict(zip(join["columns"], found))
+        if join["rows"] == "matched":
+            shown = "no value" if key is None else repr(key.replace("\x1f", ", "))
+            raise RowError(f"{', '.join(join['key'])} {shown} is not in {join['path']}", "not_joined")
+        return {name: join["fill"].get(name) for name in join["columns"]}
+
+    def _seconds(self, name: str, value: Any) -> int | None:
+        """The seconds since 1970 of a time; None where it is missing."""
+        if value is None:
+            return None
+        found = self._instant(value.decode(errors="replace") if isinstance(value, bytes) else value)
+        if found is None:
+            raise RowError(f"column {name!r} is not a time or date ({value!r})")
+        return found
+
+    def _instant(self, value: Any) -> int | None:
+        formats = self.recipe["times"]["formats"]
+        if isinstance(value, date):
+            at = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day)
+            return self._utc(at)
+        if not isinstance(value, str):
+            if formats == ["iso"]:
+                return _epoch(float(value))
+            value = _key(value) or ""
+        return next((at for at in (self._by_format(value.strip(), form) for form in formats) if at is not None), None)
+
+    def _by_format(self, text: str, form: str) -> int | None:
+        try:
+            if form != "iso":
+                return self._utc(datetime.strptime(text, form))
+            try:
+                return _epoch(float(text))
+            except ValueError:
+                return self._utc(_from_iso(text))
+        except (ValueError, OverflowError):
+            return None
+
+    def _utc(self, at: datetime) -> int:
+        return ((at if at.tzinfo else at.replace(tzinfo=self._zone)) - _EPOCH) // timedelta(seconds=1)
+
+    def _feature(self, feature: Mapping[str, Any], values: Mapping[str, Any], seconds: Mapping[str, Any]) -> float:
+        column, part = feature["column"], feature.get("part")
+        if part is None:
+            value = values[column]
+            return self._category(column, value) if feature["kind"] == "categorical" else _plain(column, value)
+        at = seconds[column]
+        if at is None:
+            return math.nan
+        if part == "days_before":
+            return _single((seconds[self.recipe["times"]["row"]] - at) / _DAY)
+        local = at + _offset(at // _SLOT * _SLOT, self._zone)
+        return float((local // _DAY + 3) % 7 if part == "weekday" else local // 3600 % 24)
+
+    def _category(self, name: str, value: Any) -> float:
+        """The code of a category: a whole number below 2^24 is its own code, any other text is hashed."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return math.nan
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError:
+                raise RowError(f"column {name!r} is not text in UTF-8") from None
+        about = self.recipe["columns"][name]
+        if isinstance(value, (bool, float)) and "table" not in about and self.recipe["rows"] == "csv":
+            raise RowError(f"column {name!r} is text in the log ({value!r}); give the text that stands there")
+        return float(code(_text(value)))
+
+    def _completed(self, found: list[float]) -> list[float]:
+        """The values with missing ones filled, unless an infinite one forbids the row."""
+        infinite = [f"{name} {value:g}" for name, value in zip(self.names, found) if math.isinf(value)]
+        if infinite and self.recipe["infinite"] == "reject":
+            raise RowError(", ".join(infinite[:3]), "infinite")
+        fills = (feature.get("fill", math.nan) for feature in self.recipe["features"])
+        return [value if math.isfinite(value) else fill for value, fill in zip(found, fills)]
+
+
+def code(text: str) -> int:
+    """The code of a category's text."""
+    if text.isascii() and text.isdigit() and len(text) <= 8 and str(int(text)) == text and int(text) < _CODES:
+        return int(text)
+    hashed = hashlib.blake2b(b"category\0" + text.encode(errors="surrogatepass"), digest_size=8)
+    return int.from_bytes(hashed.digest(), "little") >> 40
+
+
+def _text(value: Any) -> str:
+    """The text of a category; many tools turn whole numbers into floats where there are missing values."""
+    if isinstance(value, bool) or (hasattr(value, "is_integer") and value.is_integer()):
+        return str(int(value))
+    return str(value)
+
+
+def _key(value: Any) -> str | None:
+    """The text of a key; None where there is no value."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    return str(value)
+
+
+def _plain(name: str, value: Any) -> float:
+    """A number in single precision; NaN where there is none."""
+    if value is None:
+        return math.nan
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise RowError(f"column {name!r} is not a number ({value!r})")
+    return _nearest(float(value), value)
+
+
+def _single(value: float) -> float:
+    """The nearest number in single precision."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _nearest(near: float, exact: Any) -> float:
+    """The number in single precision that is nearest to an exact one, of which `near` is the nearest in double.
+
+    Two roundings are not one where `near` lies in the middle between two numbers in single precision.
+    """
+    found = _single(near)
+    if not math.isfinite(near) or near == found or not isinstance(exact, (int, Decimal)):
+        return found
+    (bits,) = struct.unpack("<i", struct.pack("<f", abs(found)))
+    bits += -1 if abs(found) > abs(near) else 1
+    other = math.copysign(struct.unpack("<f", struct.pack("<i", bits))[0], near)
+    top = math.copysign(2.0**128, near)  # where the number after the largest would be
+    if (found if math.isfinite(found) else top) / 2 + (other if math.isfinite(other) else top) / 2 != near:
+        return found
+    return max(found, other) if exact > near else min(found, other) if exact < near else found
+
+
+def _epoch(value: float) -> int | None:
+    """Seconds since 1970 of a number of them, or of milli-, micro- or nanoseconds; None for what cannot be one."""
+    for _ in range(3):
+        value = value / 1000 if abs(value) >= _EPOCH_SECONDS else value
+    return math.floor(value) if abs(value) < _EPOCH_SECONDS else None
+
+
+def _offset(seconds: int, zone: tzinfo) -> int:
+    """Seconds by which local time is ahead of UTC, 0 in years that Python does not know."""
+    try:
+        offset = datetime.fromtimestamp(seconds, zone).utcoffset()
+    except (ValueError, OverflowError, OSError):
+        return 0
+    return round(offset.total_seconds()) if offset else 0
+
+
+def _from_iso(text: str) -> datetime:
+    """A time in ISO 8601."""
+    return datetime.fromisoformat(text) if sys.version_info >= (3, 11) else iso_time(text)
+
+
+def iso_time(text: str) -> datetime:
+    """A time in ISO 8601, where Python itself reads some of its forms only (before 3.11)."""
+    found = _ISO.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    digits = found["date"].replace("-", "")
+    if "W" in digits:
+        day = date.fromisocalendar(int(digits[:4]), int(digits[5:7]), int(digits[7:] or 1))
+    else:
+        day = date(int(digits[:4]), int(digits[4:6]), int(digits[6:]))
+    hour, minute, second = (int(found[name] or 0) for name in "hms")
+    micro, zone = int(((found["f"] or "") + "000000")[:6]), None
+    if found["zone"]:
+        parts = re.findall(r"\d\d", found["zone"])
+        ahead = timedelta(**dict(zip(("hours", "minutes", "seconds"), map(int, parts))))
+        zone = timezone(-ahead if found["zone"][0] == "-" else ahead)
+    return datetime(day.year, day.month, day.day, hour, minute, second, micro, zone)
+
+
+def _object(line: str) -> Row:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else RowError("not a JSON object")
+
+
+def _table(join: Mapping[str, Any], folder: Path) -> dict[str, list[Any]] | None:
+    """The rows of a table that joins, by their keys; None if it does not lie beside this file."""
+    if join["table"] is None:
+        return None
+    with _opened(str(folder / join["table"]), "utf-8") as file:
+        return {key: values for key, *values in map(json.loads, file)}
+
+
+def _opened(name: str, encoding: str) -> Any:
+    packed = gzip if name.endswith(".gz") else lzma if name.endswith(".xz") else None
+    if packed is not None:
+        return packed.open(name, "rt", encoding=encoding, errors="surrogateescape", newline="\n")
+    return Path(name).open(encoding=encoding, errors="surrogateescape", newline="\n")
+
+
+@cache
+def beside(folder: str) -> RawRows:
+    """The recipe of the files in a folder."""
+    recipe = json.loads((Path(folder) / RECIPE).read_text(encoding="utf-8"))
+    columns = json.loads((Path(folder) / MODEL).read_text(encoding="utf-8"))["columns"]
+    return RawRows(recipe, {column["name"]: column["codes"] for column in columns if column.get("codes")}, Path(folder))
+
+
+def features(row: Row) -> list[float]:
+    """The values of the model's features for a raw row; see `RawRows.features`."""
+    return beside(str(Path(__file__).parent)).features(row)
+
+
+def inputs(row: Row) -> list[float]:
+    """The row of the model's matrix for a raw row; see `RawRows.inputs`."""
+    return beside(str(Path(__file__).parent)).inputs(row)
+
+
+def read(path: str | Path) -> Iterable[Row]:
+    """The rows of a file in the form of the log; see `RawRows.read`."""
+    return beside(str(Path(__file__).parent)).read(path)
+
+
+def numbered(path: str | Path) -> Iterable[tuple[int, Row]]:
+    """The same with the numbers of their lines; see `RawRows.numbered`."""
+    return beside(str(Path(__file__).parent)).numbered(path)
