@@ -36,7 +36,8 @@ COMMAND = Command(
     out production candidate
     splits splits.train splits.validation splits.test splits.test.data splits.test.periods
     evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
-    bounds.margin bounds.slice_margin bounds.slices_by bounds.groups bounds.drifted bounds.score_psi bounds.drift_groups
+    bounds.margin bounds.slice_margin bounds.slices_by bounds.groups bounds.expected
+    bounds.drifted bounds.score_psi bounds.drift_groups
     drift.documents plan_from ray
     """,
 )

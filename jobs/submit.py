@@ -22,17 +22,18 @@ import sys
 from jobs.cli import Command, main, read
 from jobs.commands import command
 from ltrscale.config import digest
-from ltrscale.operating.submission import SubmitConfig, submission, submit
+from ltrscale.operating.submission import SubmitConfig, relative_places, submission, submit
 
 
 def run(config: SubmitConfig) -> None:
     """Submit, with the job's own config checked and hashed."""
     settings = "\n".join(config.command)
     files: list[str] = []
+    places: dict[str, str] = {}
     if config.command and config.check:
         own, files = read(command(config.command[0]), config.command[1:])
-        settings = digest(own)
-    sys.exit(submit(config, submission(config, digest(settings), files)))
+        settings, places = digest(own), relative_places(own)
+    sys.exit(submit(config, submission(config, digest(settings), files, places)))
 
 
 COMMAND = Command("submit", SubmitConfig, run, __doc__, flags="address action id", argument="command")

@@ -19,6 +19,7 @@ FORMAT, VERSION = "ltrscale-bundle", 1
 TRUSTED = "LTRSCALE_TRUSTED_BUNDLES"
 """The environment variable that names a file with the content hashes of trusted bundles."""
 CONFIG, WEIGHTS, PROJECTION, CARD = "config.json", "weights.safetensors", "projection.safetensors", "README.md"
+REFERENCE = "reference.json"
 
 
 class TreesArchitecture(Config):

@@ -19,6 +19,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import (
     CONFIG,
     PROJECTION,
+    REFERENCE,
     BundleConfig,
     FeatureOrder,
     Kind,
@@ -37,6 +38,7 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.skew import Reference
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""
@@ -75,6 +77,8 @@ class Bundle:
     """Settings with which the raw rows of the training data were read; empty if they are not known."""
     order: FeatureOrder | None = None
     """The feature that orders documents, of a bundle that holds no model."""
+    reference: Reference | None = None
+    """What the rows of its training periods look like; None if it does not record that."""
 
     @property
     def reads_positions(self) -> bool:
@@ -326,7 +330,15 @@ def _open(url: str, folder: str, manifest: Mapping[str, Any]) -> Bundle:
         {name: _open(url, f"{folder}{member_folder(name)}/", manifest) for name in (trees.members if trees else ())},
         config.read_as,
         config.order,
+        _reference(read(REFERENCE), url) if folder + REFERENCE in storage.listed_in(manifest) else None,
     )
+
+
+def _reference(content: bytes, url: str) -> Reference:
+    where = storage.join(url, REFERENCE)
+    with fitting(where):
+        values = json.loads(content)
+    return validate(Reference, values, where)
 
 
 def order_scorer(order: FeatureOrder) -> Scorer:

@@ -15,6 +15,7 @@ from ltrscale.bundle.contents import (
     CONFIG,
     FORMAT,
     PROJECTION,
+    REFERENCE,
     VERSION,
     WEIGHTS,
     BundleConfig,
@@ -29,6 +30,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.ranker import Architecture
+from ltrscale.skew import Reference
 from ltrscale.views import Projection
 
 
@@ -55,14 +57,15 @@ class Pretrained(Protocol):
 class About(TypedDict):
     """Facts that every bundle records.
 
-    `config`: settings of the run; `read_as`: how the raw rows of the training data were read; `files`: further files to
-    store beside the model, by name.
+    `config`: settings of the run; `read_as`: how the raw rows of the training data were read; `reference`: what these
+    look like, None for a bundle that does not score; `files`: further files to store beside the model, by name.
     """
 
     config: Mapping[str, Any]
     features: Sequence[Feature]
     dataset_hash: str
     read_as: NotRequired[Mapping[str, Any]]
+    reference: NotRequired[Reference | None]
     metrics: Mapping[str, Metric]
     made_by: Mapping[str, Any]
     files: NotRequired[Mapping[str, bytes]]
@@ -145,9 +148,11 @@ def _save(
         versions={"python": platform.python_version()}
         | {name: version(name) for name in ("ltrscale", "torch", trees.library if trees else "lightgbm", "numpy")},
     )
+    reference = about.get("reference")
     files = {
         CONFIG: (config.model_dump_json(indent=1) + "\n").encode(),
         **contents,
+        **({} if reference is None else {REFERENCE: reference.model_dump_json().encode()}),
         CARD: _card(config).encode(),
         **about.get("files", {}),
     }

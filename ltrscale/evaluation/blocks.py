@@ -30,7 +30,8 @@ class Blocks:
 
     sums_BTM: Floats
     defined_BM: Floats
-    """Groups that define the metric, which depends on the labels alone and is so in all trials."""
+    """Groups that define the metric, which depends on the labels alone and is so in all trials; of a ratio over all
+    groups its denominators."""
     groups: int
     """All groups."""
 
@@ -54,11 +55,12 @@ class Blocks:
         linearised at the overall mean m (Cochran 1977, chapter 6), which knows that blocks differ in size.
         """
         defined_B1M = self.defined_BM[:, None]
-        if self.defined_BM.max(initial=0) > 1:
+        if not np.isin(self.defined_BM, (0, 1)).all():
             n_M = self.defined_BM.sum(axis=0)
+            n_M[n_M == 0] = 1  # no block defines the metric
             blocks_M, draws = np.maximum((self.defined_BM > 0).sum(axis=0), 1), self.sums_BTM.shape[1]
-            mean_M = self.sums_BTM.sum(axis=(0, 1)) / np.maximum(n_M * draws, 1)
-            size_M = np.maximum(n_M / blocks_M, 1)
+            mean_M = self.sums_BTM.sum(axis=(0, 1)) / (n_M * draws)
+            size_M = n_M / blocks_M
             values_BTM = mean_M + (self.sums_BTM - defined_B1M * mean_M) / size_M
         else:
             values_BTM = self.sums_BTM
@@ -84,10 +86,13 @@ class Tally:
 
     def add(self, blocks_Q: Ints, values_QTM: Floats) -> None:
         """Add groups with these blocks and values, NaN where undefined."""
+        self.add_sums(blocks_Q, Blocks.of(values_QTM))
+
+    def add_sums(self, blocks_Q: Ints, part: Blocks) -> None:
+        """Add groups with these blocks, each with its own sums."""
         if not len(blocks_Q):
             return
         self.groups += len(blocks_Q)
-        part = Blocks.of(values_QTM)
         columns_QTM = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1)
         rows_Q = self._rows(blocks_Q)  # before the next line, for it may replace the array
         n_columns = self._columns_BC.shape[1]

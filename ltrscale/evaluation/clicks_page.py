@@ -1,7 +1,7 @@
 """The results of looking at a click log, and their report."""
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
@@ -60,6 +60,10 @@ class Links(Config):
         return len(self.parts) == 1 and len(self.parts[0]) > 1
 
 
+Way = Literal["harvested", "em", "ratio"]
+"""How propensities were estimated."""
+
+
 class Propensities(Config):
     """Propensities by position, relative to the first, estimated in three ways."""
 
@@ -69,6 +73,10 @@ class Propensities(Config):
     """Intervention harvesting; None where positions do not overlap."""
     em: tuple[Figure, ...] | None = None
     """EM of a position-based model; None as for `harvested`, and where too few documents were shown often enough."""
+
+    def by(self, way: Way) -> tuple[Figure, ...] | None:
+        """Those estimated in this way, if there are any."""
+        return {"harvested": self.harvested, "em": self.em, "ratio": self.ratio}[way]
 
 
 class Trust(Config):

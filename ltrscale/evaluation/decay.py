@@ -24,6 +24,7 @@ from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.shown import POSITIONS
 from ltrscale.evaluation.summarise import Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
@@ -119,7 +120,7 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
 
 def trained_until(url: str, config: EvaluateConfig) -> str:
     """The last period that a bundle learnt from; that of the training split where the bundle does not state it."""
-    made_by = {} if url in config.scores.values() else read_manifest(url).get("made_by", {})
+    made_by = {} if url in (*config.scores.values(), POSITIONS) else read_manifest(url).get("made_by", {})
     splits = validate(Provenance, made_by, url).config.splits
     named = (splits[0].periods if splits else None) or with_periods_named(config.splits.train).periods or ()
     return max(item.rpartition("..")[2] for item in named)

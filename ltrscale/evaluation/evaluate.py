@@ -17,7 +17,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
-from ltrscale.config import Config, Operational, members, validate
+from ltrscale.config import Config, Operational, digest, members, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
@@ -25,6 +25,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.errors import InputError
 from ltrscale.evaluation.blocks import Tally, block_numbers
+from ltrscale.evaluation.corrected import Correction, Gathered, PropensitiesConfig, summarised
+from ltrscale.evaluation.debiasing import debiased, otherwise
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
@@ -34,6 +36,7 @@ from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
+from ltrscale.evaluation.shown import AS_SHOWN, POSITIONS, check_shown, has_positions
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
 from ltrscale.evaluation.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import Report
@@ -74,6 +77,12 @@ class EvaluateSettings(Config):
     leave_out_constant: bool = False
     """Leave groups whose labels are all equal out of the means, also where these are relevant and any order is ideal;
     a group of one document is one of them. BUYL23 does, in its text and its public code."""
+    as_shown: bool = True
+    """Evaluate the order in which lists were shown, too, as the method `as_shown`, where the test split has positions;
+    `baseline` may name it. A study does not."""
+    propensities: PropensitiesConfig | None = None
+    """Correct the metrics for the positions at which the documents were shown, too, by the propensities of jobs.clicks.
+    A study does not read it."""
     judged: str | None = None
     """Data set with a group for each query of the test periods, which has all of its judged documents, in the list of
     candidates or not: the ideal of NDCG, and the relevant documents that recall and MAP divide by, are then theirs. A
@@ -135,7 +144,10 @@ class EvaluateConfig(EvaluateSettings):
     def _fits_together(self) -> Self:
         if not self.trials:
             raise ValueError("models and scores are both empty; name a bundle or a directory of scores")
-        if self.baseline is not None and self.baseline not in self.trials:
+        if self.as_shown and AS_SHOWN in self.trials:
+            raise ValueError(f"{AS_SHOWN} is the order that was shown; rename that method, or set as_shown to false")
+        known = {*self.trials, *([AS_SHOWN] if self.as_shown else [])}
+        if self.baseline is not None and self.baseline not in known:
             raise ValueError(
                 f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
             )
@@ -202,9 +214,11 @@ def evaluate(
     """
     check_disjoint(config.splits)
     test = select(config.splits.test, labelled=True)
-    trials = [_trial(name, i, url, config) for name, urls in config.trials.items() for i, url in enumerate(urls)]
+    methods = _methods(config, test)
+    trials = [_trial(name, i, url, config) for name, urls in methods.items() for i, url in enumerate(urls)]
     detector = fit_detector(config, config.splits.validation, test)
     judged = None if config.judged is None else Judged.read(config.judged, config.splits.test)
+    correction = correction_of(config, test)
     measuring = Measuring(
         models=tuple(trial.url for trial in trials),
         scores={url: committed_row_groups(url, config.splits.test) for url in config.scores.values()},
@@ -222,12 +236,13 @@ def evaluate(
         threads=threads,
         logits=tuple(t for t, trial in enumerate(trials) if trial.logits),
         on_clicks=partial(values_of, metrics=_on_clicks(config), settings=config) if config.clicks else None,
+        correction=correction,
     )
     test = measuring.open(test)
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run, judged)
-        evaluation = _summarise(tallies, trials, test, detector, config, judged)
+        evaluation = _summarise(tallies, trials, test, detector, config, judged, correction)
         text = page(evaluation, opening=opening(evaluation), picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
         write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
@@ -236,6 +251,26 @@ def evaluate(
         means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}
         report({"method": method.name, **means})
     return evaluation
+
+
+def correction_of(settings: EvaluateSettings, test: Selection) -> Correction | None:
+    """By what metrics are corrected for positions; None for no correction.
+
+    Raises:
+        InputError: test groups have no positions, and the baseline or the correction needs them; or as
+            `Correction.read`.
+    """
+    if settings.baseline == AS_SHOWN:
+        check_shown(test, f"baseline {AS_SHOWN}")
+    if settings.propensities is None:
+        return None
+    check_shown(test, "propensities")
+    return Correction.read(settings.propensities, settings.ndcg_at)
+
+
+def _methods(config: EvaluateConfig, test: Selection) -> dict[str, Texts]:
+    """Scores or bundles of each method, and last the order that was shown, if there is one."""
+    return config.trials | ({AS_SHOWN: (POSITIONS,)} if config.as_shown and has_positions(test) else {})
 
 
 @dataclass(frozen=True)
@@ -252,12 +287,18 @@ class _Trial:
     """Number of labelled groups that it was selected on; None if the bundle does not state it."""
     labels: str | None = None
     """Identity of all these labels; None if the bundle does not state it."""
+    debiased: str | None = None
+    """How its training corrected for positions."""
+    otherwise: str | None = None
+    """Identity of its settings but for that and the seed."""
     logits: bool = False
     """Whether its scores are logits of labels 0 and 1, for it was trained with the pointwise sigmoid loss."""
 
 
 def _trial(method: str, number: int, url: str, config: EvaluateConfig) -> _Trial:
     """What a bundle or committed scores say of themselves."""
+    if url == POSITIONS:
+        return _Trial(method, number, url, "order shown")
     if method in config.scores:
         return _Trial(method, number, url, "scores")
     bundle = load(url)
@@ -269,6 +310,8 @@ def _trial(method: str, number: int, url: str, config: EvaluateConfig) -> _Trial
         labelled_groups=bundle.count("labelled_groups"),
         validation_groups=bundle.count("validation_groups"),
         labels=validate(Provenance, bundle.made_by, url).labels(),
+        debiased=debiased(bundle.config),
+        otherwise=digest(otherwise(bundle.config)),
         logits=bundle.config.get("loss") == SigmoidConfig().model_dump(mode="json"),
     )
 
@@ -281,6 +324,10 @@ class _Tallies:
     clicks: dict[int, Tensor] = field(default_factory=dict)
     """See `Values.clicks`."""
     documents: int = 0
+    unshown: int = 0
+    """Documents without a position."""
+    corrected: Gathered = field(default_factory=Gathered)
+    """What metrics corrected for positions need."""
 
 
 def _measure(
@@ -302,6 +349,9 @@ def _measure(
         for t, tally_CB in values.clicks.items():
             tallies.clicks[t] = tallies.clicks.get(t, 0) + tally_CB
         tallies.documents += int(values.documents_Q.sum())
+        tallies.unshown += values.unshown
+        if values.corrected is not None:
+            tallies.corrected.add(blocks_Q, values.corrected)
         file.add(values)
     return tallies
 
@@ -388,23 +438,26 @@ def _summarise(
     detector: OutlierDetector,
     config: EvaluateConfig,
     judged: Judged | None,
+    correction: Correction | None,
 ) -> Evaluation:
     """Compute all figures of the report."""
-    of_methods = [[trial for trial in trials if trial.method == name] for name in config.trials]
+    of_methods = [list(of_method) for _, of_method in itertools.groupby(trials, key=lambda trial: trial.method)]
     calibrations_T = iter([_calibration(tallies, t) for t in range(len(trials))])
     found = _scopes(tallies, of_methods, config)
     methods = tuple(
         MethodResult(
-            name=name,
-            bundles=urls,
+            name=of_method[0].method,
+            bundles=tuple(trial.url for trial in of_method),
             kinds=tuple(trial.kind for trial in of_method),
             labelled_groups=tuple(trial.labelled_groups for trial in of_method),
             validation_groups=tuple(trial.validation_groups for trial in of_method),
             labels=tuple(trial.labels for trial in of_method),
+            debiased=tuple(trial.debiased for trial in of_method),
+            otherwise=tuple(trial.otherwise for trial in of_method),
             calibration=tuple(next(calibrations_T) for _ in of_method),
             slices={slice_: of_slice[k] for slice_, of_slice in found.items()},
         )
-        for k, ((name, urls), of_method) in enumerate(zip(config.trials.items(), of_methods, strict=True))
+        for k, of_method in enumerate(of_methods)
     )
     validation = select(config.splits.validation, labelled=False)
     return Evaluation(
@@ -429,8 +482,19 @@ def _summarise(
             slices={name: tallies.slices[name].groups for name in found},
             judged=config.judged,
             unlisted=0 if judged is None else len(judged.unlisted),
+            unshown=tallies.unshown,
         ),
         conditions=config.slices,
+        corrected=None
+        if correction is None
+        else summarised(
+            correction,
+            tallies.corrected,
+            [(of_method[0].method, [trial.labels for trial in of_method]) for of_method in of_methods],
+            baseline=config.baseline,
+            samples=config.resamples,
+            seed=config.seed,
+        ),
         validation_groups=sum(row_group.labelled for row_group in validation.row_groups),
         detector=detector,
     )
@@ -449,11 +513,12 @@ def _scopes(
 ) -> dict[str, list[Scope]]:
     """Summaries and comparisons of each method, by slice: all groups by themselves, and the others as one family."""
     ends = np.cumsum([len(of_method) for of_method in of_methods])[:-1]
-    baseline = None if config.baseline is None else list(config.trials).index(config.baseline)
+    called = [of_method[0].method for of_method in of_methods]
+    baseline = None if config.baseline is None else called.index(config.baseline)
     named = [name for name in tallies.slices if "=" not in name]
     by_value = [in_order([n for n in tallies.slices if n.startswith(f"{column}=")]) for column in config.slice_by]
     names = [*named, *itertools.chain(*by_value)]
-    methods = len(config.trials) - 1
+    methods = len(called) - 1
     found = {}
     for name in names:
         blocks = tallies.slices[name].blocks()
@@ -474,9 +539,9 @@ def _leads(
 ) -> dict[str, Comparison]:
     """The difference of every other method from the best one in the primary metric, over all groups."""
     primary = f"ndcg@{config.primary_cutoff}"
-    means = [method.slices[ALL].summaries[primary].mean for method in methods]
-    if len(methods) == 1 or None in means:
-        return {}
+    means = [mean for method in methods if (mean := method.slices[ALL].summaries[primary].mean) is not None]
+    if not 1 < len(means) == len(methods):
+        return {}  # there are no others, or no group defines the metric
     best, column = int(np.argmax(means)), list(_all_metrics(config)).index(primary)
     blocks, ends = tallies.slices[ALL].blocks(), np.cumsum([len(of_method) for of_method in of_methods])[:-1]
     found = scopes(

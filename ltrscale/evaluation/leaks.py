@@ -84,6 +84,20 @@ def questions(found: Sequence[Alone]) -> dict[str, str]:
     return asked
 
 
+def of_queries(found: Sequence[Alone]) -> Iterator[str]:
+    """A line on the features that are equal within every list, and one on those that name the query."""
+    if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
+        yield (
+            f"equal within every query: {', '.join(equal)}; alone they order no list, and trees and networks use them "
+            "beside features of the documents only"
+        )
+    if names := [feature.name for feature in found if feature.names_query]:
+        yield (
+            f"nearly unique to a query: {', '.join(names)}; trees and networks memorise queries by them, worth "
+            "nothing for new ones; leave out what is an id, such as a user or a session (columns.meta keeps it)"
+        )
+
+
 def importances(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
     if bundle.trees is None:
@@ -102,8 +116,6 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     A network, or trees that see components or other rankers' scores, lean on every feature that they read.
     """
     every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if bundle.order is not None:
-        return {bundle.order.feature: None}
     if bundle.trees is None or bundle.trees.projection or bundle.trees.members:
         return every
     return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}

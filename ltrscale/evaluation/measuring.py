@@ -31,7 +31,9 @@ from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.conditions import Truths
+from ltrscale.evaluation.corrected import Correction, Sums
 from ltrscale.evaluation.crossed import Floats
+from ltrscale.evaluation.shown import POSITIONS, order_shown
 from ltrscale.evaluation.slices import Slicer
 from ltrscale.progress import progress
 from ltrscale.ranking.calibration import tally
@@ -54,6 +56,10 @@ class Values:
     documents_Q: NDArray[np.int64]
     values_QTM: Floats
     slices: Mapping[str, Truths]
+    unshown: int = 0
+    """Documents without a position, where the data have positions."""
+    corrected: Sums | None = None
+    """What the groups add to the metrics corrected for positions, if these are measured."""
     clicks: Mapping[int, Tensor] = field(default_factory=dict)
     """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
 
@@ -63,7 +69,7 @@ class Measuring:
     """Measures a part of a selection of labelled groups; a value that can be sent to other processes."""
 
     models: tuple[str, ...]
-    """Bundles and directories of scores, one for each trial."""
+    """Bundles, directories of scores and `POSITIONS`, one for each trial."""
     scores: Mapping[str, Mapping[Place, RowGroup]]
     """The row groups of committed scores by their place in the data, for the models that are such."""
     slicer: Slicer
@@ -78,13 +84,20 @@ class Measuring:
     """Numbers of the trials whose scores are logits of clicks."""
     on_clicks: Callable[[Tensor, QueryGroups], Tensor] | None = None
     """Metrics [C, Q] of some scores and the column `clicks` as labels, which follow `metrics`; None for none."""
+    correction: Correction | None = None
+    """Corrects metrics for positions; None to leave that out."""
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Lets a process open the bundles once for all its parts."""
 
     @property
     def needs_features(self) -> bool:
         """Whether a bundle or a slice reads features; committed scores alone do not."""
-        return self.slicer.needs_features or len(self.scores) < len(set(self.models))
+        return self.slicer.needs_features or bool(self._bundles)
+
+    @property
+    def _bundles(self) -> tuple[str, ...]:
+        """The bundles among the models, each once."""
+        return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
     def on(self, selection: Selection, run: Run = run_here) -> Iterator[Values]:
         """The values of each row group of a selection, in the order of the manifests.
@@ -143,21 +156,21 @@ class Measuring:
         return reading(selection, self._opened().bundles)
 
     def _opened(self) -> "_Opened":
-        bundles = tuple(dict.fromkeys(url for url in self.models if url not in self.scores))
-        return _open(self.identity, bundles, self.features, self.threads)
+        return _open(self.identity, self._bundles, self.features, self.threads)
 
     def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
         of_bundles = self._opened().scorers
-        looked_up = {url: look_up(url, known) for url, known in committed.items()}
-        return [(of_bundles | looked_up)[url] for url in self.models if url in of_bundles or url in looked_up]
+        others: dict[str, Scorer] = {url: look_up(url, known) for url, known in committed.items()}
+        others[POSITIONS] = order_shown
+        return [(of_bundles | others)[url] for url in self.models if url in of_bundles or url in others]
 
     def _measured(
         self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
     ) -> Values:
         """The values of a row group, in batches of documents."""
         assert window.ids_Q is not None
-        values, slices, scores = [], [], []
+        values, slices, scores, corrected = [], [], [], []
         for first, last in _batches(window.offsets_Q1, self.docs_per_batch):
             groups = assemble([Cut(window, first, last)], n_features)
             slices.append(self.slicer.find(groups, period, rows.slice(first, last - first)))
@@ -167,6 +180,8 @@ class Measuring:
                 clicked = replace(groups, labels_N=_clicks_of(rows.slice(first, last - first), groups))
                 clicked_TCQ = [self.on_clicks(scores_N, clicked).numpy() for scores_N in scores_T]
                 values_TMQ = [np.concatenate(both) for both in zip(values_TMQ, clicked_TCQ, strict=True)]
+            if self.correction:
+                corrected.append(self.correction.of(scores_T, groups))
             scores.append([scores_T[t] for t in self.logits])
             values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
         lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
@@ -180,6 +195,8 @@ class Measuring:
                 name: np.concatenate([s.get(name, np.zeros(n, np.bool_)) for s, n in zip(slices, lengths, strict=True)])
                 for name in names
             },
+            int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
+            Sums.joined(corrected) if corrected else None,
             self._clicks(scores, window.columns_N["labels"]),
         )
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.report import Evaluation, MethodResult
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Comparison, Summary
 from ltrscale.ranking.choices import metric_label
 
-AS_SHOWN = "as_shown"
-"""The method that ranks documents as they were shown."""
 FEW = 100
 """Groups with the metric, fewer of which make no statement on a slice."""
 _NAMED = 3
@@ -26,7 +25,8 @@ def opening(evaluation: Evaluation) -> list[str]:
     best = best_of(evaluation)
     if best is None:
         return [f"No group defines {metric_label(evaluation.primary)}, so nothing can be said; evaluate other periods."]
-    return [_first(evaluation, best), *_leads(evaluation, best), *_sure(evaluation), *_behind(evaluation, best)]
+    after = [*_leads(evaluation, best), *_corrected(evaluation), *_sure(evaluation), *_behind(evaluation, best)]
+    return [_first(evaluation, best), *after]
 
 
 def best_of(evaluation: Evaluation) -> MethodResult | None:
@@ -95,6 +95,20 @@ def _lead(evaluation: Evaluation, best: MethodResult, name: str) -> str:
     base = (overall(evaluation, best).mean or 0.0) + lead.difference
     percent = f" ({-lead.difference / base:+.1%})" if base > 0 else ""
     return f"{_within(-lead.difference, *ends)}{percent} over"
+
+
+def _corrected(evaluation: Evaluation) -> Iterator[str]:
+    """Which method is best once labels are corrected for the positions at which documents were shown."""
+    if evaluation.corrected is None:
+        return
+    k = int(evaluation.primary.rpartition("@")[2])
+    known = {m.name: m.corrected[k] for m in evaluation.corrected.methods if m.corrected[k].mean is not None}
+    if not known:
+        return
+    first = max(known, key=lambda name: known[name].mean or 0.0)
+    figure = f"share@{k} {_within(known[first].mean, known[first].low, known[first].high)}"
+    others = "" if first == AS_SHOWN or AS_SHOWN not in known else f", what was shown {number(known[AS_SHOWN].mean)}"
+    yield f"Corrected for positions, {first} is best: {figure}{others}."
 
 
 def _sure(evaluation: Evaluation) -> Iterator[str]:

@@ -10,6 +10,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation.pages import markdown
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Comparison, Summary
 
@@ -98,7 +99,7 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
         InputError: the evaluation has several methods, and compares no two of one bundle each.
     """
     primary = evaluation.primary
-    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods}
+    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
     if len(of_methods) == 1:
         ((_, scope),) = of_methods.items()
         summary = scope.summaries[primary]

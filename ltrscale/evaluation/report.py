@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
+from ltrscale.evaluation.corrected import Corrected, section
+from ltrscale.evaluation.debiasing import Trained, stated
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
     Cells,
@@ -29,6 +31,7 @@ from ltrscale.evaluation.pages import (
     verdicts,
     with_error,
 )
+from ltrscale.evaluation.shown import AS_SHOWN, FAVOURED
 from ltrscale.evaluation.slices import ALL, OUTLIERS
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary
 from ltrscale.markdown import code, escape
@@ -62,13 +65,17 @@ class MethodResult(Sliced):
     name: str
     bundles: tuple[str, ...]
     kinds: tuple[str, ...]
-    """Kind of each bundle: neural, trees or feature."""
+    """Kind of each bundle: neural, trees or feature; `scores`; `order shown`."""
     labelled_groups: tuple[int | None, ...]
     """Number of labelled groups that each bundle was trained on; None if it does not state it."""
     validation_groups: tuple[int | None, ...] = ()
     """Number of labelled groups that each bundle was selected on; None if it does not state it."""
     labels: tuple[str | None, ...] = ()
     """Identity of the labels that each bundle was trained and selected on; None if it does not state it."""
+    debiased: tuple[str | None, ...] = ()
+    """How the training of each bundle corrected for positions: `dla`, `weights` or `unbiased`; None if it did not."""
+    otherwise: tuple[str | None, ...] = ()
+    """Identity of each bundle's settings without that correction and the seed; None for scores and the order shown."""
     calibration: tuple[Calibration | None, ...] = ()
     """Each bundle's probabilities against the clicks; None where its scores are no logits of labels 0 and 1."""
 
@@ -87,6 +94,8 @@ class EvaluatedData(Config):
     """The data set with all judged documents of each query; None if the lists' own labels are all that counts."""
     unlisted: int = 0
     """Those of `groups` that are queries with judgements and without a list."""
+    unshown: int = 0
+    """Those of `documents` without a position, where there are positions."""
 
     @model_validator(mode="before")
     @classmethod
@@ -120,6 +129,8 @@ class Evaluation(Findings):
     """The condition of each slice that the config names."""
     validation_groups: int | None = None
     """All labelled groups of the validation split."""
+    corrected: Corrected | None = None
+    """The metrics corrected for positions, where they were asked for."""
     detector: OutlierDetector
 
 
@@ -268,7 +279,44 @@ def _tables(evaluation: Evaluation) -> list[str]:
         table(evaluation),
         *([policies(means)] if has_letor(_metrics(evaluation)) else []),
         *([bullets(shown)] if shown else []),
+        *([f"{FAVOURED}{_unshown(evaluation.test)}"] if AS_SHOWN in means else []),
+        *_corrected(evaluation),
+        *([bullets(lines)] if (lines := stated(_trained(evaluation), shown=AS_SHOWN in means)) else []),
     ]
+
+
+def _trained(evaluation: Evaluation) -> list[Trained]:
+    """The methods with bundles, and their figures."""
+    primary, corrected = evaluation.primary, {}
+    if evaluation.corrected is not None:
+        k = int(primary.rpartition("@")[2])
+        corrected = {m.name: {f"share@{k} corrected": m.corrected[k].mean} for m in evaluation.corrected.methods}
+    return [
+        Trained(
+            method.name,
+            method.debiased,
+            method.otherwise,
+            {metric_label(primary): method.slices[ALL].summaries[primary].mean, **corrected.get(method.name, {})},
+        )
+        for method in evaluation.methods
+        if any(method.otherwise)
+    ]
+
+
+def _corrected(evaluation: Evaluation) -> list[str]:
+    """The metrics corrected for positions beside the raw ones."""
+    if evaluation.corrected is None:
+        return []
+    raw = {method.name: _mean(method.slices[ALL].summaries[evaluation.primary]) for method in evaluation.methods}
+    cutoff = int(evaluation.primary.rpartition("@")[2])
+    return ["## Corrected for positions", *section(evaluation.corrected, cutoff, raw, evaluation.baseline)]
+
+
+def _unshown(test: EvaluatedData) -> str:
+    """How many documents the order shown leaves at the end of their lists."""
+    if not test.unshown:
+        return ""
+    return f" {test.unshown:,} of {test.documents:,} documents have no position; they come last, in random order."
 
 
 def _metrics(evaluation: Evaluation) -> list[str]:

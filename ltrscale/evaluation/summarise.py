@@ -354,8 +354,8 @@ def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> di
 def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> Summary:
     """Metric j of one method."""
     defined_B = blocks.defined_BM[:, j]
-    n = int(defined_B.sum())
-    undefined = blocks.groups - n
+    n = float(defined_B.sum())
+    undefined = blocks.groups - int(n)
     total_t = blocks.sums_BTM[:, :, j][defined_B > 0].sum(axis=0)
     trials = [total / n if n else math.nan for total in total_t.tolist()]
     mean = float(np.mean(trials))
@@ -365,7 +365,7 @@ def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> S
         high=_known(ends[1]),
         trials=tuple(map(_known, trials)),
         std_error=_known(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
-        groups=n,
+        groups=int(n),
         undefined=undefined,
         as_zero=_known(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
         as_one=_known((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,

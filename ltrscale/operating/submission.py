@@ -11,8 +11,8 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,8 @@ _POLL_S = 1.0
 _PATIENCE_S = 60.0
 _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 """Ray's variable of a job for the seconds between SIGTERM and SIGKILL; by default 3."""
+_PLACES = ("out", "data", "inputs", "path", "bundle", "bundles", "pretrained", "production", "candidate", "evaluation")
+"""Keys whose texts are places, even without a slash."""
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|SIGNATURE", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"-----BEGIN"  # a private key
@@ -90,22 +92,59 @@ class Submission:
     """The command."""
     files: tuple[str, ...]
     """Files that it reads from the working directory."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Relative paths among its settings, by key; see `relative_places`."""
 
 
-def submission(config: SubmitConfig, digest: str, files: Sequence[str]) -> Submission | None:
+def relative_places(config: Config) -> dict[str, str]:
+    """The relative paths among the settings of a job, by key: `out`, and what is there in this directory.
+
+    A text without a slash is a path only under a key of places: a column may be called `docs`, too.
+    """
+    found = {}
+    for key, text in _texts(config.model_dump(mode="json")):
+        name = next((part for part in reversed(key.split(".")) if not part.isdigit()), "")
+        if "://" in text or Path(text).is_absolute() or not ("/" in text or name in _PLACES):
+            continue
+        if key == "out" or _is_here(text):
+            found[key] = text
+    return found
+
+
+def _is_here(text: str) -> bool:
+    """Whether a text is the path, or the pattern of a path, of something below this directory."""
+    try:
+        return Path(text).exists() or any(Path().glob(text))
+    except (OSError, ValueError):  # a text that is none
+        return False
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """All texts in plain data, with their dotted keys."""
+    if isinstance(value, str):
+        yield key, value
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        yield from _texts(part, f"{key}.{name}" if key else str(name))
+
+
+def submission(
+    config: SubmitConfig, digest: str, files: Sequence[str], places: Mapping[str, str] | None = None
+) -> Submission | None:
     """The submission that a config describes; None if it names no job.
 
     Args:
         config: of the submission.
         digest: of the job's settings.
         files: configs that the job reads.
+        places: relative paths among its settings, by key.
     """
     if not config.command:
         return None
     module, *arguments = config.command
     entrypoint = shlex.join(["python", "-m", f"jobs.{module}", *arguments])
     here = tuple(file for file in files if "://" not in file)
-    return Submission(config.id or f"{module}-{digest[:12]}", module, entrypoint, here)
+    return Submission(config.id or f"{module}-{digest[:12]}", module, entrypoint, here, places or {})
 
 
 def submit(config: SubmitConfig, job: Submission | None) -> int:
@@ -188,7 +227,9 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
     chosen = job.name if last is None else f"{job.name}-{1 + max(_number(each, job.name) for each in attempts)}"
     runtime: dict[str, Any] = {"env_vars": {**config.environment, _STOP_WAIT: str(config.stop_seconds)}}
-    if config.working_dir is not None:
+    if config.working_dir is None:
+        _check_places(job, (), "the nodes have the jobs, not this directory")
+    else:
         _check_folder(config.working_dir, job)
         runtime["working_dir"] = config.working_dir
     reserved = config.entrypoint
@@ -240,7 +281,25 @@ def _check_folder(folder: str, job: Submission) -> None:
                 f"{file}: is not sent with {folder}, as it is outside, or .gitignore or .rayignore names it; move it, "
                 "for instance to jobs/configs, or upload it and give its URL"
             )
+    _check_places(job, sent, f"{folder} is sent without what .gitignore and .rayignore name")
     log.info("sending %d files of %s, %.1f MB", len(sent), folder, sum(sent.values()) / 1e6)
+
+
+def _check_places(job: Submission, sent: Collection[str], why: str) -> None:
+    """Check that no relative path of the settings is there on this machine alone.
+
+    Raises:
+        InputError: the cluster would not find one, or write it where nobody finds it.
+    """
+    for key, text in job.places.items():
+        name = os.path.normpath(text)
+        if key != "out" and any(file == name or file.startswith(f"{name}/") for file in sent):
+            continue
+        what = "would be lost with the job's copy of it" if key == "out" else "is on this machine only"
+        raise InputError(
+            f"{key}: {text} is a path in this directory, and {what}: {why}; give a place that every node sees, such as "
+            f"--set {key}=s3://BUCKET/{name} or an absolute path on a shared disk"
+        )
 
 
 def _stop(client: Any, attempts: Sequence[Any], name: str, seconds: int) -> int:

@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, V values of a fea
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ FEWEST = 30
 LIFT, CERTAIN = 0.75, 0.9
 """From here on a feature is suspicious. Of the data of docs/own-data.md, honest features reach
 .65 and .49, leaks .80 and .92."""
+NAMES = 0.5
+"""Values per list, from which on a feature that is equal within every list names the query."""
 _Z = 1.96
 
 
@@ -43,7 +45,7 @@ class There(Config):
     @property
     def stated(self) -> str:
         """In words."""
-        how = {"known": "known", "missing": "missing", "unusual": f"other than {self.usual:g}"}[self.how]
+        how = self.how if self.usual is None else f"other than {self.usual:g}"
         return f"{how} for {self.relevant:.1%} of the relevant documents and {self.others:.1%} of the others"
 
 
@@ -59,7 +61,9 @@ class Alone(Config):
     lists: int
     """Lists with a relevant document."""
     varies: float
-    """Share of the lists in which not all values are equal."""
+    """Share of the lists of several documents in which not all values are equal."""
+    distinct: int = 0
+    """Different values, of a feature without fractions; 0 for others."""
     there: There | None
     """The marked documents that are relevant most surely; None where all values are the same."""
 
@@ -72,6 +76,11 @@ class Alone(Config):
             0.5
         """
         return (self.ndcg - self.random) / (1 - self.random) if self.random < 1 else 0.0
+
+    @property
+    def names_query(self) -> bool:
+        """Whether it is equal within every list and nearly unique to it, as a user or a session is."""
+        return not self.varies and self.lists >= FEWEST and self.distinct >= NAMES * self.lists
 
     @property
     def ranks(self) -> bool:
@@ -133,8 +142,8 @@ def alone(
         orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
         best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
         there = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
-        varies = _varies(x_N, offsets_Q1)
-        found.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, varies=varies, there=there))
+        values: dict[str, Any] = {"varies": _varies(x_N, offsets_Q1), "distinct": _distinct(x_N)}
+        found.append(Alone(name=name, k=k, ndcg=best, random=random, lists=lists, there=there, **values))
     return found
 
 
@@ -188,6 +197,11 @@ def _wilson_low(successes: int, n: int) -> float:
     share = successes / n
     half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
     return (share + _Z**2 / (2 * n) - half) / (1 + _Z**2 / n)
+
+
+def _distinct(x_N: Tensor) -> int:
+    known_N = x_N[x_N.isfinite()]
+    return len(known_N.unique()) if bool((known_N == known_N.floor()).all()) else 0
 
 
 def _varies(x_N: Tensor, offsets_Q1: Tensor) -> float:

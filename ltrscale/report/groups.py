@@ -30,6 +30,7 @@ from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.leaks import importances
 from ltrscale.evaluation.measuring import committed_row_groups, look_up
 from ltrscale.evaluation.pages import number
+from ltrscale.evaluation.shown import AS_SHOWN, order_shown
 from ltrscale.models.ranker import Ranker
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
@@ -81,6 +82,7 @@ def read(sources: Sources, selection: Selection, methods: Sequence[str] = ()) ->
         window = decoder.decode([row_group], [table], rows_M)
         groups = assemble([Cut(window, 0, len(rows_M))], len(selection.features))
         scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
+        scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
         for name, at in committed.items():
             (of_groups,) = read_direct([at[row_group.url, row_group.index]], scored.COLUMNS)
             scores[name] = look_up(evaluated.scores[name], scored.of_tables([of_groups]))(groups).double()

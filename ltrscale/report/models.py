@@ -8,7 +8,7 @@ from typing import Any
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.leaks import importances, look, questions
+from ltrscale.evaluation.leaks import importances, questions
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
 from ltrscale.report.results import study_costs
 from ltrscale.report.sources import Sources, minutes, pretrained_for, records
@@ -130,8 +130,7 @@ def features(sources: Sources) -> Iterator[Block]:
 
 def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> Iterator[Block]:
     """What each feature says of the labels by itself, beside its importance; suspicious ones are a question."""
-    evaluated = sources.evaluated
-    found = look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+    found = sources.alone
     if not found or not found[0].lists:
         return
     for name, question in questions(found).items():

@@ -1,38 +1,61 @@
 """The opening of the report: what the evaluation says in words, what to look at, and what to do next."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TypeVar
 
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.decay import Decay, drifted
 from ltrscale.evaluation.gate import Verdict
-from ltrscale.evaluation.opening import AS_SHOWN, best_of, is_shown, opening, rival_of
+from ltrscale.evaluation.leaks import questions
+from ltrscale.evaluation.opening import best_of, is_shown, opening, rival_of
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.report.document import Command, Text
 from ltrscale.report.sources import Sources
 
+T = TypeVar("T")
+_ASKED = 2
+"""Features of which the opening asks."""
 _HOPELESS = 20.0
 """Times the groups and draws, beyond which a difference is not worth its proof."""
 
 
 def paragraphs(sources: Sources) -> list[Text | Command]:
     """What the report opens with; sections say what cannot be read."""
-    verdict, looks = None, []
-    with suppress(InputError):
-        looks = list(look_at(sources))
-    with suppress(InputError):
-        verdict = None if sources.config.gate is None else Verdict.read(sources.config.gate)
-    step, command = next_step(sources.evaluation, verdict)
-    texts = [" ".join(opening(sources.evaluation)), " ".join(looks), step]
-    return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
+    texts = [" ".join(opening(sources.evaluation)), *_readable(drift, sources), *_readable(leaks, sources)]
+    verdicts = list(_readable(verdict, sources))
+    step, command = next_step(sources.evaluation, verdicts[0] if verdicts else None)
+    return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
 
 
-def look_at(sources: Sources) -> Iterator[str]:
-    """What a reader should look at before the figures are believed: a sentence each."""
+def _readable(of: Callable[[Sources], Iterator[T]], sources: Sources) -> Iterator[T]:
+    """What comes of some sources until one cannot be read."""
+    with suppress(InputError):
+        yield from of(sources)
+
+
+def verdict(sources: Sources) -> Iterator[Verdict]:
+    """That of the gate, if one is named."""
+    if sources.config.gate is not None:
+        yield Verdict.read(sources.config.gate)
+
+
+def drift(sources: Sources) -> Iterator[str]:
+    """The features that drifted most, where a drift report is named."""
     if sources.config.drift is not None:
         yield drifted(Decay.read(sources.config.drift).drift)
+
+
+def leaks(sources: Sources) -> Iterator[str]:
+    """The features that rank too well alone, as questions."""
+    asked = list(questions(sources.alone).values())
+    if len(asked) > _ASKED:
+        asked[_ASKED:] = [f"Section Features asks the same of {len(asked) - _ASKED} more."]
+    if asked:
+        yield f"Before this is believed: {' '.join(asked)} What is not is left out (`leave_out` of a method)."
 
 
 def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str]:

@@ -20,9 +20,12 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.leaks import look
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation, MethodResult
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
+from ltrscale.ranking.alone import Alone
 
 SUMMARY = "summary"
 """The directory of a study's results, below its own."""
@@ -119,7 +122,7 @@ class Sources:
     def bundles(self) -> Iterator[tuple[str, str]]:
         """The first bundle of each method that has bundles: name and URL."""
         for method in self.evaluation.methods:
-            if method.name not in self.evaluated.scores:
+            if method.name not in (*self.evaluated.scores, AS_SHOWN):
                 yield method.name, method.bundles[0]
 
     def opened(self, url: str) -> Bundle:
@@ -131,6 +134,16 @@ class Sources:
         if url not in self._opened:
             self._opened[url] = load(url)
         return self._opened[url]
+
+    @cached_property
+    def alone(self) -> list[Alone]:
+        """What each feature says of the test labels by itself, the best first.
+
+        Raises:
+            InputError: the data set is not there, or cannot be read.
+        """
+        evaluated = self.evaluated
+        return look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:

@@ -22,6 +22,7 @@ from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, named
+from ltrscale.skew import reference_of
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers
@@ -198,6 +199,7 @@ class Best:
             features=train.features,
             dataset_hash=train.hash,
             read_as=train.read_as,
+            reference=reference_of(train),
             metrics={**self._metrics(), **also},
             made_by=origin,
         )

@@ -163,6 +163,7 @@ def _save(
         features=first.features,
         dataset_hash=first.dataset_hash,
         read_as=first.read_as,
+        reference=first.reference,
         metrics={
             **metrics,
             "models": len(models),

@@ -22,6 +22,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
+from ltrscale.skew import reference_of
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
@@ -171,6 +172,7 @@ class TreeGrowing:
             features=self.train.features,
             dataset_hash=self.train.hash,
             read_as=self.train.read_as,
+            reference=reference_of(self.train),
             metrics={
                 **grown.metrics,
                 "labelled_groups": self.train.n_groups,

@@ -26,6 +26,7 @@ from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
+from ltrscale.skew import reference_of
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, learnt, seen_by, with_features_of
@@ -139,6 +140,7 @@ def _grow(
         features=labelled.features,
         dataset_hash=labelled.hash,
         read_as=labelled.read_as,
+        reference=reference_of(labelled),
         metrics={**grown.metrics, **metrics},
         made_by=made_by,
     )

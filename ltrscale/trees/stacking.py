@@ -22,6 +22,7 @@ from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
+from ltrscale.skew import reference_of
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, learnt, seen_by, with_features_of
@@ -140,6 +141,7 @@ def _grow(
         features=selection.features,
         dataset_hash=selection.hash,
         read_as=selection.read_as,
+        reference=reference_of(selection),
         metrics={
             **grown.metrics,
             "labelled_groups": len(train.ids_Q),

@@ -254,7 +254,7 @@ class _Steps:
 
     def evaluate(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on the labelled groups of the test split; the teacher by its scores."""
-        settings: dict[str, Any] = {**self.job.evaluate.model_dump(), "baseline": self.baseline}
+        settings: dict[str, Any] = {**self.job.evaluate.model_dump(), "baseline": self.baseline, "as_shown": False}
         config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self.scores}, splits=self.splits)
         EvaluateJob(out=self._place("evaluation"), evaluate=config).run(show=False)
 

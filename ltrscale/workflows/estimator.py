@@ -239,6 +239,11 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             return np.zeros(0)
         table = table.append_column(frames.ROW, pa.array(np.arange(len(table))))
         uses = frames.uses_in_scoring(uses, bundle, named=columns)
+        found_N = np.empty(len(table))
+        if small := frames.in_memory(table, uses, bundle, self.prepare or {}):
+            groups, rows_N = small
+            found_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
+            return found_N
         # every row needs a score, so none may be left out
         with frames.prepared(table, uses, {**(self.prepare or {}), "max_rejected": 0, "expect": {}}) as split:
             selection = bundles.reading(select(split, labelled=False), [bundle])
@@ -247,7 +252,6 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             read = pa.concat_tables(read_direct(selection.row_groups, ["gid", "doc_ids"]))
         assert np.array_equal(read["gid"].to_numpy(), scores.ids_Q.numpy())
         rows_N = read["doc_ids"].combine_chunks().flatten().cast(pa.int64()).to_numpy()
-        found_N = np.empty(len(table))
         found_N[rows_N] = scores.scores_N.numpy()
         return found_N
 
@@ -357,9 +361,16 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         bundle: bundles.Bundle = self._bundle
         return bundle
 
+    def _scorer(self) -> bundles.Scorer:
+        """The function that scores features of the bundle, in its order; made once."""
+        if "_scores" not in vars(self):
+            self._scores = self._fitted().scorer(device=choose_device("auto"), threads=1)  # more only wait here
+        return self._scores
+
     def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
         self.columns_ = frames.with_fills(columns, self._bundle)
+        vars(self).pop("_scores", None)
         self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
         self.n_features_in_ = len(self._bundle.features)

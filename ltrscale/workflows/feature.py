@@ -8,6 +8,7 @@ from ltrscale.bundle import FeatureOrder, order_scorer, save_order
 from ltrscale.data.stream.batches import iterate
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import named
+from ltrscale.skew import reference_of
 from ltrscale.training.validation import LabelledData
 from ltrscale.workflows.stage import LabelledStage, Origin
 
@@ -37,6 +38,7 @@ class FeatureJob(LabelledStage):
             features=data.train.features,
             dataset_hash=data.train.hash,
             read_as=data.train.read_as,
+            reference=reference_of(data.train),
             metrics=metrics,
             made_by=origin,
         )

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.lines import UTF8
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.profile import Column
-from ltrscale.data.ingest.roles import Choice
+from ltrscale.data.ingest.roles import Choice, is_asked
 from ltrscale.data.ingest.structure import Structure
 from ltrscale.data.times import ISO, Clock, Period, periods
 from ltrscale.workflows.first_pipeline import Plan, plain
@@ -86,8 +87,8 @@ def prepare_text(file: str, out: str, dialect: Dialect, found: Guess, counted: C
 
 
 def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: Counted) -> Iterator[str]:
-    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong; lines with CHECK are close calls, and"
-    yield "# jobs.prepare names them until the word is gone."
+    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
+    yield "# Lines with CHECK are close calls: jobs.prepare names them until the word is gone."
     lengths = f"{counted.median:,} rows in the median, {counted.longest:,} at most"
     yield f"# {counted.rows:,} rows, {counted.queries:,} queries: {lengths}."
     yield f"out: {plain(storage.join(out, 'data'))}"
@@ -140,15 +141,16 @@ def _columns(path: str, found: Guess, dialect: Dialect, plan: Plan | None) -> It
     yield from _times(found, plan)
     if found.positions is not None:
         yield from _role("positions", found.positions, found.choices.get("positions"))
-    if found.clicks is not None:
+    if found.clicks is not None and found.positions is not None:
         yield f"      clicks: {plain(found.clicks.name)} # jobs.clicks looks at them beside the positions"
     usual = ColumnMapping(query="q", features=("*",), decimal=dialect.decimal).dialect(path)
     for name, value in (("delimiter", dialect.delimiter), ("decimal", dialect.decimal), ("encoding", dialect.encoding)):
         if value != {"delimiter": usual.delimiter, "decimal": ".", "encoding": UTF8}[name]:
             yield f"      {name}: {json.dumps(value)}"
     yield from _listed("meta", found.meta, "of the user or session, kept beside the features")
-    yield from _listed("features", found.features, "numbers")
-    yield from _listed("categorical", found.categorical, "categories, and ids that come often enough to learn from")
+    yield from _listed("features", found.features, "numbers", found.asked)
+    what = "categories, and ids that come often enough to learn from"
+    yield from _listed("categorical", found.categorical, what, found.asked)
     if found.dates:
         yield "      dates: # days up to the row's time"
         for column in found.dates:
@@ -183,11 +185,14 @@ def _times(found: Guess, plan: Plan | None) -> Iterator[str]:
     yield f"      period: {plan.unit} # {span}"
 
 
-def _listed(key: str, columns: Sequence[Column], what: str) -> Iterator[str]:
+def _listed(
+    key: str, columns: Sequence[Column], what: str, asked: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
     if columns:
         yield f"      {key}: # {what}"
         for column in columns:
-            yield f"        - {plain(column.name)} # {column.shown}"
+            doubt = f"{CHECK}: {asked[column.name]} " if column.name in asked else "# "
+            yield f"        - {plain(column.name)} {doubt}{column.shown}"
 
 
 def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
@@ -197,7 +202,7 @@ def _flow(value: Mapping[str, float] | Sequence[object]) -> str:
 
 def summary(found: Guess) -> list[str]:
     """Who plays which role, with the reasons, in aligned lines."""
-    roles = {role: getattr(found, role) for role in ("query", "item", "label", "gain", "time", "positions", "clicks")}
+    roles = {role: getattr(found, role) for role in ("query", "item", "label", "gain", "time", "positions")}
     width = max(len(column.name) for column in roles.values() if column is not None)
     lines = []
     for role, column in roles.items():
@@ -209,4 +214,25 @@ def summary(found: Guess) -> list[str]:
         if column is not None:
             lines.append(f"{role:<9}  {column.name:<{width}}  {mark}{'; '.join(words)}".rstrip())
     rest = {use: len(getattr(found, use)) for use in ("features", "categorical", "dates", "meta")}
-    return [*lines, ", ".join(f"{n} {use}" for use, n in rest.items() if n) + f", {len(found.others)} not used"]
+    lines.append(", ".join(f"{use}: {n}" for use, n in (rest | {"not used": len(found.others)}).items() if n))
+    return [*lines, *(f"CHECK: {question} Leave it out if not" for question in found.asked.values())]
+
+
+def clicks_text(out: str, found: Guess) -> str | None:
+    """The clicks.yaml of a data set that has what `jobs.clicks` needs; None for another one."""
+    if found.positions is None or found.clicks is None or found.item is None:
+        return None
+    asked = next((column.name for column in found.meta if is_asked(column)), None)
+    query = f"query: {plain(f'meta_{asked}')} # what several lists were shown for, so that documents are seen to move"
+    if asked is None:
+        query = (
+            "# query: meta_NAME # each list is a query of its own: name the text that was searched for, kept under meta"
+        )
+    return "\n".join(
+        [
+            "# Made by jobs.init: what clicks tell apart from places, before anything is trained on them.",
+            f"out: {plain(storage.join(out, 'clicks'))}",
+            f"log: {{data: {plain(storage.join(out, 'data'))}}}",
+            f"{query}\n",
+        ]
+    )

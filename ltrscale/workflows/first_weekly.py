@@ -39,6 +39,7 @@ bounds:
   margin: 0.005
   feature_psi: 5 # a feature that differs more from training is taken for a fault, such as prices in cents
   moving: [] # features that may differ, such as the weekday
+  expected: [] # features that rank nearly alone, and are known when the list is shown; others of that kind are refused
 
 refit: false # true: what goes into service learns from the newest {unit}s too, after the gate has said yes
 export: null # lightgbm, xgboost, elasticsearch, opensearch, vespa or treelite, as for jobs.export

@@ -12,17 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from numpy.typing import NDArray
 
 from ltrscale import storage
+from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.csvtext import Dialect
+from ltrscale.data.ingest.fills import completed
 from ltrscale.data.ingest.guess import doubtful
 from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.data.ingest.logs import read_table as read_rows
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.profile import columns_of
 from ltrscale.data.ingest.sources import Items, for_scoring
@@ -35,6 +39,8 @@ from ltrscale.workflows.trackers import untracked
 
 _LOOKED_AT = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""
+_SMALL = 10_000
+"""Rows up to which a table is scored without writing it."""
 LABEL, QUERY, ROW = "__label__", "__query__", "__row__"
 """The columns that hold labels and query ids which came as arrays, and the numbers of rows."""
 
@@ -382,6 +388,40 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
         return False  # `prepare` names what is missing
     codes_N = _codes(table, query)
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
+
+
+def in_memory(
+    table: pa.Table, columns: Mapping[str, Any], bundle: Bundle, settings: Mapping[str, Any]
+) -> tuple[QueryGroups, NDArray[np.int64]] | None:
+    """The query groups of a small table, and the row of each document, as `prepared` would give them, at once.
+
+    Args:
+        table: rows to score.
+        columns: the uses of its columns, from `uses_in_scoring`.
+        bundle: scores them.
+        settings: further keys of `prepare`.
+
+    Returns:
+        None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
+    """
+    if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
+        return None
+    source = {"kind": "items", "columns": {**columns, "item": None}}
+    config = validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
+    assert isinstance(config.source, Items)
+    try:
+        block = read_rows(table, config.source.columns, bundle.features)
+    except InputError:
+        return None
+    block = completed(block, config, bundle.features)
+    if block.rejected or np.isinf(block.features_NF).any():
+        return None
+    query_N = block.query_ids_N.dictionary_encode().indices.to_numpy()
+    rows_N, lengths_Q = np.argsort(query_N, kind="stable"), np.bincount(query_N)
+    if lengths_Q.max() > config.max_group:
+        return None
+    features_NF = torch.from_numpy(block.features_NF[rows_N])
+    return QueryGroups(features_NF, to_offsets(torch.from_numpy(lengths_Q))), rows_N
 
 
 @contextmanager

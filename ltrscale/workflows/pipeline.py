@@ -21,7 +21,8 @@ from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings, correction_of
+from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.matching.append import MatchConfig
@@ -102,7 +103,10 @@ class PipelineConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods):
+        also = (AS_SHOWN,) if self.evaluate.as_shown else ()
+        if also and AS_SHOWN in self.methods:
+            raise ValueError(f"methods: {AS_SHOWN} is the order that was shown; rename it, or unset evaluate.as_shown")
+        if self.splits.test is not None and self.evaluate.baseline not in (None, *self.methods, *also):
             names = ", ".join(self.methods)
             raise ValueError(
                 f"evaluate.baseline {self.evaluate.baseline!r} is not among the methods {names}; or set null"
@@ -165,6 +169,8 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
     splits = with_relative_named(config.splits.on(data), "splits")
     learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
     _check_splits(splits, config.evaluate_on)
+    if splits.test is not None:
+        correction_of(config.evaluate, select(splits.test, labelled=True))  # raises before anything is trained
     for source in learn_from.values():
         _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
     _check_features(splits, config.methods)

@@ -3,10 +3,11 @@
     OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.data.ingest.prepare`)
     OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
 
-Both stages skip what is up to date, so a repeated command goes on where it was stopped.
+Both stages skip what is up to date, so a repeated command goes on where it was stopped. Between them the periods to
+rank are compared with training (`ltrscale.skew`), and refused if the job asks for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
@@ -16,15 +17,20 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
-from ltrscale.data.dataset.split import Texts
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.data.ingest.quarantine import QUARANTINE
 from ltrscale.data.ingest.sources import Source, for_scoring, missing_columns
-from ltrscale.errors import InputError
+from ltrscale.errors import InputError, Refused
 from ltrscale.progress import log
-from ltrscale.scoring import ScorerConfig
+from ltrscale.scoring import ScorerConfig, make_plan
+from ltrscale.skew import FEW, Finding, Kind, find_skew, look
 from ltrscale.workflows.runs import check_replaceable, held
 from ltrscale.workflows.stages import RowsJob, ScoreJob
+
+_SAID = 10
+"""Features of a period that are named one by one."""
 
 
 class PredictJob(ScorerConfig):
@@ -43,6 +49,9 @@ class PredictJob(ScorerConfig):
     """Columns of whole queries to copy to the output, as `meta_NAME`."""
     max_rejected: float = Field(0.001, ge=0, le=1)
     """Share of rejected rows above which nothing is ranked."""
+    refuse: bool | tuple[Kind, ...] = False
+    """Rank nothing, and end with status 3, where a feature differs from training: true for any of the ways that are
+    said, or some of them: `missing`, `category`, `range`, `scale`."""
     add: bool = False
     """Keep the items of earlier inputs, and add those of new periods. Otherwise `out` has those of `inputs` alone."""
     ray: bool = False
@@ -59,13 +68,16 @@ class PredictJob(ScorerConfig):
         Raises:
             InputError: a bundle is missing or cannot score; it is not known how to read the rows, or they lack columns;
                 as `prepare` and `score`; `out` holds other output.
+            Refused: a feature differs from training in a way that `refuse` names.
         """
         self._check_out()
         reading = self.reading()
         self._check_columns(reading)
         RowsJob(out=self.data, prepare=reading, ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
-        ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta).run()
+        job = ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta)
+        self._compare([*make_plan(job, self.out).files])
+        job.run()
         made = open_dataset(self.data).manifest
         if not self.add:
             self._withdraw_others(made.periods)
@@ -101,6 +113,24 @@ class PredictJob(ScorerConfig):
         source = for_scoring(config.source, [*features], meta=self.meta, fills=fills, **kept)
         return config.replace(source=source)
 
+    def _compare(self, periods: Sequence[str]) -> None:
+        """Say how the rows of some periods differ from training, or refuse them."""
+        opened = [bundles.load(url) for url in self.bundles]
+        found = {period: skew_of(self.data, period, opened) for period in periods}
+        refused = [
+            line
+            for period, findings in found.items()
+            for line in _lines(period, [each for each in findings if self._refuses(each)])
+        ]
+        if refused:
+            raise Refused([*refused, "nothing is ranked; mend the rows, or set refuse=false to rank them as they are"])
+        for period, findings in found.items():
+            for line in _lines(period, findings):
+                log.warning("predict: %s", line)
+
+    def _refuses(self, finding: Finding) -> bool:
+        return self.refuse if isinstance(self.refuse, bool) else finding.kind in self.refuse
+
     def _check_columns(self, reading: PrepareConfig) -> None:
         """Refuse rows whose first file lacks columns; names them all."""
         first = list_inputs(reading.inputs)[0].url
@@ -126,3 +156,24 @@ class PredictJob(ScorerConfig):
                 for period in others:
                     storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
             log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
+
+
+def skew_of(data: str, period: str, opened: Sequence[bundles.Bundle]) -> list[Finding]:
+    """How the features of a period differ from the training of some bundles; each is said once."""
+    selection = select(Split(data=(data,), periods=(period,)), labelled=False)
+    names, found = open_dataset(data).manifest.categories, dict[tuple[str, Kind], Finding]()
+    for bundle in opened:
+        groups = look(selection.serving(bundle.features, whose=bundle.url))
+        if groups is None or bundle.reference is None:
+            continue
+        if groups.n_groups < FEW:
+            log.info("predict: %s: %d lists are too few to compare with training", period, groups.n_groups)
+        for each in find_skew(bundle.reference, groups.features_NF, lists=groups.n_groups, names=names):
+            found.setdefault((each.feature, each.kind), each)
+    return [*found.values()]
+
+
+def _lines(period: str, findings: Sequence[Finding]) -> list[str]:
+    """A line for each of the first findings, and one that counts the others."""
+    more = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
+    return [f"{period}: {each}" for each in findings[:_SAID]] + more

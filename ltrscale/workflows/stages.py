@@ -18,7 +18,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.judged import judged_split
-from ltrscale.evaluation.leaks import look, questions
+from ltrscale.evaluation.leaks import look, of_queries, questions
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
@@ -30,7 +30,7 @@ from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
+from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
@@ -93,7 +93,10 @@ class PrepareJob(Stage):
         """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
         made = prepare(self.identity(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
         if not self.for_scoring and made.manifest.counts().labelled:
-            for question in questions(look(Split(data=self.out))).values():
+            found = look(Split(data=self.out))
+            for line in of_queries(found):
+                log.info("prepare: %s", line)
+            for question in questions(found).values():
                 log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)
 
     @property
@@ -328,7 +331,8 @@ class EvaluateJob(Stage):
         config = self.evaluate
         judged = [] if config.judged is None else [judged_split(config.judged, config.splits.test)]
         splits = [config.splits.validation, config.splits.test, *config.scored, *judged]
-        return dataset_hashes(splits) | bundle_hashes(config.bundles)
+        looked_at = [] if config.propensities is None else [config.propensities.clicks]
+        return dataset_hashes(splits) | bundle_hashes(config.bundles) | {url: content_of(url) for url in looked_at}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Evaluate, and commit the report."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import yaml
@@ -16,9 +17,11 @@ from ltrscale.data.ingest.roles import structured
 from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError
 from ltrscale.progress import log
+from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.first_forms import other_form
+from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.first_pipeline import Plan, engine_score, pipeline_text
-from ltrscale.workflows.first_prepare import FEWEST, count, prepare_text, summary
+from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare_text, summary
 from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stages import PrepareJob
@@ -64,21 +67,29 @@ def init(config: InitConfig) -> None:
     names = {*structured(columns), *(name for name in given.values() if name is not None)}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
+    found = replace(found, asked=asked_of(found, urls, dialect))
     counted = count(found, seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None))
     texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
     if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST:
         texts["pipeline"] = pipeline_text(out, counted.plan, engine_score([each.name for each in found.features]))
         texts["weekly"] = weekly_text(out, counted.plan.unit)
+    if clicks := clicks_text(out, found):
+        texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(found):
         log.info("init: %s", line)
     for reason in _missing(found, counted.plan):
         log.info("init: %s", reason)
-    for name in [name for name in texts if name != "weekly"]:  # a pipeline says when its time has come
+    for name in (each for each in _WRITES if each in texts and each != "weekly"):  # a pipeline says when its time comes
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
 
 
-_WRITES: dict[str, type[Config]] = {"prepare": PrepareJob, "pipeline": PipelineConfig, "weekly": WeeklyJob}
+_WRITES: dict[str, type[Config]] = {
+    "prepare": PrepareJob,
+    "clicks": ClicksJob,
+    "pipeline": PipelineConfig,
+    "weekly": WeeklyJob,
+}
 
 
 def _refuse_to_overwrite(out: str) -> None:
@@ -106,3 +117,11 @@ def _missing(found: Guess, plan: Plan | None) -> Iterator[str]:
         yield "no column looks like a label; name it with --set label=COLUMN for a pipeline.yaml"
     if plan is None or len(plan.names) < FEWEST:
         yield f"no column with times over {FEWEST} periods, by which a pipeline.yaml would divide the log"
+    if found.label is not None and (found.clicks is not None or not found.label.numeric):
+        needed = {
+            "the position at which an item was shown": found.positions,
+            "a column of 0 and 1 with clicks": found.clicks,
+            "the item's id": found.item,
+        }
+        if lacking := [what for what, column in needed.items() if column is None]:
+            yield f"jobs.clicks would tell clicks from places, and needs {', and '.join(lacking)}"

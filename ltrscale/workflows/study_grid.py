@@ -94,8 +94,9 @@ class StudyConfig(Config):
             raise ValueError(
                 f"validation_share and splits.validation.{min(self.splits.validation.size)}: leave one out"
             )
-        if self.evaluate.judged is not None:
-            raise ValueError("evaluate.judged: a study does not read it; leave it out, or compare in a pipeline")
+        for key, value in (("judged", self.evaluate.judged), ("propensities", self.evaluate.propensities)):
+            if value is not None:
+                raise ValueError(f"evaluate.{key}: a study does not read it; leave it out, or compare in a pipeline")
         check_methods(self.methods, ONE)
         self._check_compared()
         return self

@@ -27,6 +27,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation import measuring
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.report import Evaluation, page, print_table, table
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
@@ -316,7 +317,7 @@ def test_an_evaluation_from_before_draws_and_slices_were_known_reads(evaluated: 
                 del comparison["draws"], comparison["detectable"]
     before = Evaluation.model_validate(values)
     assert table(before) == table(evaluation)
-    text = page(before, picture="ndcg.png", out="out")
+    text = page(before, opening=opening(before), picture="ndcg.png", out="out")
     assert "Smallest detectable" not in text
     assert "Models were selected" not in text
 

@@ -158,3 +158,19 @@ def test_a_disk_that_is_full_for_a_library_is_one_line() -> None:
     command = [sys.executable, "-c", FILLS_A_DISK]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert one_line(done).startswith("error: disk full ([Errno 28] Error writing bytes to file.")
+
+
+@pytest.mark.slow
+def test_lines_that_are_marked_are_named_until_the_mark_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("q,price\na,1\na,2\n")
+    config = tmp_path / "prepare.yaml"
+    where = f"out: {tmp_path}/data\nprepare:\n  inputs: {tmp_path}/log.csv\n"
+    columns = "      query: q # CHECK: or price\n      features: [price] # CHECKED\n"
+    config.write_text(f"{where}  source:\n    kind: items\n    columns:\n{columns}")
+    said = job("prepare", "--config", str(config)).stderr
+    assert f"not checked yet: {config}:7: query: q # CHECK: or price" in said
+    assert "features" not in said
+    assert "CHECK" not in job("prepare", "--config", str(config), "--print-config").stderr
+    config.write_text(config.read_text().replace("# CHECK: or price", ""))
+    done = job("prepare", "--config", str(config))
+    assert (done.returncode, "CHECK" in done.stderr) == (0, False)

@@ -10,7 +10,8 @@ from jobs.submit import COMMAND
 from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.operating import dashboard
-from ltrscale.operating.submission import SubmitConfig, _check_folder, submission, submit
+from ltrscale.operating.submission import SubmitConfig, _check_folder, _started, relative_places, submission, submit
+from ltrscale.workflows.stages import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "http://127.0.0.1:1"
@@ -114,3 +115,38 @@ def test_a_config_that_is_not_sent_is_named(tmp_path: Path) -> None:
         check("pretrain", "/etc/a.yaml")
     with pytest.raises(InputError, match=r"jobs/finetune\.py is not in .* working_dir=null"):
         check("finetune")
+
+
+def test_a_relative_path_is_refused_before_the_cluster_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("jobs/score.py", "runs/data/manifest.json", "models/ranker/manifest.json", "docs/x", "shipped/data/x"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    (tmp_path / ".rayignore").write_text("/runs/\n/models/\n/docs/\n")
+    monkeypatch.chdir(tmp_path)
+
+    def check(folder: str | None = ".", **changed: object) -> None:
+        places = {"out": "s3://b/out", "data": "s3://b/data", "bundle": "s3://b/ranker", **changed}
+        own = configs.validate(ScoreJob, places, "test")
+        config = SubmitConfig(command=("score",), address=NOBODY, working_dir=folder)
+        _started(Client(), [], submission(config, "0", (), relative_places(own)), config, NOBODY)
+
+    check()
+    check(None)
+    check(data="shipped/data", meta=["docs"])  # a column of this name, and a directory that is sent
+    check(data=str(tmp_path / "runs" / "data"), bundle="nowhere/ranker")
+    remedy = "give a place that every node sees, such as --set data=s3://BUCKET/runs/data"
+    with pytest.raises(InputError, match=rf"^data: runs/data is .* on this machine only: .*\.rayignore name; {remedy}"):
+        check(data="runs/data")
+    with pytest.raises(InputError, match=r"^bundle\.1: models/ranker is a path in this directory"):
+        check(bundle=["s3://b/one", "models/ranker"])
+    with pytest.raises(InputError, match=r"^out: runs/scores is .* would be lost with the job's copy"):
+        check(out="runs/scores")
+    with pytest.raises(InputError, match="the nodes have the jobs, not this directory"):
+        check(None, data="shipped/data")
+
+
+class Client:
+    """A cluster that takes every job."""
+
+    def submit_job(self, **_: object) -> None:
+        """Take it."""

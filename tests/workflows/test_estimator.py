@@ -34,6 +34,7 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.workflows import frames
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
@@ -204,6 +205,54 @@ def test_a_rejected_row_is_an_error_when_it_needs_a_score(fitted: Ranker) -> Non
         fitted.predict(broken)
     kept = clone_fitted(fitted).set_params(prepare={"infinite": "missing"})
     assert np.isfinite(kept.predict(broken)).all()
+
+
+DATES = {"dates": {"shown": ["weekday", "hour"]}, "features": ["clicks", "price"], "categorical": ["kind", "shop"]}
+CHANGED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "as they are": lambda rows: rows,
+    "the rows of queries apart": lambda rows: rows.sample(frac=1, random_state=0),
+    "one query": lambda rows: rows[rows["search"] == rows["search"].iloc[0]],
+    "values missing": lambda rows: rows.assign(price=np.nan, kind=None, shown=pd.NaT),
+    "an unseen category": lambda rows: rows.assign(shop="west"),
+    "other types": lambda rows: rows.astype({"clicks": str, "price": "float32", "shop": "category"}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_small_table_is_scored_in_memory_as_by_prepare(
+    change: str, dated: Ranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = CHANGED[change](NEW)
+    if change == "other types":  # numbers as text are no numbers in either way
+        with pytest.raises(InputError, match=r"column 'clicks' .* should hold numbers"):
+            dated.predict(rows)
+        rows = rows.assign(clicks=NEW["clicks"])
+    with monkeypatch.context() as patch:
+        patch.setattr(frames, "prepared", None)
+        at_once = dated.predict(rows)
+    monkeypatch.setattr(frames, "_SMALL", 0)
+    np.testing.assert_array_equal(at_once, dated.predict(rows))
+    assert len(set(at_once)) > 1 or change == "values missing"
+
+
+@pytest.fixture(scope="module")
+def dated() -> Ranker:
+    """Trees that see features of dates too."""
+    return trees().fit(TRAIN, validation=VALIDATION, **COLUMNS, **DATES)
+
+
+def test_a_new_fit_replaces_the_scorer(fitted: Ranker) -> None:
+    ranker = clone_fitted(fitted)
+    before = ranker.predict(NEW)
+    ranker.fit(TRAIN.assign(bought=-TRAIN["bought"] + 2), validation=VALIDATION, **COLUMNS)
+    assert not np.array_equal(ranker.predict(NEW), before)
+    np.testing.assert_array_equal(clone_fitted(ranker).predict(NEW), ranker.predict(NEW))
+
+
+def test_a_long_query_is_named_whichever_way_it_is_read(fitted: Ranker) -> None:
+    kept = clone_fitted(fitted).set_params(prepare={"max_group": 3})
+    with pytest.raises(InputError, match="group_too_long"):
+        kept.predict(NEW)
 
 
 ARROW = pa.Table.from_pandas(TRAIN, preserve_index=False)

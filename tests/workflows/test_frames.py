@@ -47,6 +47,16 @@ def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: py
     assert not caplog.messages
 
 
+def test_a_number_is_a_time_only_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Ids may lie where seconds since 1970 do."""
+    numbers = np.random.default_rng(0).integers(1_000_000_000, 2_000_000_000, len(TABLE))
+    for name, named in (("seller_id", False), ("amount", False), ("viewed_time", True)):
+        caplog.clear()
+        with_features(COLUMNS, TABLE.drop_columns(["shown"]).append_column(name, pa.array(numbers)))
+        said = (f"{name} (looks like a time", f"{name} (a date")
+        assert any(text in message for text in said for message in caplog.messages) == named
+
+
 def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -71,3 +81,15 @@ def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
         prepare_tables({"train": TABLE, "validation": negative}, columns, {}, f"{tmp_path}/data")
     with pytest.raises(InputError, match=r"prepare: max_rejectd: unknown key; did you mean 'max_rejected'"):
         prepare_tables({"train": TABLE}, columns, {"max_rejectd": 1}, f"{tmp_path}/data")
+
+
+@pytest.mark.parametrize("kind", [int, str])
+@pytest.mark.parametrize("first", [1001, 1_500_000_000, 20_240_101])
+def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture, kind: type, first: int) -> None:
+    log = shopping_log(30).drop(
+        columns=["listed_on", "searched_at", "title", "user_id", "product_id", "event", "revenue"]
+    )
+    log["seller_id"] = (first + np.arange(len(log)) % 20).astype(kind)
+    with_features({"query": "search_id", "label": "clicked"}, to_table(log))
+    assert "position" in caplog.messages[0]
+    assert "seller_id" not in caplog.messages[0]

@@ -36,6 +36,7 @@ UNREAD = {
         r"splits\.gap",
         rf"splits\.(train|validation){_SPLIT}",
         r"settings\.(baseline|grades|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
+        r"settings\.(as_shown|propensities.*)",
     ],
 }
 """Patterns of the keys of a shared config that a stage does not read; they must change nothing there."""
@@ -113,6 +114,7 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         **dict.fromkeys(("data", "statistics", "judged"), data),
         **dict.fromkeys(("evaluation", "evaluations", "test", "url"), found),
         **dict.fromkeys(("periods", "period"), ("2026-W01", "2026-W02")),
+        "clicks": found,
         "scores": scores,
         "path": files,
         "device": ("cpu", "auto"),

@@ -24,6 +24,7 @@ from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ingest.categories import CategoryEncoder, Recorded
 from ltrscale.data.ingest.fills import completed
 from ltrscale.data.ingest.inputs import Start, Unit, Work, check_period
+from ltrscale.data.ingest.places import LikePlaces
 from ltrscale.data.ingest.quarantine import Quarantine
 from ltrscale.data.ingest.rows import Rejection, RowBlock
 from ltrscale.data.ingest.seen import QueryIds, SeenHashes, hash_ids
@@ -50,6 +51,7 @@ class Written:
     schema: pa.Schema | None
     accounting: Accounting
     stats: FeatureStats
+    places: LikePlaces
     labels: LabelCounts
     longest: int
     quarantine: tuple[str, ...]
@@ -89,6 +91,7 @@ def write_unit(
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
     stats, labels, longest = FeatureStats(len(work.features)), LabelCounts(), 0
+    places = LikePlaces(len(work.features))
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
     writer = DatasetWriter(
@@ -106,6 +109,8 @@ def write_unit(
     def take(groups: Groups) -> None:
         nonlocal longest, schema, tokens
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
+        if "positions" in groups.rows.columns:
+            places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
         longest = max(longest, int(np.diff(groups.offsets_Q1).max()))
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
@@ -121,6 +126,7 @@ def write_unit(
         schema=schema,
         accounting=validator.finish(),
         stats=stats,
+        places=places,
         labels=labels,
         longest=longest,
         quarantine=quarantine.close(),

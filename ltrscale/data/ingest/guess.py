@@ -22,7 +22,7 @@ _WORDS = (
     r"purchas|buy|bought|order|sale|book|convert|conversion",
 )
 _LONG = 60
-_SEEN_OFTEN = 20
+_SEEN_OFTEN = 5
 """Rows of an identifier's value, in the mean, from which on a model can learn something of it."""
 _LEAST = {"query": 2.0, "item": 2.0, "time": 1.5, "label": 2.0, "positions": 2.0}
 """Points below which no column has a role."""
@@ -48,6 +48,8 @@ class Guess:
     others: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """For each role that was guessed: the reasons, and the rivals."""
+    asked: Mapping[str, str] = field(default_factory=dict)
+    """A question on each feature that may be known only after users have acted."""
 
 
 def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | None], where: str) -> Guess:
@@ -92,7 +94,7 @@ def guess(columns: Sequence[Column], seen: Structure, given: Mapping[str, str | 
     outcomes = _outcomes(left, label, seen)
     gain = _gain(left, label, seen)
     clicks = next((each for each in [label, *left.values()] if each and _counts_clicks(each)), None)
-    taken = Guess(query, within, item, label, gain, clicks if positions else None, time, positions, choices=choices)
+    taken = Guess(query, within, item, label, gain, clicks, time, positions, choices=choices)
     return _with_rest(taken, [column for column in left.values() if column is not gain], outcomes, key, seen)
 
 
@@ -124,17 +126,19 @@ def _outcomes(left: Mapping[str, Column], label: Column | None, seen: Structure)
     }
     if label is None or not label.numeric or label.name not in seen:
         return found
-    for name, column in left.items():
-        if column.numeric and name in seen and column.least >= 0 and not roles.names_one(column):
-            if _follows(seen.numbers(name), seen.numbers(label.name)):
-                found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
+    rare = (seen.numbers(label.name) > 0).mean() < 0.5  # else a count of few zeros would do
+    for name, column in left.items() if rare else ():
+        quantity = column.numeric and name in seen and column.least >= 0 and not roles.names_one(column)
+        if quantity and _follows(seen.numbers(name), seen.numbers(label.name)):
+            found.setdefault(name, f"0 wherever {label.name} is 0: it would give the answer away")
     return found
 
 
 def _follows(value_N: NDArray[np.float64], label_N: NDArray[np.float64]) -> bool:
-    """Whether a value is above 0 only where the label is, which holds in a minority of the rows."""
+    """Whether a value is above 0 only where the label is."""
+    value_N, label_N = value_N[~np.isnan(label_N)], label_N[~np.isnan(label_N)]
     both_N = (value_N > 0) & (label_N > 0)
-    return bool(both_N.any() and both_N.sum() >= 0.995 * (value_N > 0).sum() and (label_N > 0).mean() < 0.5)
+    return bool(both_N.any() and both_N.sum() >= 0.99 * (value_N > 0).sum())
 
 
 def _gain(left: Mapping[str, Column], label: Column | None, seen: Structure) -> Column | None:
@@ -152,7 +156,7 @@ def _with_rest(
     """The guess with the uses of all other columns."""
     uses: dict[str, list[Column]] = {"meta": [], "features": [], "categorical": [], "dates": []}
     others = dict(outcomes)
-    for column in (found.gain, found.clicks):
+    for column in (found.gain, found.clicks if found.positions is not None else None):
         if column is not None:
             others.pop(column.name, None)
     for column in rest:
@@ -173,9 +177,11 @@ def _use(column: Column, found: Guess, key: Column, seen: Structure) -> str:
         return "the same value in every row" if column.distinct else "no single value that can be read"
     if roles.is_time(column):
         return "dates" if found.time is not None else "a date, and no column with the time of the row"
-    in_list = column.name in seen and key.name in seen and seen.lists(key.name).constant(seen.codes[column.name]) > 0.95
+    lists = seen.lists(key.name)
+    in_list = column.name in seen and lists.constant(seen.codes[column.name]) > 0.95
     asked = not column.numeric and roles.is_asked(column)
-    if roles.is_person(column) or (in_list and (asked or roles.names_one(column))):
+    rare = column.distinct * _SEEN_OFTEN > lists.distinct
+    if roles.is_person(column) or (in_list and (asked or (roles.names_one(column) and rare))):
         return "meta"
     if column.numeric and not (column.whole and roles.named(column, _CODE)):
         return "features"

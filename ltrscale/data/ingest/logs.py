@@ -23,7 +23,7 @@ from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.data.ingest.examined import Examined
 from ltrscale.data.ingest.joins import Join, Joined
 from ltrscale.data.ingest.mapping import ColumnMapping, agree, path_value, resolve
-from ltrscale.data.ingest.rows import RowBlock, keep
+from ltrscale.data.ingest.rows import RowBlock, RowTexts, keep
 from ltrscale.data.ingest.texts import TextReader
 from ltrscale.data.ingest.vocabularies import Encoding
 from ltrscale.data.times import part_of
@@ -139,6 +139,27 @@ def read_items(
             url, schema, names, numbers=numbers, query=mapping.query, dialect=dialect, batch_rows=batch_rows
         ),
     )
+
+
+def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
+    """The rows of a table in memory, as `read_items` reads those of a Parquet file; for tables without texts or joins.
+
+    Args:
+        table: the rows, not too many for one block.
+        mapping: the uses of the columns.
+        features: the features to find.
+
+    Raises:
+        InputError: a column is missing or has a type that does not fit.
+    """
+    name = "the table"
+    agree(table.schema, resolve(table.schema, mapping, name), features, mapping, name, name)
+    build = _ItemBlocks(name, mapping, features, {})
+    wanted = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
+    rows = table.select([column for column in table.column_names if column in wanted]).combine_chunks()
+    batch = cols.without_views(rows.to_batches()[0])
+    lines_N = np.arange(1, len(batch) + 1)
+    return build(tables.Raw(batch, lines_N, RowTexts(batch, lines_N), [], 1.0))
 
 
 def _query_ids(rows: Examined, mapping: ColumnMapping) -> pa.StringArray:

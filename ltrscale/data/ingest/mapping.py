@@ -84,6 +84,21 @@ class _Columns(Config):
             raise ValueError("give time or period_column, not both")
         return self
 
+    def check_side(self, features: Sequence[str]) -> None:
+        """Refuse features that are known only after a list was shown.
+
+        Raises:
+            ValueError: one is the position, the click or the gain too.
+        """
+        what = {"positions": "place on the page", "clicks": "click", "gain": "gain"}
+        named = {"positions": self.positions, "clicks": self.clicks, "gain": self.gain}
+        for use, name in named.items():
+            if name is not None and name in features:
+                raise ValueError(
+                    f"{name!r} is the {what[use]} of a document ({use}) and cannot be a feature too: nobody knows it "
+                    "when a list is to be ranked; leave it out of the features"
+                )
+
     def side(self) -> dict[str, str]:
         """Further columns of documents to keep: name in the data set -> column."""
         named = {"positions": self.positions, "clicks": self.clicks, "weights": self.weights, "gains": self.gain}
@@ -150,6 +165,7 @@ class ColumnMapping(_Columns):
                 raise ValueError(f"{name!r} is the {use} and cannot be a numeric feature")
         if self.label is not None and self.label in (*self.features, *self.categorical):
             raise ValueError(f"{self.label!r} is the label and cannot be a feature")
+        self.check_side((*self.features, *self.categorical))
         return self
 
     @field_validator("encoding")
@@ -258,6 +274,7 @@ class GroupColumns(_Columns):
             raise ValueError("names has a name twice; name each feature once")
         if not self.features and not self.categorical:
             raise ValueError("name at least one column of features")
+        self.check_side((*self.features, *([] if self.matrix else self.categorical)))
         return self
 
     @property

@@ -34,6 +34,7 @@ from ltrscale.data.ingest.inputs import (
     open_work,
 )
 from ltrscale.data.ingest.parallel import write_with_ray
+from ltrscale.data.ingest.places import LikePlaces
 from ltrscale.data.ingest.quarantine import QUARANTINE
 from ltrscale.data.ingest.rows import Rejection
 from ltrscale.data.ingest.seen import QueryIds
@@ -93,8 +94,8 @@ def prepare(
         work = replace(work, encoding=_encoding(work, units, before, commit, folder))
         fills = find_fills(work, units, before)
         work = replace(work, config=filled(config, fills))
-        new, first_rejections = _write(work, units, commit, folder, before, origin, ray=ray)
-        _check(new.accounting, first_rejections, work, key="" if for_scoring else "prepare.")
+        new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
+        _check(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
         _check_expected(config.expect, new)
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
@@ -102,6 +103,7 @@ def prepare(
     if not for_scoring:
         _warn_of_labels(out, manifest, config.source)
         _log_shortcuts(new)
+        _warn_of_places(out, totals.places.among(new.features))
     return Dataset(out, manifest)
 
 
@@ -140,8 +142,8 @@ def _write(
     origin: Mapping[str, Any],
     *,
     ray: bool,
-) -> tuple[Manifest, Sequence[Rejection]]:
-    """Put all files in place; returns the manifest of these files alone, and the first rejections."""
+) -> tuple[Manifest, "_Totals"]:
+    """Put all files in place; returns the manifest of these files alone, and what it was made from."""
     ids, start, schema = QueryIds(folder), Start(), None
     if before is not None:
         groups, documents, _ = before.manifest.counts()
@@ -159,7 +161,7 @@ def _write(
             totals.add(written)
     manifest = totals.manifest(origin, lost_groups=len(ids.lost()))
     commit.keep(manifest.quarantine)  # before any check: its error sends the user to these files
-    return manifest, totals.first_rejections
+    return manifest, totals
 
 
 def _write_here(
@@ -188,6 +190,7 @@ class _Totals:
         self._work = work
         self._schema, self._schema_of = schema, work.out
         self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
+        self.places = LikePlaces(len(work.features))
         self._encoders: dict[str, CategoryEncoder] = {}
         self._texts: dict[str, Recorded] = {}
         self._accounting: list[Accounting] = []
@@ -202,6 +205,7 @@ class _Totals:
                 self._schema, self._schema_of = written.schema, str(written.unit)
             check_columns(self._schema, written.schema, str(written.unit), self._schema_of)
         self._stats.merge(written.stats)
+        self.places.merge(written.places)
         self._labels.merge(written.labels)
         self._longest = max(self._longest, written.longest)
         for name, values in written.categories.items():
@@ -325,12 +329,32 @@ def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
 
 
 def _log_shortcuts(new: Manifest) -> None:
-    """Log the features by which pretraining may recognise a document, with what to do about them."""
+    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
     ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
     for found, remedy in (
-        (ids, "pretraining hides these categories by itself, so nothing needs doing"),
-        (suspects, "exclude what is an id; what is a quantity, such as a count or a rank, may stay"),
+        (
+            ids,
+            "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
+            "labels, which is worth nothing for new ones: exclude an id or a title, unless documents return",
+        ),
+        (
+            suspects,
+            "exclude what is an id, by which pretraining solves its contrast, and trees memorise documents; what is a "
+            "quantity, such as a count or a rank, may stay",
+        ),
     ):
         if found:
             shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
             log.info("prepare: unique within its query: %s; %s", shares, remedy)
+
+
+def _warn_of_places(out: str, names: Sequence[str]) -> None:
+    """Warn of features that are the place at which a document was shown, or are made from it."""
+    if names:
+        which = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
+        log.warning(
+            "prepare: %s: %s every list as its positions do: a place is not known before a list is ranked, and a model "
+            "that has it repeats what was shown; leave it out, unless it is a score that is known then",
+            out,
+            which,
+        )

@@ -57,6 +57,11 @@ class Column:
         return cols.is_number(self.type) and not pa.types.is_null(self.type)
 
     @property
+    def digits(self) -> bool:
+        """Whether it holds numbers, perhaps as text."""
+        return self.numeric or (bool(self.values) and all(value.isdecimal() for value in self.values))
+
+    @property
     def clock(self) -> bool:
         """Whether its times have hours: those of rows do, while other dates often have days only."""
         if self.numeric:

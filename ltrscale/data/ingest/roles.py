@@ -109,8 +109,8 @@ def choose(candidates: Sequence[Candidate], *, least: float, rivals: int = 0) ->
 
 
 def is_time(column: Column) -> bool:
-    """Whether a column holds times; numbers also need the name of one, since ids are numbers of the same size."""
-    return bool(column.formats) and (not column.numeric or named(column, _TIME))
+    """Whether a column holds times; digits also need the name of one, since ids are numbers of the same size."""
+    return bool(column.formats) and (not column.digits or named(column, _TIME))
 
 
 def named(column: Column, *patterns: str) -> bool:
@@ -278,7 +278,7 @@ def _time_points(column: Column, query: Column, seen: Structure, item: Column | 
         yield -2.0, "the name of an item's or a person's date"
     elif named(column, _TIME):
         yield 2.0, "the name of a time"
-    elif column.numeric:
+    elif column.digits:
         yield -3.0, "a number without the name of a time"
     yield (1.5, "with hours") if column.clock else (0.0, "")
     lists = seen.lists(query.name)

@@ -85,12 +85,20 @@ def score(selection: Selection, scorer: Callable[[QueryGroups], Tensor], name: s
     with progress(f"score with {name}", selection.n_documents) as advance:
         for groups in iterate(selection, docs_per_batch=_DOCS_PER_BATCH):
             assert groups.ids_Q is not None
-            scores_N = scorer(groups).double()
-            if not scores_N.isfinite().all():
-                raise InputError(f"{name}: gives scores that are no numbers; train it again")
-            parts.append(Scores(groups.ids_Q, groups.offsets_Q1, scores_N))
+            parts.append(Scores(groups.ids_Q, groups.offsets_Q1, finite(scorer(groups), name)))
             advance(groups.n_documents)
     return Scores.joined(parts)
+
+
+def finite(scores_N: Tensor, name: str) -> Tensor:
+    """The scores, float64.
+
+    Raises:
+        InputError: one of them is no number.
+    """
+    if not scores_N.isfinite().all():
+        raise InputError(f"{name}: gives scores that are no numbers; train it again")
+    return scores_N.double()
 
 
 def committed(url: str, split: Split) -> Scores:

@@ -371,3 +371,22 @@ def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) 
     ):
         source = validate(GroupRows, {"columns": columns}, "test")
         assert missing_columns(source, lists) == lacking
+
+
+# queries of several columns
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
+def test_several_columns_make_a_query_id(tmp_path: Path, name: str) -> None:
+    columns = {
+        "q": ["7", "7", "7", None, "8"],
+        "day": ["mon", "mon", "tue", "tue", None],
+        "f": [1.0, 2.0, 3.0, 4.0, 5.0],
+    }
+    block, rejected = read(write(tmp_path, name, columns), mapping(within=["day"]))
+    assert block.query_ids_N.to_pylist() == ["7|mon", "7|mon", "7|tue"]
+    assert ["'q' has no value" in rejected[0].text, "'day' has no value" in rejected[1].text] == [True, True]
+    with pytest.raises(InputError, match="within names a column twice, or that of query"):
+        mapping(within=["q"])
+    with pytest.raises(InputError, match=r"no column 'dya' .query.; its columns are q, day, f"):
+        item_features(str(tmp_path / name), mapping(within=["dya"]))

@@ -1,0 +1,125 @@
+"""Each feature alone: laws of the order and of presence, and what is suspicious on logs that are known."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ltrscale.ranking.alone import CERTAIN, FEWEST, LIFT, Alone, alone
+from ltrscale.ranking.metrics import ndcg
+
+LISTS, LENGTH = 200, 8
+
+
+def log_of(seed: int = 0) -> tuple[torch.Generator, Tensor, Tensor]:
+    """Lists of 8 documents, one in eight relevant in the mean."""
+    generator = torch.Generator().manual_seed(seed)
+    labels_N = (torch.rand(LISTS * LENGTH, generator=generator) < 0.125).float()
+    return generator, labels_N, torch.arange(0, LISTS * LENGTH + 1, LENGTH)
+
+
+def of(x_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, codes: bool = False) -> Alone:
+    (found,) = alone(x_N[:, None], labels_N, offsets_Q1, names=["x"], categorical=[codes])
+    return found
+
+
+@pytest.mark.parametrize("change", [torch.exp, lambda x: -x, lambda x: x**3 - 5, lambda x: 2 - x.exp()])
+def test_a_monotone_function_of_a_feature_changes_nothing(change: Callable[[Tensor], Tensor]) -> None:
+    generator, labels_N, offsets_Q1 = log_of()
+    x_N = (labels_N + torch.randn(len(labels_N), generator=generator)).round(decimals=1)
+    x_N[::7] = torch.nan
+    assert of(x_N, labels_N, offsets_Q1).ndcg == of(change(x_N), labels_N, offsets_Q1).ndcg
+
+
+def test_the_order_is_that_of_the_metric_in_the_better_direction() -> None:
+    generator, labels_N, offsets_Q1 = log_of()
+    x_N = labels_N + torch.randn(len(labels_N), generator=generator)
+    found = of(-x_N, labels_N, offsets_Q1)
+    assert found.ndcg == pytest.approx(float(ndcg(x_N, labels_N, offsets_Q1, k=5).nanmean()))
+    assert found.random == pytest.approx(float(ndcg(torch.zeros_like(x_N), labels_N, offsets_Q1, k=5).nanmean()))
+    assert found.random < found.ndcg < 1
+
+
+def test_equal_values_say_nothing() -> None:
+    _, labels_N, offsets_Q1 = log_of()
+    found = of(torch.full_like(labels_N, 3.0), labels_N, offsets_Q1)
+    assert (found.lift, found.varies, found.there, found.suspicious) == (0, 0, None, False)
+    of_list_N = torch.arange(LISTS).repeat_interleave(LENGTH).float()
+    found = of(of_list_N, labels_N, offsets_Q1)
+    assert (found.lift, found.varies, found.names_query) == (0, 0, True)
+    assert not of((of_list_N / 100).floor(), labels_N, offsets_Q1).names_query, "a feature of many queries"
+    assert not of(of_list_N / 7, labels_N, offsets_Q1).names_query, "a measurement"
+
+
+def test_a_label_in_disguise_ranks_whatever_its_form() -> None:
+    generator, labels_N, offsets_Q1 = log_of()
+    grades_N = labels_N * torch.randint(1, 4, labels_N.shape, generator=generator)
+    codes_N = torch.tensor([70.0, 11.0, 93.0, 12.0])[grades_N.long()]
+    for x_N, codes in ((grades_N, False), (1 / (1 + grades_N), False), (codes_N, True)):
+        found = of(x_N, grades_N, offsets_Q1, codes=codes)
+        assert found.ndcg == pytest.approx(1)
+        assert found.ranks
+
+
+def test_codes_of_single_documents_do_not_leak_their_own_labels() -> None:
+    _, labels_N, offsets_Q1 = log_of()
+    found = of(torch.arange(len(labels_N)).float(), labels_N, offsets_Q1, codes=True)
+    assert abs(found.lift) < 0.01
+    assert not found.suspicious
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_a_value_that_only_relevant_documents_have_is_suspicious_in_any_form(share: float) -> None:
+    generator, labels_N, offsets_Q1 = log_of()
+    marked_N = (labels_N > 0) & (torch.rand(labels_N.shape, generator=generator) < share)
+    noise_N = torch.randn(len(labels_N), generator=generator)
+    some_N = torch.rand(labels_N.shape, generator=generator) < 0.5
+    nan_N = torch.full_like(noise_N, torch.nan)
+    forms = {
+        "known": torch.where(marked_N, noise_N, nan_N),
+        "missing": torch.where(marked_N, nan_N, noise_N),
+        "unusual": noise_N * marked_N,
+    }
+    for how, x_N in forms.items():
+        found = of(x_N, labels_N, offsets_Q1)
+        assert found.marks, how
+        assert found.there is not None
+        assert (found.there.how, found.there.others) == (how, 0)
+        assert found.there.relevant == pytest.approx(float(marked_N.sum() / labels_N.sum()))
+        assert not of(torch.where(some_N, noise_N, nan_N), labels_N, offsets_Q1).suspicious
+
+
+def test_few_lists_and_few_marked_documents_say_nothing() -> None:
+    _, labels_N, offsets_Q1 = log_of()
+    few = FEWEST * LENGTH // 2
+    found = of(labels_N[:few], labels_N[:few], offsets_Q1[: FEWEST // 2 + 1])
+    assert found.lift == 1
+    assert found.lists < FEWEST
+    assert not found.suspicious
+    nothing = of(labels_N, torch.zeros_like(labels_N), offsets_Q1)
+    assert (nothing.lists, nothing.lift, nothing.suspicious) == (0, 0, False)
+
+
+def test_the_bounds_are_those_of_a_lift_and_of_certainty() -> None:
+    known = Alone(name="x", k=5, ndcg=0.5 + LIFT / 2, random=0.5, lists=FEWEST, varies=1, there=None)
+    assert known.suspicious
+    assert not known.replace(ndcg=0.5 + LIFT / 2 - 1e-6).suspicious
+    marks = of(log_of()[1], *log_of()[1:]).there
+    assert marks is not None
+    assert known.replace(ndcg=0.6, there=marks.replace(certain=CERTAIN).model_dump()).suspicious
+    assert not known.replace(ndcg=0.6, there=marks.replace(certain=CERTAIN - 1e-6).model_dump()).suspicious
+
+
+def test_a_share_against_wilsons_interval_of_scipy() -> None:
+    from scipy.stats import binomtest
+
+    labels_N = torch.tensor([1.0] * 50 + [0.0] * 350)
+    x_N = torch.zeros(400)
+    x_N[5:60] = 1.0  # 45 relevant documents and 10 others
+    there = of(x_N, labels_N, torch.arange(0, 401, 8)).there
+    assert there is not None
+    low = binomtest(45, 55).proportion_ci(method="wilson").low
+    assert there.certain == pytest.approx((low - 0.125) / 0.875, abs=1e-4)
+    assert np.allclose((there.relevant, there.others), (45 / 50, 10 / 350))
