@@ -154,10 +154,10 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
     if "ray" in cls.model_fields:
         options.add_argument("--ray", action="store_true", help="short for --set ray=true")
-    if "plan" in cls.model_fields:
-        options.add_argument("--plan", action="store_true", help="short for --set plan=true")
-    if "dry_run" in cls.model_fields:
-        options.add_argument("--dry-run", action="store_true", help="short for --set dry_run=true")
+    for switch in ("plan", "measure", "dry_run"):
+        if switch in cls.model_fields:
+            option = f"--{switch.replace('_', '-')}"
+            options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
     return options
 
 
@@ -208,7 +208,8 @@ def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[s
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan", "dry_run") if getattr(options, flag, False)]
+    switches = ("fresh", "ray", "plan", "measure", "dry_run")
+    return overrides + [f"{switch}=true" for switch in switches if getattr(options, switch, False)]
 
 
 def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:
