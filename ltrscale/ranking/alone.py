@@ -138,7 +138,7 @@ def alone(
     group_N = group_index(offsets_Q1, len(labels_N))
     random, lists = _mean_ndcg(torch.zeros_like(labels_N), labels_N, offsets_Q1, k)
     found = []
-    for name, codes, x_N in zip(names, categorical, features_NF.unbind(1), strict=True):
+    for name, codes, x_N in zip(names, categorical, features_NF.T.contiguous(), strict=True):
         orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
         best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
         there = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +31,10 @@ _TABLE = re.compile(r"\.(parquet|([ct]sv|jsonl|ndjson)(\.gz|\.xz)?)$")
 _GROUPS_LOOKED_AT = 20_000
 
 
-def other_form(file: str, urls: Sequence[str], out: str) -> list[str] | None:
+def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:
     """The lines of prepare.yaml of an input that has another form than one item a row; None where it has that one.
+
+    `given` is as for `guess`.
 
     Raises:
         InputError: the form is known, and its files do not fit together.
@@ -41,8 +44,8 @@ def other_form(file: str, urls: Sequence[str], out: str) -> list[str] | None:
     if not all(_TABLE.search(url) for url in urls):
         return None  # the reader of items says what it cannot read
     if urls[0].endswith(".parquet"):
-        lists = [each.name for each in tables.read_schema(urls[0], Dialect()) if cols.is_list(each.type)]
-        return [*_head(file, out), *_groups(file, urls, lists)] if lists else None
+        laid = _laid_out(urls[0])
+        return [*_head(file, out), *_groups(file, urls[0], laid, given)] if laid else None
     texts = _Texts.of(urls) if len(urls) > 1 else None
     return [*_head(file, out), *texts.lines()] if texts else None
 
@@ -113,33 +116,53 @@ def _sizes_of(url: str, beside: Sequence[str]) -> str:
 # lists by row
 
 
-def _groups(file: str, urls: Sequence[str], lists: Sequence[str]) -> Iterator[str]:
-    """A row for each query: the lists are laid out as items, and guessed as those."""
-    schema = tables.read_schema(urls[0], Dialect())
-    rows = pa.Table.from_batches(islice(batches(urls[:1], schema.names, Dialect()), 1)).slice(0, _GROUPS_LOOKED_AT)
-    rows = rows.filter(pc.greater(pc.list_value_length(rows[lists[0]]), 0))
-    if not len(rows):
-        raise InputError(f"{urls[0]}: no row has a list with values in {lists[0]!r}; choose another file")
-    lengths = {name: np.asarray(pc.fill_null(pc.list_value_length(rows[name]), 0)) for name in lists}
+class _Laid(NamedTuple):
+    """Rows of lists laid out as items."""
+
+    items: pa.Table
+    names: dict[str, str]
+    """The name of each list of single values, by that of its value."""
+    wide: dict[str, int]
+    """The lists with several values of a document, and how many."""
+
+
+def _laid_out(url: str) -> _Laid | None:
+    """The rows of a file with a row for each query; None of one whose rows are items, perhaps with lists of their own.
+
+    The lists of a query are of one length, that of the query, while those of an item (tags, an embedding) are of any.
+    """
+    schema = tables.read_schema(url, Dialect())
+    lists = [each.name for each in schema if cols.is_list(each.type)]
+    first = next(batches([url], schema.names, Dialect()), None) if len(lists) > 1 else None
+    if first is None:
+        return None
+    rows = pa.Table.from_batches([first]).slice(0, _GROUPS_LOOKED_AT)
+    lengths = {name: pc.fill_null(pc.list_value_length(rows[name]), 0).to_numpy() for name in lists}
     nested = [name for name in lists if cols.is_list(schema.field(name).type.value_type)]
-    shortest = min(
-        (name for name in lists if name not in nested), key=lambda name: lengths[name].sum(), default=lists[0]
-    )
-    n_Q = lengths[shortest]
-    plain_lists = [name for name in lists if name not in nested and (lengths[name] == n_Q).all()]
-    wide = {name: int(lengths[name].sum() // n_Q.sum()) for name in lists if name not in plain_lists}
+    n_Q = lengths[min((name for name in lists if name not in nested), key=lambda name: lengths[name].sum())]
+    names = {_one(name): name for name in lists if name not in nested and (lengths[name] == n_Q).all()}
+    wide = {name: int(lengths[name].sum() // max(n_Q.sum(), 1)) for name in lists if name not in names.values()}
     wide = {name: n for name, n in wide.items() if name not in nested and (lengths[name] == n * n_Q).all()}
-    singles = [name for name in schema.names if name not in lists]
+    inner = {name: len(rows[name].combine_chunks().flatten().flatten()) for name in nested}
+    wide |= {name: inner[name] // max(n_Q.sum(), 1) for name in nested if (lengths[name] == n_Q).all()}
+    if len(names) + len(wide) < 2 or len({*n_Q.tolist()}) < 2:
+        return None
     parent_N = pa.array(np.repeat(np.arange(len(rows)), n_Q))
-    flat = {name: cols.plain(rows[name].combine_chunks()).take(parent_N) for name in singles}
-    flat |= {_one(name): rows[name].combine_chunks().flatten() for name in plain_lists}
-    table = pa.table(flat)
-    found = guess(columns_of(table, table.schema, Dialect()), of_table(table), {}, urls[0])
+    flat = {each: cols.plain(rows[each].combine_chunks()).take(parent_N) for each in schema.names if each not in lists}
+    flat |= {one: rows[name].combine_chunks().flatten() for one, name in names.items()}
+    return _Laid(pa.table(flat), names, wide)
+
+
+def _groups(file: str, url: str, laid: _Laid, given: Mapping[str, str | None]) -> Iterator[str]:
+    """A row for each query, whose roles are guessed as those of items."""
+    ones = {name: one for one, name in laid.names.items()}
+    given = {use: ones.get(name, name) for use, name in given.items() if name is not None}
+    found = guess(columns_of(laid.items, laid.items.schema, Dialect()), of_table(laid.items), given, url)
     yield f"  inputs: {plain(file)}"
     yield "  source:"
     yield "    kind: groups # a row for each query, with lists of its documents"
     yield "    columns:"
-    yield from _group_columns(found, {_one(name): name for name in plain_lists}, [*nested, *wide], wide)
+    yield from _group_columns(found, laid.names, laid.wide)
 
 
 def _one(name: str) -> str:
@@ -152,11 +175,9 @@ def _one(name: str) -> str:
     return re.sub(r"(?<!s)s$", "", name)
 
 
-def _group_columns(
-    found: Guess, lists: Mapping[str, str], matrices: Sequence[str], wide: Mapping[str, int]
-) -> Iterator[str]:
+def _group_columns(found: Guess, lists: Mapping[str, str], wide: Mapping[str, int]) -> Iterator[str]:
     """The uses of the columns of groups; `lists` has the name of each list by that of its single value."""
-    yield f"      query: {plain(found.query.name)} # {'; '.join(found.choices['query'].best.reasons[:2])}"
+    yield f"      query: {plain(found.query.name)} # {found.query.shown}"
     if found.time is not None:
         yield f"      time: {plain(found.time.name)} # {found.time.shown}"
         if found.time.formats[0] != ISO:
@@ -170,14 +191,13 @@ def _group_columns(
     single = [each.name for each in (*found.meta, *found.categorical, *found.features) if each.name not in lists]
     if single:
         yield f"      meta: {json.dumps(single, ensure_ascii=False)} # of the whole list"
-    if matrices:
-        yield f"      features: {json.dumps(matrices[:1])} # all features, document after document"
-        if matrices[0] in wide:
-            yield f"      n_features: {wide[matrices[0]]}"
-    for use, columns in (("features", () if matrices else found.features), ("categorical", found.categorical)):
+    for name in [*wide][:1]:
+        yield f"      features: {json.dumps([name])} # all features of all documents"
+        yield f"      n_features: {wide[name]}"
+    for use, columns in () if wide else (("features", found.features), ("categorical", found.categorical)):
         if names := [lists[each.name] for each in columns if each.name in lists]:
             yield f"      {use}: {json.dumps(names, ensure_ascii=False)}"
-    unused = dict(found.others) | dict.fromkeys(matrices[1:], "further features")
+    unused = dict(found.others) | dict.fromkeys([*wide][1:], "further features")
     for name, reason in unused.items():
         yield f"      # not used: {lists.get(name, name)}, {reason}"
 

@@ -5,7 +5,10 @@ import logging
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from first_logs import LOGS
 
@@ -146,3 +149,32 @@ def test_judgements_without_candidates_are_no_lists(tmp_path: Path) -> None:
         InputError, match=r"qrels\.tsv: judgements alone are no lists to rank: put a table of candidates"
     ):
         init(InitConfig(file=str(folder), out=str(tmp_path / "out")))
+
+
+def test_an_item_s_own_lists_do_not_make_it_a_query(tmp_path: Path) -> None:
+    log = pq.read_table(LOGS["candidates"][1](tmp_path))
+    log = log.append_column("embedding", pa.array([[0.5, 0.25]] * len(log)))
+    log = log.append_column("tags", pa.array([["new"] * (i % 3) for i in range(len(log))]))
+    pq.write_table(log, tmp_path / "lists.parquet")
+    init(InitConfig(file=str(tmp_path / "lists.parquet"), out=str(tmp_path / "out")))
+    source = load(PrepareJob, str(tmp_path / "out" / "prepare.yaml")).prepare.source
+    assert isinstance(source, Items)
+    assert (source.columns.query, source.columns.item) == ("qid", "doc")
+    assert not {"embedding", "tags"} & {*source.columns.features, *source.columns.categorical}
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+def test_all_features_of_a_query_may_be_in_one_list(tmp_path: Path, matrix: bool) -> None:
+    rng, lengths = np.random.default_rng(0), [3, 5, 4, 6] * 10
+    values = [rng.normal(size=(n, 7)) for n in lengths]
+    table = {
+        "query_id": [f"q{i}" for i in range(40)],
+        "features": [each.tolist() if matrix else each.ravel().tolist() for each in values],
+        "labels": [(each[:, 0] > 0).astype(int).tolist() for each in values],
+    }
+    pq.write_table(pa.table(table), tmp_path / "groups.parquet")
+    init(InitConfig(file=str(tmp_path / "groups.parquet"), out=str(tmp_path / "out")))
+    job = load(PrepareJob, str(tmp_path / "out" / "prepare.yaml"))
+    job.run()
+    manifest = open_dataset(job.out).manifest
+    assert (len(manifest.features), manifest.counts().documents, manifest.counts().labelled) == (7, sum(lengths), 40)

@@ -152,7 +152,11 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     counted = values.drop_null().value_counts()
     known, counts_V = counted.field("values"), counted.field("counts").to_numpy()
     numbers_V = _values(known, dialect) if cols.is_number(kind) else np.zeros(0)
-    bad_V = np.zeros(len(known), bool) if pa.types.is_boolean(kind) or not len(numbers_V) else ~np.isfinite(numbers_V)
+    bad_V = np.zeros(len(known), bool)
+    if len(numbers_V) and not pa.types.is_boolean(kind):
+        bad_V = ~np.isfinite(numbers_V)
+    elif cols.is_text(kind):
+        bad_V = cols.texts(known)[1]  # what is not UTF-8
     formats, seconds_V, bad_V = _times(known, kind, bad_V)
     numbers_V = numbers_V[np.isfinite(numbers_V)]
     if pa.types.is_boolean(kind):
@@ -198,7 +202,7 @@ def _times(
     `bad_V` are the values that are no numbers, which stay the bad ones where the column is none of times.
     """
     tried, formats = known.slice(0, _TRIED), []
-    if len(tried) and (_readable(kind) or pa.types.is_temporal(kind)):
+    if len(tried) and (_readable(kind) or _is_stamp(kind)):
         shares = {form: _share_of_times(tried, kind, form) for form in _forms_of(kind)}
         formats = sorted((form for form, share in shares.items() if share >= 1 - _STRAY), key=lambda f: -shares[f])
     if not formats:
@@ -207,15 +211,19 @@ def _times(
     return tuple(formats), seconds_V[~bad_V], bad_V
 
 
+def _is_stamp(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
 def _forms_of(kind: pa.DataType) -> tuple[str, ...]:
-    if pa.types.is_temporal(kind):
+    if _is_stamp(kind):
         return (ISO,)
     return (ISO, _DIGITS) if cols.is_number(kind) else _FORMATS
 
 
 def _share_of_times(values: pa.Array, kind: pa.DataType, form: str) -> float:
     """The share of values that a format can read as times of our days."""
-    if pa.types.is_temporal(kind):
+    if _is_stamp(kind):
         return 1.0
     seconds_N, bad_N = instants(values, Clock(formats=(form,)))
     texts_N = cols.texts(values)[0]
