@@ -364,23 +364,24 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
         """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
-        key = repr((uses, named, self.prepare))
-        if vars(self).get("_read", ("",))[0] != key:
+        key, kept = repr((uses, named, self.prepare)), self._kept
+        if kept.get("key") != key:
             of_scoring = frames.uses_in_scoring(uses, self._fitted(), named=named)
-            self._read = key, of_scoring, frames.reading(of_scoring, self.prepare or {})
-        return self._read[1:]
+            kept |= {"reading": (of_scoring, frames.reading(of_scoring, self.prepare or {})), "key": key}
+        found: tuple[dict[str, Any], PrepareConfig] = kept["reading"]
+        return found
 
     def _scorer(self) -> bundles.Scorer:
         """The function that scores features of the bundle, in its order; made once."""
-        if "_scores" not in vars(self):
-            self._scores = self._fitted().scorer(device=choose_device("auto"), threads=1)  # more only wait here
-        return self._scores
+        if "scorer" not in self._kept:
+            self._kept["scorer"] = self._fitted().scorer(device=choose_device("auto"), threads=1)  # more only wait here
+        scorer: bundles.Scorer = self._kept["scorer"]
+        return scorer
 
     def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
         self.columns_ = frames.with_fills(columns, self._bundle)
-        for kept in ("_scores", "_read"):
-            vars(self).pop(kept, None)
+        self._kept: dict[str, Any] = {}  # what predict makes once
         self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
         self.n_features_in_ = len(self._bundle.features)

@@ -217,7 +217,7 @@ def test_what_pretraining_needs_to_know_is_said_by_prepare_alone(
     assert any(message.endswith(", 1 period") for message in caplog.messages)
     caplog.clear()
     predict(tmp_path / "out", trees, path)
-    Ranker.load(trees).predict(pa.Table.from_pylist(week))
+    Ranker.load(trees).score(pa.Table.from_pylist(week))
     assert len([message for message in caplog.messages if " rows in = " in message]) == 2
     assert not [message for message in caplog.messages if "unique" in message]
 
