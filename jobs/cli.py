@@ -154,9 +154,10 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
     if "ray" in cls.model_fields:
         options.add_argument("--ray", action="store_true", help="short for --set ray=true")
-    for switch in ("plan", "measure"):
+    for switch in ("plan", "measure", "dry_run"):
         if switch in cls.model_fields:
-            options.add_argument(f"--{switch}", action="store_true", help=f"short for --set {switch}=true")
+            option = f"--{switch.replace('_', '-')}"
+            options.add_argument(option, action="store_true", help=f"short for --set {switch}=true")
     return options
 
 
@@ -207,7 +208,8 @@ def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[s
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan", "measure") if getattr(options, flag, False)]
+    switches = ("fresh", "ray", "plan", "measure", "dry_run")
+    return overrides + [f"{switch}=true" for switch in switches if getattr(options, switch, False)]
 
 
 def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:

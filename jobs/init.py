@@ -1,4 +1,4 @@
-"""Look at a log and write commented configs that run: prepare.yaml, and with labels and times a pipeline and a study.
+"""Look at a log and write commented configs that run: prepare.yaml; with labels and times pipeline, study and weekly.
 
 Uses of columns are guessed from names and values; name those that are guessed wrong:
 

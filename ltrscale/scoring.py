@@ -96,7 +96,7 @@ class ScoreConfig(ScorerConfig):
     data: str
     """Data set directory; groups without labels are scored too."""
     periods: Periods = None
-    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
     layout: Layout = "lists"
     """`lists`: a row per query group with query id, item ids, scores and ranks; `items`: a row per item, the best of
     each query first; `scores`: group number and scores alone, the smallest, which suffices for labels of students."""

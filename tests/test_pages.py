@@ -84,7 +84,7 @@ def commands(page: Path) -> list[str]:
         else:
             parts += [line for line in lines(block.text) if not left_out(page.stem, line)]
     # a gate that stays shut, with status 3, has done its work
-    return [short(part + " || [ $? = 3 ]" if "jobs.gate" in part else part) for part in parts]
+    return [short(part + " || [ $? = 3 ]" if re.search(r"jobs\.(gate|weekly)", part) else part) for part in parts]
 
 
 WITH_COMMANDS = [page for page in PAGES if page.stem != "contributing" and commands(page)]
@@ -145,7 +145,10 @@ def write_logs(home: Path, shared_data: Path) -> None:
     letor = home / "MSLR-WEB30K" / "Fold1"
     for folder in (letor, home / "logs" / "2026"):
         folder.mkdir(parents=True)
-    shopping_log().to_csv(home / "logs" / "shop.csv", index=False)
+    log = shopping_log()
+    log.to_csv(home / "logs" / "shop.csv", index=False)
+    later = log[log["search_id"].str.len() == 2].assign(searched_at="17.03.2026 12:00")
+    later.assign(search_id="n" + later["search_id"]).to_csv(home / "logs" / "shop-2026-W12.csv", index=False)
     for name in ("train", "vali", "test"):
         sample = shared_data / "letor" / "MSLR-sample" / "train.txt.gz"
         (letor / f"{name}.txt").write_bytes(gzip.decompress(sample.read_bytes()))

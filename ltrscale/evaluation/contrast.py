@@ -56,7 +56,7 @@ class ContrastConfig(Config):
     data: str
     """Data set directory, best the one that the bundle was pretrained on; labels are not read."""
     periods: Periods = None
-    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
     groups: int = Field(2000, ge=1)
     """About how many query groups to sample, in whole row groups; the time grows with them and with the features."""
     seed: int = 0

@@ -1,43 +1,44 @@
 """The gate: may a candidate replace the bundle in production, by an evaluation of both and the drift of its periods?"""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
-from ltrscale.errors import InputError
 from ltrscale.evaluation.decay import Decay
-from ltrscale.evaluation.drift import MUCH
+from ltrscale.evaluation.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
+from ltrscale.evaluation.power import TAIL, Power, Refuse, deviation_of
 from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL
-from ltrscale.evaluation.summarise import Comparison, Summary, holm
+from ltrscale.evaluation.summarise import Comparison, holm
 from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
 
 PRODUCTION, CANDIDATE = "production", "candidate"
 """Names of the two methods in the evaluation."""
 _NAMED = 3
-_TAIL = 0.025
-"""Chance of a difference beyond one end of a 95% interval."""
-_POWER = 0.8
-_CORRELATIONS = (0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 class Bounds(Config):
     """What a candidate must keep to; every difference is candidate minus production, in the primary metric."""
 
+    refuse: Refuse = "unproven"
+    """Who has the burden of proof over all groups. `unproven` refuses a candidate that is not shown to keep `margin`,
+    which takes many groups, and suits another kind of model. `worse` refuses one that is shown to be worse, and lets
+    chance pass: for routine retrains, where the model in use gets older meanwhile. See docs/weeks.md for how often each
+    errs."""
     margin: float = Field(default=0.005, ge=0)
     """Over all groups, the lower end of the 95% interval of the difference must be above minus this: not worse by more,
-    with confidence (non-inferiority). 0 asks for a candidate that is better with confidence."""
+    with confidence (non-inferiority). 0 asks for a candidate that is better with confidence. With `refuse: worse` it
+    is enough that the upper end is not below 0."""
     slice_margin: float = Field(default=0.01, ge=0)
     """On no slice may the candidate be worse than production by more than this, as `slices_by` judges."""
     slices_by: Literal["shown", "mean", "excluded"] = "shown"
@@ -52,6 +53,12 @@ class Bounds(Config):
     drifted: float | None = Field(default=0.25, ge=0, le=1)
     """Share of the candidate's features that may have a population stability index above .25 in a period, beyond what
     chance gives; null for any. Features of the time, such as the weekday, drift between any two short periods."""
+    feature_psi: float | None = Field(default=None, ge=0)
+    """Largest index that a single feature may have in a period, beyond what chance gives; null for any. A feature in
+    another unit, or that has gone missing, has 5 to 20, one whose mean has moved by a standard deviation about 1."""
+    moving: Texts = ()
+    """Features that are no sign of a fault where they drift, such as the weekday or a price in a sale: `drifted` and
+    `feature_psi` do not look at them. Patterns, as in `leave_out`."""
     score_psi: float | None = Field(default=MUCH, ge=0)
     """Largest index of the spread of the candidate's scores in a period, against validation, beyond what chance gives;
     null for any."""
@@ -67,53 +74,12 @@ class Bounds(Config):
 class Check(Config):
     """One bound and whether it holds."""
 
-    bound: Literal["groups", "margin", "slice_margin", "expected", "drifted", "score_psi"]
+    bound: Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]
     where: str
     """The slice, the period or the feature."""
     holds: bool
     reason: str
     """What was found and what was asked, in one line."""
-
-
-class Power(Config):
-    """How often a candidate that is as good as production passes `margin`, by the normal approximation."""
-
-    margin: float
-    deviation: float
-    """Standard deviation of the difference of a group."""
-    groups: int
-    passes: float
-    """The probability at so many groups."""
-    needed: int | None
-    """Groups for a probability of .8; None for a margin of 0, which equal rankers hold once in 40 times at any size."""
-
-    @classmethod
-    def of(cls, margin: float, deviation: float, groups: int) -> Self:
-        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5).
-
-        Example:
-            >>> [round(Power.of(0.005, 0.249, groups).passes, 2) for groups in (1_000, 3_000, 10_000)]
-            [0.09, 0.19, 0.52]
-            >>> Power.of(0.005, 0.249, 1_000).needed
-            19466
-        """
-        if deviation == 0 or margin == 0:
-            certain = margin > 0
-            passes, needed = (1.0, 1) if certain else (_TAIL if deviation else 0.0, None)
-        else:
-            passes = float(ndtr(margin * math.sqrt(groups) / deviation + ndtri(_TAIL)))
-            needed = math.ceil(((ndtri(_POWER) - ndtri(_TAIL)) * deviation / margin) ** 2)
-        return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed)
-
-    @property
-    def stated(self) -> str:
-        """In a sentence."""
-        enough = "no number of groups changes that" if self.needed is None else f"{_POWER} takes {self.needed:,} groups"
-        return (
-            f"A candidate as good as production passes bounds.margin {self.margin:g} with a probability of "
-            f"{self.passes:.2f} at {self.groups:,} groups; {enough} (the difference of a group deviates by "
-            f"{self.deviation:.3f})"
-        )
 
 
 class Verdict(Findings):
@@ -150,14 +116,16 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[
     counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
     judged = {name: c for name, c in compared.items() if name != ALL and c and counts[name] >= bounds.groups}
     slices = list(_of_slices(judged, counts, evaluation.primary, bounds))
-    drift = list(_drift(found, bounds))
-    of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.score_psi))
+    drift = list(of_drift(found.drift, bounds))
+    asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     held = {check.where for check in slices if check.holds}
     groups, difference = counts[ALL], compared[ALL]
-    power = None if difference is None else Power.of(bounds.margin, _deviation(difference, groups), groups)
+    power = (
+        None if difference is None else Power.of(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
+    )
     checks = (
-        *_overall(difference, groups, evaluation.primary, bounds),
+        *_overall(difference, groups, evaluation.primary, bounds, power),
         *slices,
         *leaks,
         *drift,
@@ -168,23 +136,26 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[
         checks=checks,
         not_judged=tuple(name for name in compared if name != ALL and name not in judged),
         not_excluded=tuple(name for name, c in judged.items() if name in held and _low(c) < -bounds.slice_margin),
-        drift_not_judged=tuple(period for period in found.drift.periods if in_period[period] < of_drift),
+        drift_not_judged=tuple(period for period in found.drift.periods if in_period[period] < asked_of_drift),
         power=power,
     )
 
 
-def _overall(compared: Comparison | None, groups: int, primary: str, bounds: Bounds) -> Iterator[Check]:
+def _overall(
+    compared: Comparison | None, groups: int, primary: str, bounds: Bounds, power: Power | None
+) -> Iterator[Check]:
     asked = f"bounds.groups asks for {bounds.groups:,}"
     enough = compared is not None and groups >= bounds.groups
     yield Check(bound="groups", where=ALL, holds=enough, reason=f"{groups:,} groups define {primary}; {asked}")
     if compared is not None:
-        yield Check(
-            bound="margin",
-            where=ALL,
-            holds=_low(compared) > -bounds.margin,
-            reason=f"all groups: {_stated(compared, primary)}; bounds.margin asks for a lower end above "
-            f"{-bounds.margin:g}",
-        )
+        asked = f"bounds.margin asks for a lower end above {-bounds.margin:g}"
+        not_worse = bounds.refuse == "worse" and _high(compared) >= 0
+        holds = not_worse or _low(compared) > -bounds.margin
+        if bounds.refuse == "worse":
+            asked += ", or for an upper end of at least 0 (bounds.refuse: worse)"
+        elif not holds and power is not None and power.more:
+            asked += f"; needs {power.more:,} more groups to let an equal candidate pass four times in five"
+        yield Check(bound="margin", where=ALL, holds=holds, reason=f"all groups: {_stated(compared, primary)}; {asked}")
 
 
 def _of_slices(
@@ -194,10 +165,10 @@ def _of_slices(
     for (name, compared), p in zip(judged.items(), holm(p_M).tolist(), strict=True):
         stated = f"slice {name}: {_stated(compared, primary)}"
         if bounds.slices_by == "shown":
-            holds = p >= _TAIL
+            holds = p >= TAIL
             asked = (
                 f"worse by more than bounds.slice_margin {bounds.slice_margin:g} has p {number(p)} (Holm, "
-                f"slices: {len(judged)}), and is shown below {_TAIL}"
+                f"slices: {len(judged)}), and is shown below {TAIL}"
             )
         else:
             ends = {"mean": ("difference", compared.difference), "excluded": ("lower end", _low(compared))}
@@ -216,79 +187,46 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     beyond, half = -margin - compared.difference, _high(compared) - compared.difference
     if half <= 0:  # all groups differ alike
         return float(beyond <= 0)
-    return float(stdtr(groups - 1, stdtrit(groups - 1, _TAIL) * beyond / half))
+    return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
 
 
-def _drift(found: Decay, bounds: Bounds) -> Iterator[Check]:
-    train = found.drift.train
-    for period, drift in found.drift.periods.items():
-        if bounds.drifted is not None and min(train.groups, drift.groups) >= bounds.drift_groups:
-            most = ", ".join(f"{name} {drift.features[name].psi:.2f}" for name in drift.drifted[:_NAMED])
-            count = f"{len(drift.drifted)} of {len(drift.features)} features have a PSI above {MUCH:g} beyond chance"
-            asked = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
-            holds = len(drift.drifted) <= bounds.drifted * len(drift.features)
-            reason = f"period {period}: {count}{f' ({most})' if most else ''}; {asked}"
-            yield Check(bound="drifted", where=period, holds=holds, reason=reason)
-        scores, before = drift.spreads[CANDIDATE], train.spreads[CANDIDATE]
+def of_drift(found: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
+    """The bounds on drift, of each period with enough groups; `method` is whose scores are looked at."""
+    train = found.train
+    for period, drift in found.periods.items():
+        if min(train.groups, drift.groups) >= bounds.drift_groups:
+            yield from _of_features(period, drift, bounds)
+        scores, before = drift.spreads[method], train.spreads[method]
         lists = min(drift.groups if of.lists is None else of.lists for of in (scores, before))
         if bounds.score_psi is not None and lists >= bounds.drift_groups:
-            stated = (
-                f"the spread of the candidate's scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
-            )
+            stated = f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
             asked = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
             holds = scores.psi - scores.chance <= bounds.score_psi
             yield Check(bound="score_psi", where=period, holds=holds, reason=f"period {period}: {stated}; {asked}")
 
 
-def _deviation(found: Comparison | Summary, groups: int) -> float:
-    """Standard deviation of the values of one group, from the 95% interval of their mean."""
-    assert found.low is not None
-    assert found.high is not None
-    return (found.high - found.low) / (2 * -float(ndtri(_TAIL))) * math.sqrt(groups)
-
-
-def foreseen(evaluation: Evaluation, margin: float) -> dict[str, Power]:
-    """What the margin asks of the number of groups, by what the deviation of a difference is taken from.
-
-    That is each comparison of two bundles in the evaluation. Of one method alone the deviation s of its metric is
-    known, and that of a difference is `s sqrt(2 (1 - r))`, if a candidate deviates as much and correlates by r.
-
-    Raises:
-        InputError: the evaluation has several methods, and compares no two of one bundle each.
-    """
-    primary = evaluation.primary
-    of_methods = {method.name: method.slices[ALL] for method in evaluation.methods if method.name != AS_SHOWN}
-    if len(of_methods) == 1:
-        ((_, scope),) = of_methods.items()
-        summary = scope.summaries[primary]
-        if summary.low is None or len(summary.trials) > 1:
-            raise InputError(f"{primary}: no test group defines it for one bundle; choose other periods in splits.test")
-        deviation = _deviation(summary, summary.groups)
-        return {
-            f"a correlation of {r:g}": Power.of(margin, deviation * math.sqrt(2 * (1 - r)), summary.groups)
-            for r in _CORRELATIONS
-        }
-    single = {name for name, scope in of_methods.items() if len(scope.summaries[primary].trials) == 1}
-    found = {
-        f"{name} against {evaluation.baseline}": Power.of(margin, _deviation(c, groups), groups)
-        for name, scope in of_methods.items()
-        if {name, evaluation.baseline} <= single
-        and (c := scope.comparisons.get(primary)) is not None
-        and (groups := scope.summaries[primary].groups)
-    }
-    if not found:
-        raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return found
-
-
-def plan_table(found: Mapping[str, Power]) -> str:
-    """A row for each deviation that a difference may have."""
-    header = ["deviation as of", "deviation", "groups", "an equal candidate passes", f"groups for {_POWER}"]
-    rows = [
-        [name, f"{p.deviation:.3f}", f"{p.groups:,}", f"{p.passes:.2f}", "-" if p.needed is None else f"{p.needed:,}"]
-        for name, p in found.items()
+def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Check]:
+    every = [
+        Feature(name=name, kind="numeric" if of.unknown is None else "categorical")
+        for name, of in drift.features.items()
     ]
-    return markdown(header, rows)
+    moving = {feature.name for pattern in bounds.moving for feature in matching(pattern, every, key="bounds.moving")}
+    judged = {name: of for name, of in drift.features.items() if name not in moving}
+    drifted = [name for name in drift.drifted if name in judged]
+    if bounds.drifted is not None:
+        most = ", ".join(f"{name} {judged[name].psi:.2f}" for name in drifted[:_NAMED])
+        count = f"{len(drifted)} of {len(judged)} features have a PSI above {MUCH:g} beyond chance"
+        asked = f"bounds.drifted asks for at most {bounds.drifted:.0%}"
+        holds = len(drifted) <= bounds.drifted * len(judged)
+        reason = f"period {period}: {count}{f' ({most})' if most else ''}; {asked}"
+        yield Check(bound="drifted", where=period, holds=holds, reason=reason)
+    if bounds.feature_psi is not None:
+        beyond = {name: of.psi - of.chance for name, of in judged.items()}
+        broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
+        worst = broken[:_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
+        found = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
+        asked = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
+        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {found}; {asked}")
 
 
 def _low(compared: Comparison) -> float:

@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, open_dataset
-from ltrscale.data.dataset.split import Texts
+from ltrscale.data.dataset.split import PeriodTexts, Texts
 from ltrscale.errors import InputError, suggestion
 from ltrscale.matching import statistics as kept
 from ltrscale.matching.measures import MEASURES, Lists, Smoothing, measure
@@ -38,8 +38,8 @@ class MatchConfig(Config):
     """The token fields of documents, each a text to compare; all by default."""
     together: bool = True
     """Compare the fields end to end as one more text too, if there are several."""
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B` whose documents are counted: those of training."""
+    periods: PeriodTexts = ()
+    """Periods, as in a split, whose documents are counted: those of training."""
     statistics: str | None = None
     """Data set that jobs.match has made, whose statistics serve this one too, instead of `periods`."""
     smoothing: Smoothing = Smoothing()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.config import Config
-from ltrscale.data.dataset.split import Texts
+from ltrscale.data.dataset.split import PeriodTexts
 from ltrscale.errors import InputError
 from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints
 
@@ -26,8 +26,8 @@ Bits = NDArray[np.uint64]
 class StepConfig(Config):
     """Base of all steps."""
 
-    periods: Texts = ()
-    """Periods `P` or ranges `A..B` to change; empty for all."""
+    periods: PeriodTexts = ()
+    """Periods, as in a split, to change; empty for all."""
 
 
 class Changes(NamedTuple):

@@ -21,6 +21,7 @@ from ltrscale.bundle import load, reading
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
@@ -190,7 +191,7 @@ class _Steps:
     """The steps of a distillation; each commits its output below `out`, or finds it there."""
 
     def __init__(self, job: DistillJob) -> None:
-        self.job, self.splits = job, job.splits.on(job.data)
+        self.job, self.splits = job, with_relative_named(job.splits.on(job.data), "splits")
         self.scores = job.scores or join(job.out, "scores")
         self.baseline = TEACHER if job.direct is None else DIRECT
 

@@ -46,7 +46,7 @@ class ExportJob(ParityConfig, Stage):
     """Print the time of one query with the export in this process, from raw rows to scores: the median and the 99th
     percentile."""
     periods: Periods = None
-    """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
+    """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
 
     def identity(self) -> _Exported:
         """The format, the documents to compare, and the tolerance."""

@@ -17,14 +17,16 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Config, made_by
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, foreseen, judge, page, plan_table, table
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, judge, page, table
 from ltrscale.evaluation.leaks import check_leaks, look
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
+from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.ranking.choices import metric_label
 from ltrscale.storage import join
@@ -100,6 +102,7 @@ def run_gate(job: GateJob) -> None:
         Refused: a bound is broken; names each of them.
         InputError: as `EvaluateJob` and `DriftJob`.
     """
+    job = with_relative_named(job)
     if job.plan:
         print_plan(job)
         return
@@ -137,6 +140,6 @@ def print_plan(job: GateJob) -> None:
     if job.plan_from is None:
         EvaluateJob(out=place, evaluate=job.alone, ray=job.ray).run(show=False)
     evaluation = Evaluation.read(place)
-    found = foreseen(evaluation, job.bounds.margin)
+    found = foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
     margin = f"bounds.margin {job.bounds.margin:g} in {metric_label(evaluation.primary)}"
-    print_report(place, [f"{margin}, for a candidate as good as production:", plan_table(found)])
+    print_report(place, [f"{margin}, bounds.refuse {job.bounds.refuse}:", plan_table(found)])

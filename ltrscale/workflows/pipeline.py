@@ -6,7 +6,6 @@ that was stopped, or whose config changed in one place, runs only the remaining 
 """
 
 import re
-import shlex
 import typing
 from collections.abc import Mapping
 from typing import Any, Self
@@ -17,6 +16,7 @@ from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view, open_dataset
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
@@ -34,6 +34,7 @@ from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import FeatureMethod, Method, MethodName, ReadingMethod, check_methods
+from ltrscale.workflows.next_steps import command, predict_command, rank_command, weekly_command
 from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.refit import RefitJob, RefitSettings, is_refittable
 from ltrscale.workflows.runs import recorded
@@ -165,7 +166,8 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
 
 def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]) -> None:
     """Train every method with every seed on a data set, and evaluate."""
-    splits = config.splits.on(data)
+    splits = with_relative_named(config.splits.on(data), "splits")
+    learn_from = {name: with_relative_named(of, f"learn_from.{name}.splits") for name, of in learn_from.items()}
     _check_splits(splits, config.evaluate_on)
     if splits.test is not None:
         correction_of(config.evaluate, select(splits.test, labelled=True))  # raises before anything is trained
@@ -194,7 +196,7 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
         also = splits.test if config.refit.test else None
         for name in config.refit.methods:
             RefitJob(out=_final(config, name), bundle=models[name][0], also=also, workers=config.workers).run()
-    _log_next(config, {name: urls[0] for name, urls in models.items()})
+    _log_next(config, data, {name: urls[0] for name, urls in models.items()})
 
 
 def _final(config: PipelineConfig, name: str) -> str:
@@ -202,7 +204,7 @@ def _final(config: PipelineConfig, name: str) -> str:
     return join(config.out, "final", name)
 
 
-def _log_next(config: PipelineConfig, bundles: Mapping[str, str]) -> None:
+def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> None:
     """Log where the bundles of the first seed are, and the commands that come next, for the best one on validation."""
     folder = join(config.out, f"seed-{config.seeds[0]}")
     log.info("bundles: %s/METHOD/model, where METHOD is %s", folder, " or ".join(bundles))
@@ -215,17 +217,21 @@ def _log_next(config: PipelineConfig, bundles: Mapping[str, str]) -> None:
     if config.refit is not None and best in config.refit.methods:
         chosen = _final(config, best)
     elif is_refittable(config.methods[best]):
-        settings = f"--set {shlex.quote(f'out={_final(config, best)}')} --set {shlex.quote(f'bundle={chosen}')}"
-        log.info("next, to learn from the validation groups too: python -m jobs.refit %s", settings)
+        refit = command("refit", out=_final(config, best), bundle=chosen)
+        log.info("next, to learn from the validation groups too: %s", refit)
         chosen = _final(config, best)
     if config.splits.test is not None:
         place = join(config.out, evaluation_on(config.evaluate_on[0]))
-        words = (shlex.quote(f"{key}={url}") for key, url in (("evaluation", place), ("out", join(config.out, "page"))))
-        log.info("next, a page of HTML to look at: python -m jobs.report --set %s --set %s", *words)
+        page = command("report", evaluation=place, out=join(config.out, "page"))
+        log.info("next, a page of HTML to look at: %s", page)
+    if rank := rank_command(chosen, data, join(config.out, "ranked")):
+        log.info("next, to rank the newest period: %s", rank)
     log.info(
-        "next, to rank new rows: python -m jobs.predict --bundle %s --inputs NEW_ROWS --out %s",
-        *(shlex.quote(url) for url in (chosen, join(config.out, "predictions"))),
+        "next, to rank a file of raw rows, such as a new one: %s",
+        predict_command(chosen, data, join(config.out, "predictions")),
     )
+    if weekly := weekly_command(join(config.out.rstrip("/").rpartition("/")[0] or ".", "weekly.yaml")):
+        log.info("next, when the next period is there: %s", weekly)
 
 
 def _validated(url: str) -> dict[str, float]:

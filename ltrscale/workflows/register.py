@@ -16,16 +16,21 @@ from ltrscale.workflows.estimator import Ranker
 from ltrscale.workflows.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
 
 
-class RegisterJob(Config):
-    """Register a bundle as a new version of a model in MLflow's registry."""
+class Registry(Config):
+    """A model in a registry."""
 
-    bundle: str
-    """Bundle of a model that scores."""
     name: str = Field(min_length=1)
     """Name of the registered model."""
     store: str | None = None
     """Tracking store and registry, such as sqlite:///mlflow.db or http://host:5000; by default what the environment
     variable LTRSCALE_MLFLOW names."""
+
+
+class RegisterJob(Registry):
+    """Register a bundle as a new version of a model in MLflow's registry."""
+
+    bundle: str
+    """Bundle of a model that scores."""
 
     def run(self) -> str:
         """Log the model with the bundle's metrics and settings, and register it; returns its version.

@@ -18,6 +18,7 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, is_current, made_by
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import Splits
 from ltrscale.progress import Report, log
 from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
@@ -74,26 +75,31 @@ class Stage(Config):
     def run(self) -> bool:
         """Make the output unless it is up to date; returns whether it was made.
 
-        The stage sees each data set as it was when first opened, even if it changes meanwhile.
+        The stage sees each data set as it was when first opened, even if it changes meanwhile, and relative periods are
+        those of then.
 
         Raises:
             InputError: `out` holds the output of another stage; or as `check` and `work`.
             Stopped: the process was asked to stop.
         """
         with nullcontext() if self.makes_data else one_view():
-            self.check()
-            origin = made_by(self.stage, self.identity(), self.inputs())
-            if self.is_done(origin):
+            return with_relative_named(self)._run()
+
+    def _run(self) -> bool:
+        """Make the output unless it is up to date."""
+        self.check()
+        origin = made_by(self.stage, self.identity(), self.inputs())
+        if self.is_done(origin):
+            return False
+        with held(self.out):
+            if self.is_done(origin):  # again: another process may have made it while this one waited
                 return False
-            with held(self.out):
-                if self.is_done(origin):  # again: another process may have made it while this one waited
-                    return False
-                start = time.monotonic()
-                with recorded(self.out, self.recorded_as(), self.stage, name=self.record) as report:
-                    log.info("%s: writing %s", self.stage, self.out)
-                    self.clear()
-                    self.work(origin, report)
-                    log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
+            start = time.monotonic()
+            with recorded(self.out, self.recorded_as(), self.stage, name=self.record) as report:
+                log.info("%s: writing %s", self.stage, self.out)
+                self.clear()
+                self.work(origin, report)
+                log.info("%s: done in %.1f s", self.stage, time.monotonic() - start)
         return True
 
 

@@ -24,9 +24,11 @@ from ltrscale.workflows.first_pipeline import Plan, engine_score
 from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare_text, summary
 from ltrscale.workflows.first_sizes import LogSize
 from ltrscale.workflows.first_study import first_runs
+from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.study_grid import StudyConfig
+from ltrscale.workflows.weekly import WeeklyJob
 
 
 class InitConfig(Config):
@@ -49,7 +51,7 @@ class InitConfig(Config):
 
 
 def init(config: InitConfig) -> None:
-    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml and study.yaml.
+    """Look at a log, and write prepare.yaml and, if it has labels and several periods, those of later commands.
 
     Raises:
         InputError: the log cannot be read, no column looks like the query's, or configs are there already.
@@ -77,6 +79,7 @@ def init(config: InitConfig) -> None:
         score = engine_score([each.name for each in found.features])
         runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
         texts |= runs
+        texts["weekly"] = weekly_text(out, counted.plan.unit)
     if clicks := clicks_text(out, found):
         texts["clicks"] = clicks
     _write(out, texts)
@@ -84,14 +87,17 @@ def init(config: InitConfig) -> None:
         log.info("init: %s", line)
     for reason in (*said, *_missing(found, counted.plan)):
         log.info("init: %s", reason)
-    for name in (each for each in _WRITES if each in texts and each != "study"):  # which answers another question
+    for name in (each for each in _WRITES if each in texts and each not in _LATER):
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
 
 
+_LATER = ("study", "weekly")
+"""Configs that answer another question, or whose time comes after a pipeline, which says so."""
 _WRITES: dict[str, type[Config]] = {
     "prepare": PrepareJob,
     "clicks": ClicksJob,
     "pipeline": PipelineConfig,
+    "weekly": WeeklyJob,
     "study": StudyConfig,
 }
 

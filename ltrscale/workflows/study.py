@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from ltrscale import storage
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
+from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.study import Cost, Design, Model
@@ -46,6 +47,7 @@ def run_study(config: StudyConfig) -> None:
     if config.data is not None:
         config = config.replace(splits=config.splits.on(config.data).model_dump())
     with recorded(config.out, config, "study"), one_view() as view:
+        config = with_relative_named(config)
         check_disjoint(config.splits)
         select(config.splits.test, labelled=True)
         for sized in map(config.sized, config.numbers):

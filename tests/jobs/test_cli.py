@@ -21,6 +21,7 @@ from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, Pret
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob
+from ltrscale.workflows.weekly import WeeklyJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {
@@ -118,6 +119,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "self": CrossvalConfig,
         "study": StudyConfig,
         "gate": GateJob,
+        "weekly": WeeklyJob,
         "evaluate": EvaluateJob,
         "clicks": ClicksJob,
     }

@@ -197,12 +197,12 @@ def test_a_pipeline_ends_with_the_commands_that_come_next(
     found = suggested(out)
     values = {name: bundle.load(str(out / "seed-0" / name / "model")).metrics["validation_ndcg@5"] for name in trees}
     assert values["one"] < values["ten"]  # type: ignore[operator]
-    assert [*found] == ["jobs.refit", "jobs.predict"]
+    assert [*found] == ["jobs.refit", "jobs.score", "jobs.predict"]
     final = configs.load(RefitJob, overrides=found["jobs.refit"][1::2])
     assert (final.bundle, final.out) == (str(out / "seed-0" / "ten" / "model"), str(out / "final" / "ten"))
     options = found["jobs.predict"]
     assert options[options.index("--bundle") + 1] == final.out
-    assert suggested(out, "refit.methods=[ten]") == {"jobs.predict": options}
+    assert suggested(out, "refit.methods=[ten]") == {name: found[name] for name in ("jobs.score", "jobs.predict")}
     assert bundle.load(final.out).count("trees")
 
 

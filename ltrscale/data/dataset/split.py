@@ -2,10 +2,11 @@
 
 import datetime
 import itertools
+import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.sample import Fold
@@ -25,9 +26,63 @@ def _some_texts(value: Any) -> Any:
     return _texts(value)
 
 
+class Relative(NamedTuple):
+    """Periods by their place among those that there are: `last N`, `last N but M`, `all but last M`."""
+
+    number: int | None
+    """How many; None for all."""
+    but: int = 0
+    """How many of the last ones are left out."""
+
+    @classmethod
+    def of(cls, text: str) -> Self | None:
+        """What a text means; None for a period or a range, whose names have no blanks.
+
+        Raises:
+            ValueError: a text with blanks means nothing.
+
+        Example:
+            >>> Relative.of("last 3 but 1"), Relative.of("all but last 2"), Relative.of("2026-W07")
+            (Relative(number=3, but=1), Relative(number=None, but=2), None)
+        """
+        if not re.search(r"\s", text):
+            return None
+        found = re.fullmatch(r"last +(\d+)( +but +(\d+))?|all +but +last +(\d+)", text)
+        number, but = (int(group or 0) for group in (found[1], found[3] or found[4])) if found else (0, 0)
+        if not found or not (but if found[4] else number):
+            raise ValueError(
+                f"{text!r} names no period; write `last N`, `last N but M` or `all but last N` with numbers above 0, a "
+                "period, or a range A..B"
+            )
+        return cls(None if found[4] else number, but)
+
+    def among(self, known: Sequence[str]) -> Sequence[str]:
+        """Those of the sorted periods; empty if there are too few.
+
+        Example:
+            >>> weeks = ["w1", "w2", "w3", "w4"]
+            >>> [*Relative.of("last 2 but 1").among(weeks), *Relative.of("all but last 3").among(weeks)]
+            ['w2', 'w3', 'w1']
+            >>> Relative.of("last 4 but 1").among(weeks)
+            []
+        """
+        rest = known[: max(0, len(known) - self.but)]
+        if self.number is None:
+            return rest
+        return rest[-self.number :] if self.number <= len(rest) else []
+
+
+def _known_words(items: tuple[str, ...]) -> tuple[str, ...]:
+    for item in items:
+        Relative.of(item)
+    return items
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
-Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts)] | None
-"""Periods `P` or ranges `A..B`, both ends included, in text order; None for all."""
+PeriodTexts = Annotated[Texts, AfterValidator(_known_words)]
+"""As `Periods`, and may be empty."""
+Periods = Annotated[tuple[str, ...], BeforeValidator(_some_texts), AfterValidator(_known_words)] | None
+"""Periods `P`, ranges `A..B`, both ends included, in text order, or relative ones, see `Relative`; None for all."""
 LabelColumn = Literal["labels", "relevance"]
 
 
@@ -37,7 +92,9 @@ class Split(Config):
     data: Texts = ()
     """Data set directories; a single one may be given as plain text. A pipeline reads its own data set by default."""
     periods: Periods = None
-    """Periods `P` or ranges `A..B`, both ends included, in text order; all if it is left out."""
+    """Periods `P`, ranges `A..B`, both ends included, in text order, or periods counted from the newest: `last 8`,
+    `last 3 but 1` (the three before the last one), `all but last 2`. A job finds what these are when it starts, and
+    records the names. All periods if it is left out."""
     labelled_fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the labelled groups whose labels are used; at least one group."""
     labelled_groups: int | None = Field(default=None, ge=1)
