@@ -44,7 +44,8 @@ def main(export, rows):
             print(f"{rows}: line {line}: {error}", file=sys.stderr)
             found.append(False)
     scores_N = np.full(len(found), np.nan)
-    scores_N[found] = scores(export, np.array(matrix, np.float32))
+    if matrix:
+        scores_N[found] = scores(export, np.array(matrix, np.float32))
     print(*map(float, scores_N), sep="\n")
 
 

@@ -154,7 +154,7 @@ def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows:
     n = 0
     for block in read(File(url=url)):
         whole = completed(block, config, features)
-        whole = keep(whole, ~np.isinf(whole.features_NF).any(1))
+        whole = keep(whole, np.asarray(~np.isinf(whole.features_NF).any(1)))
         blocks.append(cut(whole, 0, min(len(whole), rows - n)))
         n += len(blocks[-1])
         if n >= rows:

@@ -103,7 +103,7 @@ class RawRows:
         return [value if places is None else places.get(value, math.nan) for value, places in pairs]
 
     def read(self, path: str | Path) -> Iterator[Row]:
-        """The rows of a CSV file or of JSON lines, perhaps packed as .gz or .xz, in the form of the log.
+        """The rows of a CSV file or of JSON lines, perhaps packed as .gz or .xz, with the columns of the log.
 
         A line that is no row is given as the error that says why; `features` raises it.
         """
@@ -128,7 +128,25 @@ class RawRows:
             return RowError(str(error))
         if len(fields) != len(names):
             return RowError(f"{len(fields)} columns where the header has {len(names)}")
-        return dict(zip(names, fields))
+        row = dict(zip(names, fields))
+        if self.recipe["rows"] == "csv":
+            return row
+        try:
+            return {name: self._of_text(name, text) for name, text in row.items()}
+        except RowError as error:
+            return error
+
+    def _of_text(self, name: str, text: str) -> Any:
+        """A value of a CSV file, as a log in another form has it."""
+        reads = self.recipe["columns"].get(name, {}).get("reads")
+        if text in self._missing:
+            return None
+        if reads == "boolean":
+            return bool(self._boolean(name, text))
+        if reads == "integer" and re.fullmatch("-?[0-9]+", text):
+            return int(text)
+        numeric = any(f["column"] == name and f["kind"] == "numeric" for f in self.recipe["features"])
+        return self._number(name, text) if reads in ("number", "integer") and numeric else text
 
     def _fields(self, line: str, delimiter: str) -> list[str]:
         """The fields of a line, which is a row: no field has a line end."""
