@@ -154,8 +154,9 @@ def _parser(command: Command[ConfigT]) -> argparse.ArgumentParser:
         options.add_argument("--fresh", action="store_true", help="short for --set fresh=true")
     if "ray" in cls.model_fields:
         options.add_argument("--ray", action="store_true", help="short for --set ray=true")
-    if "plan" in cls.model_fields:
-        options.add_argument("--plan", action="store_true", help="short for --set plan=true")
+    for switch in ("plan", "measure"):
+        if switch in cls.model_fields:
+            options.add_argument(f"--{switch}", action="store_true", help=f"short for --set {switch}=true")
     return options
 
 
@@ -206,7 +207,7 @@ def _overrides(command: Command[ConfigT], options: argparse.Namespace) -> list[s
     overrides += [f"{key}={value}" for key in command.flags.split() if (value := getattr(options, key)) is not None]
     if getattr(options, "argument", None):
         overrides.append(f"{command.argument}={json.dumps(options.argument)}")
-    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan") if getattr(options, flag, False)]
+    return overrides + [f"{flag}=true" for flag in ("fresh", "ray", "plan", "measure") if getattr(options, flag, False)]
 
 
 def read(command: Command[ConfigT], words: Sequence[str]) -> tuple[ConfigT, list[str]]:

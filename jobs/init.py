@@ -1,4 +1,4 @@
-"""Look at a log and write commented configs that run: prepare.yaml, and pipeline.yaml if it has labels and times.
+"""Look at a log and write commented configs that run: prepare.yaml, and with labels and times a pipeline and a study.
 
 Uses of columns are guessed from names and values; name those that are guessed wrong:
 

@@ -4,6 +4,9 @@ The bundle knows how its training data were read, so that new rows need no colum
 
   python -m jobs.predict --bundle models/ranker --inputs next_week.parquet \
       --out predictions/next_week
+
+What the rows have that training had not is said, feature by feature; with
+`--set refuse=true` nothing is then ranked, and the exit status is 3.
 """
 
 from jobs.cli import Command, main
@@ -14,7 +17,7 @@ COMMAND = Command(
     PredictJob,
     PredictJob.run,
     __doc__,
-    keys="out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected add ray workers",
+    keys="out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add ray workers",
     flags="bundle inputs out",
 )
 

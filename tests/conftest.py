@@ -84,7 +84,8 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> WriteDataset:
                 placed = commit.files[-1]
                 labelled = sum(labels_L is not None for _, labels_L in of_period)
                 counts = Counts(len(of_period), sum(len(x_LF) for x_LF, _ in of_period), labelled)
-                files.append(DataFile(**vars(placed), period=period, row_groups=(counts,)))
+                longest = max(len(x_LF) for x_LF, _ in of_period)
+                files.append(DataFile(**vars(placed), period=period, longest=longest, row_groups=(counts,)))
             manifest = Manifest(features=tuple(features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
         return url
@@ -119,7 +120,7 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
                     for cell in file.row_groups:
                         writer.write_table(table.slice(first, cell.groups))
                         first += cell.groups
-                files.append(DataFile(**vars(commit.files[-1]), period=file.period, row_groups=file.row_groups))
+                files.append(file.replace(**vars(commit.files[-1])))
             manifest = Manifest(features=tuple(features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
         return out

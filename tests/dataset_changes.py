@@ -30,7 +30,7 @@ def add_period(url: str, period: str, *, like: str) -> None:
                     writer.write_table(table.set_column(table.schema.get_field_index("gid"), "gid", gids))
                     gid += len(table)
             placed = commit.files[-1]
-            added.append(DataFile(**vars(placed), period=period, row_groups=file.row_groups))
+            added.append(DataFile(**vars(placed), period=period, longest=file.longest, row_groups=file.row_groups))
         files = sorted([*before.files, *added], key=lambda file: (file.period, file.path))
         commit.finish(before.replace(files=files).model_dump(mode="json"))
 

@@ -1,5 +1,6 @@
 """Small data set directories with known groups, written without `prepare`."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,16 +75,15 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> MakeDataset:
                         writer.write_table(_table(new, has_weights is not None))
                         n_labelled = sum(group.labels is not None for group in new.values())
                         counts.append(Counts(len(row_group), sum(row_group), n_labelled))
-                files.append(_data_file(commit.files[-1], period, counts))
+                longest = max(itertools.chain.from_iterable(row_groups))
+                files.append(
+                    DataFile(**vars(commit.files[-1]), period=period, longest=longest, row_groups=tuple(counts))
+                )
             manifest = Manifest(features=tuple(Feature(name=name) for name in features), files=tuple(files))
             commit.finish(manifest.model_dump(mode="json"))
         return KnownDataset(url, groups)
 
     return make
-
-
-def _data_file(placed: storage.Placed, period: str, counts: Sequence[Counts]) -> DataFile:
-    return DataFile(path=placed.path, period=period, bytes=placed.bytes, sha256=placed.sha256, row_groups=tuple(counts))
 
 
 def _schema(weights: bool) -> pa.Schema:

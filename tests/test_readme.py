@@ -38,7 +38,7 @@ def test_the_readme_has_code_to_run() -> None:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configs that `jobs.init` writes for a log."""
     folder = tmp_path_factory.mktemp("shop")
-    shopping_log().to_csv(folder / "shop.csv", index=False)
+    shopping_log(400).to_csv(folder / "shop.csv", index=False)
     init(InitConfig(file=str(folder / "shop.csv"), out=str(folder / "shop")))
     return folder / "shop"
 

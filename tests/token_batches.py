@@ -40,8 +40,8 @@ def text_groups(lengths: Sequence[int] = (5, 1, 6, 4), seed: int = 0) -> QueryGr
         torch.arange(len(lengths)),
         torch.rand(n, generator=generator) + 0.5,
         torch.cat(places),
-        {"query": token_lists(len(lengths), 4, generator)},
-        {"title": token_lists(n, 5, generator), "body": token_lists(n, 15, generator)},
+        query_tokens={"query": token_lists(len(lengths), 4, generator)},
+        document_tokens={"title": token_lists(n, 5, generator), "body": token_lists(n, 15, generator)},
     ).checked()
 
 

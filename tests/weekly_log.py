@@ -41,7 +41,10 @@ def write_log(url: str, rows: Sequence[Row], features: Sequence[Feature], *, row
                     pq.write_table(pa.table(columns), path, row_group_size=row_group)
                 parts = [groups[i : i + row_group] for i in range(0, len(groups), row_group)]
                 counts = [_counts(part) for part in parts]
-                files.append(DataFile(**vars(commit.files[-1]), period=period, row_groups=tuple(counts)))
+                longest = max(len(row.documents) for row in groups)
+                files.append(
+                    DataFile(**vars(commit.files[-1]), period=period, longest=longest, row_groups=tuple(counts))
+                )
         commit.finish(Manifest(features=tuple(features), files=tuple(files)).model_dump(mode="json"))
     return url
 

@@ -19,7 +19,7 @@ from ltrscale.bundle.opened import fitting
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Periods, Split
-from ltrscale.data.stream.batches import StreamConfig, iterate
+from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -129,7 +129,8 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
     whole = whole.serving(opened.features, whose=config.bundle)
     sample = spread(whole, documents=round(config.groups * whole.n_documents / whole.n_groups))
     net = _network(opened, settings, sample)
-    sums_V4 = _measured(net, method, settings.stream, sample, seed=config.seed)
+    stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
+    sums_V4 = _measured(net, method, stream, sample, seed=config.seed)
     (loss, uninformed, found, rivalled), *permuted = sums_V4.tolist()
     n = sample.n_documents
     rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()

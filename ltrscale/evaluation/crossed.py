@@ -9,6 +9,7 @@ all draws.
 
 import math
 from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ FEWEST_DRAWS = 5
 _ALPHA, _POWER = 0.05, 0.8
 _MANY = 1e6
 """Degrees of freedom from which on a t is a normal variable."""
+MOST_DRAWS = 1000
+"""More are not proposed."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,94 @@ class Means:
         half of all experiments after division by the root of the median m of chi square over df. Without both, few
         draws promise too much.
         """
-        df_M = np.minimum(self.df_M, _MANY)
-        errors_M = nctdtrinc(df_M, 1 - _POWER, stdtrit(df_M, 1 - _ALPHA / 2))
-        return np.asarray(errors_M * self.std_error_M / np.sqrt(chdtri(df_M, 0.5) / df_M))
+        return np.asarray(_errors(self.df_M) * self.std_error_M * np.sqrt(_inflation(self.df_M)))
+
+
+def _errors(df_M: Floats) -> Floats:
+    """The true errors that a mean must have for a test at 5% to find it with a power of 80%."""
+    df_M = np.minimum(df_M, _MANY)
+    return np.asarray(nctdtrinc(df_M, 1 - _POWER, stdtrit(df_M, 1 - _ALPHA / 2)))
+
+
+def _inflation(df_M: Floats) -> Floats:
+    """The factor by which a variance as found is multiplied, so that it is below the true one in half of all cases."""
+    df_M = np.minimum(df_M, _MANY)
+    return np.asarray(df_M / chdtri(df_M, 0.5))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Why the mean of a difference is uncertain, and so what a design with other numbers of draws and labels would see.
+
+    `Var(mean) = groups + draws / T`.
+    """
+
+    draws: float
+    """The variance that one draw of labels gives the mean; T draws give it a T-th."""
+    groups: float
+    """The variance that the groups alone give it, which no number of draws lowers."""
+    n_groups: int
+
+    @classmethod
+    def of(cls, values_QT: Floats) -> Self | None:
+        """That of a difference, from the mean squares of `crossed_means`; None with fewer than two groups or draws.
+
+        Both parts are above the found ones, as in `Means.detectable`: few draws promise too much.
+        """
+        n, n_draws = int((~np.isnan(values_QT[:, 0])).sum()), values_QT.shape[1]
+        if n < 2 or n_draws < 2:
+            return None
+        of_groups, of_draws, rest = _Squares.of(values_QT[..., None]).squares_3M[:, 0].tolist()
+        more = float(_inflation(crossed_means(values_QT[..., None]).df_M)[0])
+        return cls(more * max(of_draws, rest) / n, more * max(of_groups - rest, 0.0) / (n * n_draws), n)
+
+    def detectable(self, draws: int) -> float:
+        """The smallest difference that so many draws would see with a power of 80%, by a test at 5%."""
+        return float(self._detectable(np.array([draws]))[0])
+
+    def draws_for(self, difference: float) -> int | None:
+        """The fewest draws, five at least, that would see a difference; None if a thousand would not.
+
+        Example:
+            >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
+            >>> round(spread.detectable(5), 3), spread.draws_for(0.01), spread.draws_for(0.005)
+            (0.023, 24, None)
+        """
+        draws_T = np.arange(FEWEST_DRAWS, MOST_DRAWS + 1)
+        enough_T = self._detectable(draws_T) <= difference
+        return int(draws_T[enough_T.argmax()]) if enough_T.any() else None
+
+    def times_for(self, difference: float, draws: int, *, more: Literal["labels", "groups"]) -> float | None:
+        """How many times the labels, or the test groups, so many draws need to see a difference; None if none suffice.
+
+        The variance over draws is taken to fall as the labels grow, which is what was found from 100 labelled groups
+        on; that of the groups falls as they grow.
+
+        Example:
+            >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
+            >>> round(spread.times_for(0.01, 5, more="labels"), 1), spread.times_for(0.01, 5, more="groups")
+            (6.1, None)
+        """
+
+        def sees(times: float) -> bool:
+            labels, groups = (times, 1.0) if more == "labels" else (1.0, times)
+            grown = Spread(self.draws / labels, self.groups / groups, round(self.n_groups * groups))
+            return grown.detectable(draws) <= difference
+
+        low, high = 1.0, 1e6
+        if not sees(high):
+            return None
+        for _ in range(40):  # bisection of the logarithm: what is detectable falls
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if sees(middle) else (middle, high)
+        return high
+
+    def _detectable(self, draws_T: NDArray[np.int64]) -> Floats:
+        drawn_T = self.draws / draws_T
+        variance_T = self.groups + drawn_T
+        spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
+        df_T = np.divide(variance_T**2, spread_T, out=np.full(len(draws_T), math.inf), where=spread_T > 0)
+        return np.asarray(_errors(df_T) * np.sqrt(variance_T))
 
 
 def crossed_means(values_QTM: Floats, folds_Q: NDArray[np.int64] | None = None) -> Means:

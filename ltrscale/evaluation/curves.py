@@ -12,7 +12,7 @@ from typing import Literal, Self
 import numpy as np
 
 from ltrscale.config import Config
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, crossed_means, looks_skewed
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, Spread, crossed_means, looks_skewed
 
 _STEPS = 64
 """Points between two numbers of labelled groups at which a difference is tested."""
@@ -38,6 +38,17 @@ class Drawn:
         return type(self)(tuple(common), self.of(common).values_QT - other.of(common).values_QT)
 
 
+class Needs(Config):
+    """What would see an undecided difference if it is in truth as found: each alone, None where it would not do."""
+
+    draws: int | None
+    """Draws of labels."""
+    labels: float | None
+    """How many times the labelled groups, with as many draws."""
+    groups: float | None
+    """How many times the test groups, with as many draws."""
+
+
 class Estimate(Config):
     """The mean of a metric, or of a difference, over groups and draws of labels."""
 
@@ -58,6 +69,8 @@ class Estimate(Config):
     """Groups where the metric is defined."""
     skewed: bool = False
     """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
+    needs: Needs | None = None
+    """What would decide a difference that is judged and open."""
 
     @property
     def verdict(self) -> Literal["above", "below", "open"]:
@@ -82,7 +95,7 @@ def estimate(drawn: Drawn) -> Estimate | None:
     means = crossed_means(drawn.values_QT[:, :, None])
     low, high = means.interval()
     judged = n >= FEWEST_DRAWS
-    return Estimate(
+    found = Estimate(
         mean=float(means.mean_M[0]),
         low=_known(low[0]) if judged else None,
         high=_known(high[0]) if judged else None,
@@ -93,6 +106,16 @@ def estimate(drawn: Drawn) -> Estimate | None:
         groups=groups,
         skewed=bool(looks_skewed(drawn.values_QT[:, :, None])[0]),
     )
+    return found.replace(needs=_needs(drawn, found)) if found.low is not None and found.verdict == "open" else found
+
+
+def _needs(drawn: Drawn, found: Estimate) -> Needs | None:
+    """What would see a difference of the size that was found."""
+    if (spread := Spread.of(drawn.values_QT)) is None:
+        return None
+    size, n = abs(found.mean), found.draws
+    more = {what: spread.times_for(size, n, more=what) for what in ("labels", "groups")}
+    return Needs(draws=spread.draws_for(size), **more)
 
 
 class Crossover(Config):

@@ -6,12 +6,12 @@ The columns of a table are numbers of labelled groups, where the paper's are dat
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ltrscale import storage
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, MOST_DRAWS
 from ltrscale.evaluation.curves import Crossover, Estimate
 from ltrscale.evaluation.pages import (
     Cells,
@@ -53,7 +53,12 @@ def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
 def print_study(url: str) -> None:
     """Write the table of methods, the advice and the place of the report to standard output."""
     study = Study.read(url)
-    print_report(url, [*_methods(study)[1:], *_quoted(sentences(study))])
+    undecided = [line for other in study.opponents for line in deciding(study, other)]
+    print_report(url, [*_methods(study)[1:], *_quoted(sentences(study)), *_undecided(undecided)])
+
+
+def _undecided(lines: Sequence[str]) -> list[str]:
+    return [f"{_UNDECIDED}:", bullets(map(escape, lines))] if lines else []
 
 
 def sentences(study: Study) -> list[str]:
@@ -249,8 +254,26 @@ def _against(study: Study, other: str) -> list[str]:
         if groups == "all":
             seen = _rows(versus, lambda e: number(e.detectable))
             parts += ["Smallest difference that this design would see with a power of 80%:", _grid(study, seen)]
+            parts += _undecided(list(deciding(study, other)))
         parts += [f"**{label}**: crossovers", bullets(_crossing(study, v) for v in versus.values())]
     return parts
+
+
+_UNDECIDED = "What would decide the open differences, if they are in truth as found"
+
+
+def deciding(study: Study, other: str) -> Iterator[str]:
+    """For each open difference from a method, the draws, labels or test groups that would see it."""
+    for method, versus in study.against(other).items():
+        for n, found in versus.estimates.items():
+            if found.needs is None:
+                continue
+            draws, labels, groups = found.needs.draws, found.needs.labels, found.needs.groups
+            ways = [f"{draws:,} draws"] if draws else []
+            ways += [f"{labels * study.labelled[n]:,.0f} labelled groups"] if labels else []
+            ways += [f"{groups * found.groups:,.0f} test groups"] if groups else []
+            enough = " or ".join(ways) or f"no more than {MOST_DRAWS:,} draws, labels or test groups alone"
+            yield f"{method} - {other} at {n} ({found.mean:+.4f}, {found.draws} draws): {enough}"
 
 
 def _rows(versus: Mapping[str, Versus], shown: Callable[[Estimate], str]) -> dict[str, Callable[[str], str | None]]:

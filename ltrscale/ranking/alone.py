@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,7 +115,7 @@ def alone(
     other half of the lists, and a code that is not there by the mean of all.
 
     Args:
-        features_NF: NaN where missing.
+        features_NF: on the CPU; NaN where missing.
         labels_N: finite, not negative.
         offsets_Q1: offsets of the groups.
         names: of the features.
@@ -138,7 +139,7 @@ def alone(
     group_N = group_index(offsets_Q1, len(labels_N))
     random, lists = _mean_ndcg(torch.zeros_like(labels_N), labels_N, offsets_Q1, k)
     found = []
-    for name, codes, x_N in zip(names, categorical, features_NF.unbind(1), strict=True):
+    for name, codes, x_N in zip(names, categorical, features_NF.T.contiguous(), strict=True):
         orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
         best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
         there = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
@@ -161,7 +162,8 @@ def _both_ways(x_N: Tensor) -> list[Tensor]:
 
 def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
     """The mean label of each document's code in the lists of the other half, shape [N]."""
-    values_V, code_N = x_N.nan_to_num(nan=-1.0).unique(return_inverse=True)
+    values_V, codes_N = np.unique(x_N.nan_to_num(nan=-1.0).numpy(), return_inverse=True)
+    code_N = torch.from_numpy(codes_N)
     mean, scores_N = labels_N.double().mean(), torch.empty(len(x_N), dtype=torch.float64)
     for half in (0, 1):
         mine_N = group_N % 2 == half
@@ -175,7 +177,7 @@ def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
 def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[There]:
     """The documents that are known, missing, or not as most are, where that tells any apart."""
     known_N = ~x_N.isnan()
-    values_V, count_V = x_N[known_N].unique(return_counts=True)
+    values_V, count_V = np.unique(x_N[known_N].numpy(), return_counts=True)
     usual = float(values_V[count_V.argmax()]) if len(values_V) else None
     base = float(relevant_N.double().mean()) if len(x_N) else 1.0
     for how, there_N in (("known", known_N), ("missing", ~known_N), ("unusual", known_N & (x_N != usual))):
@@ -201,7 +203,7 @@ def _wilson_low(successes: int, n: int) -> float:
 
 def _distinct(x_N: Tensor) -> int:
     known_N = x_N[x_N.isfinite()]
-    return len(known_N.unique()) if bool((known_N == known_N.floor()).all()) else 0
+    return len(np.unique(known_N.numpy())) if bool((known_N == known_N.floor()).all()) else 0
 
 
 def _varies(x_N: Tensor, offsets_Q1: Tensor) -> float:

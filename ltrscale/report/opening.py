@@ -55,7 +55,7 @@ def leaks(sources: Sources) -> Iterator[str]:
     if len(asked) > _ASKED:
         asked[_ASKED:] = [f"Section Features asks the same of {len(asked) - _ASKED} more."]
     if asked:
-        yield f"Before this is believed: {' '.join(asked)} What is not is left out (`leave_out` of a method)."
+        yield f"Before this is believed: {' '.join(asked)} If not, leave it out (leave_out of a method)."
 
 
 def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str]:
@@ -68,7 +68,7 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str
     if best is None:
         return "", ""
     if rival is None:
-        return "Next: evaluate another method beside it, such as trees (`methods` of jobs.pipeline has several).", ""
+        return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
     if best.name == AS_SHOWN:
         return (
             "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
@@ -76,8 +76,10 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str
         ), ""
     lead = evaluation.leads[rival]
     if lead.p_holm is None:
-        seeds = list(range(FEWEST_DRAWS))
-        return f"Next: more draws of labels (`--set 'seeds={seeds}'` of jobs.pipeline); trained models are kept.", ""
+        return (
+            "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
+            f"python -m jobs.pipeline --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
+        )
     if not is_shown(lead):
         return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
     return _gate(evaluation, production=rival, candidate=best.name)

@@ -60,9 +60,9 @@ The features have the names of `label`. Categories are text: their functions tak
 }
 
 
-_ROWS = """
-`raw_rows.py` makes the matrix of rows of the raw log; it needs Python 3.9 or later alone, and `raw_rows.json`, which has
-the recipe of each feature:
+_OF_ROWS = """
+`raw_rows.py` makes the matrix of rows of the raw log; it needs Python 3.9 or later alone, and `raw_rows.json`, which
+has the recipe of each feature:
 
 ```python
 import raw_rows
@@ -70,6 +70,11 @@ matrix = [raw_rows.inputs(row) for row in raw_rows.read("rows.csv")]
 ```
 
 A row is a dict with the columns of the log. One that cannot be used raises `raw_rows.RowError` with the reason.
+"""
+_OF_FIELDS = """
+`raw_rows.py` makes the values of the numeric fields, in the order of `features.json`, of a row of the raw log:
+`raw_rows.features(row)`, NaN for a field without a value. It needs Python 3.9 or later alone, and `raw_rows.json`,
+which has the recipe of each feature. A row that cannot be used raises `raw_rows.RowError` with the reason.
 """
 
 
@@ -83,6 +88,7 @@ def card(features: ExportedFeatures, documents: int, difference: float, *, rows:
         rows: whether the export has the transformer of raw rows.
     """
     use = _USES["elasticsearch" if features.to == "opensearch" else features.to]
+    of_rows = (_OF_ROWS if features.to in _MATRIX else _OF_FIELDS) if rows else ""
     reads = _matrix(features) if features.to in _MATRIX else _engine(features)
     return f"""# {_TITLES[features.to]}
 
@@ -91,7 +97,7 @@ The model scores documents; higher is better.
 {use}
 
 {reads}
-{_ROWS if rows else ""}
+{of_rows}
 Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
 {documents:,} documents: they were at most {difference:.3g} apart (`parity.json`).
 """

@@ -132,12 +132,12 @@ def matrix(sampled: RawSample, module: ModuleType, names: Sequence[str], bundle:
             found = module.features(row)
         except module.RowError as error:
             raise InputError(
-                f"{sampled.file}: row {line}: {raw.CODE} refuses it ({error}) and prepare takes it; nothing is published"
+                f"{sampled.file}: row {line}: {raw.CODE} refuses it ({error}), prepare does not; nothing is published"
             ) from error
         for name, ours, theirs in zip(names, expected_G.tolist(), found, strict=True):
             if _bits(ours) != _bits(theirs):
                 raise InputError(
-                    f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {theirs!r} where prepare makes it {ours!r}; "
+                    f"{sampled.file}: row {line}: {raw.CODE} makes {name!r} {theirs!r}, prepare {ours!r}; "
                     "nothing is published"
                 )
     return np.array([module.inputs(row) for row in sampled.rows], np.float32).reshape(len(sampled.rows), len(names))

@@ -156,7 +156,7 @@ class RawRows:
             here, there = _JSON.get(type(value), type(value).__name__), _KINDS.get(reads)
             if there is not None and here != there:
                 raise RowError(f"column {name!r} is {here} here and {there} elsewhere ({value!r})")
-            if reads == "integer" and (isinstance(value, float) or not -(2**63) <= value < 2**63):
+            if reads == "integer" and (not isinstance(value, int) or not -(2**63) <= value < 2**63):
                 raise RowError(f"column {name!r} is not a whole number of 64 bits ({value!r})")
             return float(value) if reads == "number" else value
         if form == "csv" and isinstance(value, str) and value in self._missing:

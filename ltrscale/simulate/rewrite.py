@@ -276,7 +276,7 @@ class GroupWriter:
             row_group_bytes=row_group_bytes,
             file_bytes=file_bytes,
         )
-        self._stats, self._labels, self._longest, self._groups = FeatureStats(n_features), LabelCounts(), 0, 0
+        self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
         cut = source.manifest.token_summaries.items()
         self._tokens = {
             column: TokenSummary(cut_lists=known.cut_lists, cut_tokens=known.cut_tokens) for column, known in cut
@@ -286,7 +286,6 @@ class GroupWriter:
         """Add a block of groups."""
         self._stats.add(block.features_NF, block.offsets_Q1)
         self._labels.add(block.columns_N["labels"])
-        self._longest = max(self._longest, int(block.lengths_Q.max()))
         gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
         self._groups += len(block)
         table = _table(block, gids_Q)
@@ -301,7 +300,6 @@ class GroupWriter:
             files=self._writer.close(),
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),
-            longest=self._longest,
             grouped=self._stats.grouped,
             tokens=source.tokens,
             token_summaries=self._tokens,

@@ -11,7 +11,7 @@ from pydantic import Field
 from ltrscale import bundle
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import GroupStream
+from ltrscale.data.stream.batches import check_batches
 from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, WorkersConfig
@@ -73,7 +73,7 @@ def combine(
         train, validation, without=good.without, relevant=config.relevant_only, weighed=config.weighed
     )
     if config.how == "concat":
-        GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
+        check_batches(data.train, config.stream, world=workers.most, title="combining")
     work = Combining(config, tuple(bundles), data, out, origin)
     launch(work, workers=workers if config.how == "concat" else ONE, report=report)  # a mean has nothing to train
 

@@ -19,7 +19,7 @@ from ltrscale.config import Config, is_current
 from ltrscale.data.dataset.disjoint import joined
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import GroupStream
+from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.start import cluster_for, launch, run_for
@@ -209,9 +209,9 @@ def finetune(
         config = config.replace(network=fitted_to(config.network, documents))
         read = partial(reading, encoder=config.network.encoder)
     data = data.each(read)
-    GroupStream(data.train, config.stream, world=workers.most)  # raises before any worker is started
+    check_batches(data.train, config.stream, world=workers.most, title="finetuning")
     if config.auxiliary is not None:
-        GroupStream(read(documents), config.auxiliary.stream, world=workers.most)
+        check_batches(read(documents), config.auxiliary.stream, world=workers.most, title="auxiliary loss")
     with cluster_for(workers):  # one cluster for the fit and the workers
         run = run_for(workers)
         if start is not None:

@@ -14,7 +14,7 @@ from ltrscale import bundle
 from ltrscale.config import Operational, is_current, overlay
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.launch.start import cluster_for, launch, run_for
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.models.choices import NetworkConfig
@@ -113,7 +113,7 @@ def pretrain(
     selection, marginals_SF = select(train, labelled=False, without=good.without), None
     config = config.replace(network=fitted_to(config.network, selection))
     read = reading(selection, config.network.encoder)
-    GroupStream(read, config.stream, world=workers.most)  # raises before any worker is started
+    check_batches(read, config.stream, world=workers.most, title="pretraining")
     with cluster_for(workers):
         run = run_for(workers)
         transform = fitted(selection, config.network, join(out, TRANSFORM), run=run)

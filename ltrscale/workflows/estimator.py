@@ -25,6 +25,7 @@ from ltrscale import bundle as bundles
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
@@ -238,9 +239,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         if not len(table):
             return np.zeros(0)
         table = table.append_column(frames.ROW, pa.array(np.arange(len(table))))
-        uses = frames.uses_in_scoring(uses, bundle, named=columns)
+        uses, reading = self._reading(uses, columns)
         found_N = np.empty(len(table))
-        if small := frames.in_memory(table, uses, bundle, self.prepare or {}):
+        if small := frames.in_memory(table, reading, bundle):
             groups, rows_N = small
             found_N[rows_N] = scored.finite(self._scorer()(groups), bundle.url).numpy()
             return found_N
@@ -361,6 +362,14 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         bundle: bundles.Bundle = self._bundle
         return bundle
 
+    def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
+        """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
+        key = repr((uses, named, self.prepare))
+        if vars(self).get("_read", ("",))[0] != key:
+            of_scoring = frames.uses_in_scoring(uses, self._fitted(), named=named)
+            self._read = key, of_scoring, frames.reading(of_scoring, self.prepare or {})
+        return self._read[1:]
+
     def _scorer(self) -> bundles.Scorer:
         """The function that scores features of the bundle, in its order; made once."""
         if "_scores" not in vars(self):
@@ -370,7 +379,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
         self.columns_ = frames.with_fills(columns, self._bundle)
-        vars(self).pop("_scores", None)
+        for kept in ("_scores", "_read"):
+            vars(self).pop(kept, None)
         self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
         self.n_features_in_ = len(self._bundle.features)

@@ -5,13 +5,16 @@ from typing import ClassVar
 from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Operational
+from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import RAW
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
-from ltrscale.progress import Report
-from ltrscale.serving.export import ParityConfig, check_parity, publish
-from ltrscale.serving.features import Format
+from ltrscale.progress import Report, log
+from ltrscale.serving.export import FEATURES, ParityConfig, check_parity, publish
+from ltrscale.serving.features import ExportedFeatures, Format
+from ltrscale.serving.raw import CODE
 from ltrscale.serving.raw_check import files_of
+from ltrscale.serving.timing import measure
 from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.stage import Origin, Stage
 
@@ -39,6 +42,9 @@ class ExportJob(ParityConfig, Stage):
     inputs that `data` was made of, if they are still there."""
     data: str
     """Data set directory; scores are compared on its documents, and it has the texts of categories."""
+    measure: Operational[bool] = False
+    """Print the time of one query with the export in this process, from raw rows to scores: the median and the 99th
+    percentile."""
     periods: Periods = None
     """Periods `P` or ranges `A..B`, both ends included; all if it is left out."""
 
@@ -60,6 +66,29 @@ class ExportJob(ParityConfig, Stage):
         raw_files = files_of(self.raw, self.data) if known else []
         files, parity = check_parity(self.to, bundle, self._split, self, raw_files)
         publish(files, parity, self.out, made_by=origin)
+
+    def run(self) -> bool:
+        """Export, unless it is up to date; then measure, if asked to."""
+        made = super().run()
+        if self.measure:
+            self._measure()
+        return made
+
+    def _measure(self) -> None:
+        bundle, manifest = load(self.bundle), storage.read_manifest(self.out) or {}
+        if CODE not in storage.listed_in(manifest):
+            raise InputError(f"measure: {self.out} has no {CODE}: its model was not trained on rows with one item each")
+        counts = open_dataset(self.data).manifest.counts()
+        rows = max(1, round(counts.documents / max(1, counts.groups)))
+        with storage.scratch.directory() as folder:
+            for name in storage.listed_in(manifest):
+                (folder / name).write_bytes(storage.read_verified(self.out, name, manifest))
+            features = ExportedFeatures.model_validate_json((folder / FEATURES).read_bytes())
+            times = measure(folder, bundle, features, files_of(self.raw, self.data), rows)
+        if times is None:
+            raise InputError("measure: no raw row that can be used is at hand; name some as raw")
+        engine = "" if times.scores_Q is not None else f"; {self.to} scores in a program of its own"
+        log.info("measure: %s: %s%s", self.out, times, engine)
 
     @property
     def _split(self) -> Split:

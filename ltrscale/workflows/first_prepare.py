@@ -39,6 +39,10 @@ class Counted:
     """Rows that repeat an item of their query."""
     median: int
     longest: int
+    told_apart: int
+    """Rows of the lists whose labels differ, the only ones that trees and networks learn from."""
+    queries_told_apart: int
+    """These lists."""
     plan: Plan | None
     """The periods with labels; None without a time."""
 
@@ -54,6 +58,7 @@ def count(found: Guess, seen: Structure) -> Counted:
         known_N = (items_N >= 0) & (codes_N >= 0)
         pairs = (codes_N * (items_N.max() + 1) + items_N)[known_N]
         repeated = len(pairs) - len(np.unique(pairs))
+    apart_Q = np.zeros(0, np.bool_) if found.label is None else told_apart(codes_N, seen.codes[found.label.name])
     return Counted(
         rows=len(codes_N),
         queries=len(lengths_Q),
@@ -61,8 +66,26 @@ def count(found: Guess, seen: Structure) -> Counted:
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
+        told_apart=int(apart_Q[codes_N[codes_N >= 0]].sum()) if len(apart_Q) else 0,
+        queries_told_apart=int(apart_Q.sum()),
         plan=_plan(found, seen, codes_N >= 0),
     )
+
+
+def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the labels of a list differ, by the number of the list; -1 is none of either.
+
+    Example:
+        >>> told_apart(np.array([0, 1, 0, 1, 2, -1, 2]), np.array([5, 6, 5, 7, 5, 6, -1])).tolist()
+        [False, True, False]
+    """
+    known_N = (lists_N >= 0) & (labels_N >= 0)
+    lists_M, labels_M = lists_N[known_N], labels_N[known_N]
+    first_Q = np.zeros(int(lists_N.max()) + 1, np.int64)
+    first_Q[lists_M] = labels_M
+    apart_Q = np.zeros(len(first_Q), np.bool_)
+    apart_Q[lists_M[labels_M != first_Q[lists_M]]] = True
+    return apart_Q
 
 
 def _plan(found: Guess, seen: Structure, usable_N: NDArray[np.bool_]) -> Plan | None:

@@ -390,24 +390,29 @@ def _is_apart(table: pa.Table, query: str | None) -> bool:
     return 1 + int(np.count_nonzero(np.diff(codes_N))) > len(np.unique(codes_N))
 
 
-def in_memory(
-    table: pa.Table, columns: Mapping[str, Any], bundle: Bundle, settings: Mapping[str, Any]
-) -> tuple[QueryGroups, NDArray[np.int64]] | None:
+def reading(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareConfig:
+    """How rows to score are read, by the uses of their columns and further keys of `prepare`.
+
+    Raises:
+        InputError: a key is unknown, or a value wrong.
+    """
+    source = {"kind": "items", "columns": {**columns, "item": None}}
+    return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
+
+
+def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[QueryGroups, NDArray[np.int64]] | None:
     """The query groups of a small table, and the row of each document, as `prepared` would give them, at once.
 
     Args:
         table: rows to score.
-        columns: the uses of its columns, from `uses_in_scoring`.
+        config: how they are read; see `reading`.
         bundle: scores them.
-        settings: further keys of `prepare`.
 
     Returns:
         None where only `prepare` can do it: for many rows, texts and positions, and for rows that it would name.
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None
-    source = {"kind": "items", "columns": {**columns, "item": None}}
-    config = validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
     assert isinstance(config.source, Items)
     try:
         block = read_rows(table, config.source.columns, bundle.features)

@@ -7,9 +7,11 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.config import Config
+from ltrscale.config import Config, validate
+from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import log
+from ltrscale.workflows import frames
 from ltrscale.workflows.estimator import Ranker
 from ltrscale.workflows.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
 
@@ -59,11 +61,30 @@ class RegisterJob(Config):
                 loader_module=__name__,
                 data_path=str(folder / "bundle"),
                 pip_requirements=["ltrscale"],
+                signature=_signature(bundle),
                 registered_model_name=self.name,
             )
         version = str(made.registered_model_version)
         log.info("register: %s is version %s of %s in %s", self.bundle, version, self.name, without_credentials(store))
         return version
+
+
+def _signature(bundle: bundles.Bundle) -> Any:
+    """The columns of the raw log that scoring reads, and the scores; None where the bundle knows no query column.
+
+    The columns may have any type: MLflow would refuse whole numbers where the log had fractions.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
+
+    columns, _ = frames.read_as(bundle)
+    if "query" not in columns:
+        return None
+    uses = validate(ColumnMapping, frames.uses_in_scoring(columns, bundle), bundle.url)
+    names = [*uses.named().values(), *uses.features, *uses.categorical, *uses.dates]
+    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != frames.ROW]
+    return ModelSignature(Schema(inputs), Schema([ColSpec("double")]))
 
 
 class _Model:

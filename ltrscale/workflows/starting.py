@@ -20,10 +20,13 @@ from ltrscale.progress import log
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.first_forms import other_form
 from ltrscale.workflows.first_look import asked_of
-from ltrscale.workflows.first_pipeline import Plan, engine_score, pipeline_text
+from ltrscale.workflows.first_pipeline import Plan, engine_score
 from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare_text, summary
+from ltrscale.workflows.first_sizes import LogSize
+from ltrscale.workflows.first_study import first_runs
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stages import PrepareJob
+from ltrscale.workflows.study_grid import StudyConfig
 
 
 class InitConfig(Config):
@@ -46,7 +49,7 @@ class InitConfig(Config):
 
 
 def init(config: InitConfig) -> None:
-    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml.
+    """Look at a log, and write prepare.yaml and, if it has labels and several periods, pipeline.yaml and study.yaml.
 
     Raises:
         InputError: the log cannot be read, no column looks like the query's, or configs are there already.
@@ -67,21 +70,30 @@ def init(config: InitConfig) -> None:
     found = guess(columns, seen, given, urls[0])
     found = replace(found, asked=asked_of(found, urls, dialect))
     counted = count(found, seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None))
+    said: tuple[str, ...] = ()
     texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
     if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST:
-        texts["pipeline"] = pipeline_text(out, counted.plan, engine_score([each.name for each in found.features]))
+        size = LogSize(counted.rows, counted.told_apart, len([*found.features, *found.categorical, *found.dates]))
+        score = engine_score([each.name for each in found.features])
+        runs, said = first_runs(out, counted.plan, score, size, counted.queries_told_apart)
+        texts |= runs
     if clicks := clicks_text(out, found):
         texts["clicks"] = clicks
     _write(out, texts)
     for line in summary(found):
         log.info("init: %s", line)
-    for reason in _missing(found, counted.plan):
+    for reason in (*said, *_missing(found, counted.plan)):
         log.info("init: %s", reason)
-    for name in (each for each in _WRITES if each in texts):
+    for name in (each for each in _WRITES if each in texts and each != "study"):  # which answers another question
         log.info("next: python -m jobs.%s --config %s", name, storage.join(out, f"{name}.yaml"))
 
 
-_WRITES: dict[str, type[Config]] = {"prepare": PrepareJob, "clicks": ClicksJob, "pipeline": PipelineConfig}
+_WRITES: dict[str, type[Config]] = {
+    "prepare": PrepareJob,
+    "clicks": ClicksJob,
+    "pipeline": PipelineConfig,
+    "study": StudyConfig,
+}
 
 
 def _refuse_to_overwrite(out: str) -> None:

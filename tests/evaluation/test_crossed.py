@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 from reference import crossed as slow
 
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, Means, crossed_means, looks_skewed
+from ltrscale.evaluation.crossed import FEWEST_DRAWS, Floats, Means, Spread, crossed_means, looks_skewed
 
 REPETITIONS = 1000
 
@@ -167,6 +167,48 @@ def test_a_detectable_difference_is_found_as_often_as_it_says(n_draws: int, grou
     values_QTM = drawn(11, (100, n_draws, 4 * REPETITIONS), groups=groups, draws=0.1, rest=rest)
     difference = float(np.median(crossed_means(values_QTM).detectable()))
     assert (crossed_means(values_QTM + difference).p() < 0.05).mean() == pytest.approx(0.8, abs=0.02)
+
+
+def found_share(groups: float, draws: float, *, n_groups: int, n_draws: int, difference: float) -> float:
+    """How often a difference is found where groups and draws have these standard deviations."""
+    values_QTM = drawn(13, (n_groups, n_draws, 4 * REPETITIONS), groups=groups, draws=draws, rest=0.0)
+    return float((crossed_means(values_QTM + difference).p() < 0.05).mean())
+
+
+@pytest.mark.parametrize("difference", [0.05, 0.08, 0.12])
+def test_as_many_draws_as_are_foreseen_find_a_difference_and_fewer_do_not(difference: float) -> None:
+    n_draws = Spread(0.1**2, 0.1**2 / 100, 100).draws_for(difference)
+    assert n_draws is not None
+    power = {n: found_share(0.1, 0.1, n_groups=100, n_draws=n, difference=difference) for n in (n_draws - 2, n_draws)}
+    assert power[n_draws] >= 0.79
+    assert power[n_draws - 2] < 0.81
+
+
+def test_as_many_labels_or_groups_as_are_foreseen_find_a_difference() -> None:
+    spread = Spread(0.1**2, 0.1**2 / 100, 100)
+    labels, groups = (
+        spread.times_for(0.08, 6, more="labels"),
+        Spread(0.02**2, 0.1**2 / 20, 20).times_for(0.05, 6, more="groups"),
+    )
+    assert labels is not None
+    assert groups is not None
+    assert min(labels, groups) > 1.2
+    of_labels = found_share(0.1, 0.1 / labels**0.5, n_groups=100, n_draws=6, difference=0.08)
+    of_groups = found_share(0.1, 0.02, n_groups=round(20 * groups), n_draws=6, difference=0.05)
+    assert (of_labels, of_groups) == (pytest.approx(0.8, abs=0.02), pytest.approx(0.8, abs=0.02))
+    assert spread.times_for(0.02, 6, more="labels") is None, "the groups alone hide it"
+    assert spread.draws_for(0.02) is None
+    assert spread.times_for(0.02, 6, more="groups") is None, "the draws alone hide it"
+
+
+def test_what_a_design_sees_follows_from_its_own_spread() -> None:
+    for groups, draws in ((0.02, 0.1), (0.3, 0.02)):
+        values_QT = drawn(14, (300, 6, 1), groups=groups, draws=draws, rest=0.1)[..., 0]
+        spread = Spread.of(values_QT)
+        assert spread is not None
+        assert spread.detectable(6) == pytest.approx(crossed_means(values_QT[..., None]).detectable()[0], rel=0.02)
+        assert spread.detectable(12) < spread.detectable(6)
+    assert Spread.of(np.ones((1, 6))) is Spread.of(np.ones((6, 1))) is None
 
 
 def test_of_one_draw_and_many_groups_the_detectable_difference_is_that_of_a_normal_variable() -> None:

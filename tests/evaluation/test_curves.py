@@ -45,6 +45,28 @@ def test_an_estimate_is_the_crossed_mean_and_fewer_than_five_draws_judge_nothing
     assert estimate(Drawn((0,), np.full((3, 1), np.nan))) is None
 
 
+def test_an_open_difference_has_what_would_see_it_and_a_decided_one_has_not() -> None:
+    rng = np.random.default_rng(0)
+    open_QT = np.linspace(-0.05, 0.07, 8) + rng.normal(scale=0.01, size=(300, 8))
+    decided, unsure = estimate(drawn(0.05, rng)), estimate(Drawn(tuple(range(8)), open_QT))
+    assert decided is not None
+    assert unsure is not None
+    assert (decided.verdict, decided.needs) == ("above", None)
+    assert unsure.verdict == "open"
+    assert unsure.needs is not None
+    assert unsure.needs.draws is not None
+    assert unsure.needs.draws > unsure.draws
+    assert unsure.needs.groups is None, "the draws alone hide it"
+    deviation = open_QT.mean(axis=0).std(ddof=1)
+    assert unsure.needs.draws == pytest.approx((2.9 * deviation / 0.01) ** 2, rel=0.2)
+    few = estimate(Drawn(tuple(range(4)), open_QT[:, :4]))
+    assert few is not None
+    assert few.needs is None, "fewer than five draws judge nothing"
+    never = estimate(Drawn(tuple(range(5)), np.zeros((4, 5))))
+    assert never is not None
+    assert never.needs is not None
+
+
 def test_differences_are_of_the_draws_that_both_have() -> None:
     values_QT = np.arange(8.0).reshape(2, 4)
     one, other = Drawn((0, 1, 2, 5), values_QT), Drawn((5, 1, 7), np.ones((2, 3)))

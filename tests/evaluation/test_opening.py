@@ -164,7 +164,7 @@ def test_one_draw_holds_for_these_labels_and_few_judge_nothing() -> None:
         "Fewer than 5 shared draws of labels judge nothing (gbdt, 3).",
         ON_NO_SLICE,
     ]
-    assert "--set 'seeds=[0, 1, 2, 3, 4]'" in next_step(few, None)[0]
+    assert "--set 'seeds=[0, 1, 2, 3, 4]'" in next_step(few, None)[1]
 
 
 def test_what_was_shown_may_be_best() -> None:

@@ -174,7 +174,7 @@ def test_gate_drift_and_report_live_with_it(
             "candidate": candidate,
             "splits": config.splits,
             "evaluate": {"baseline": None, "resamples": 200, "outliers": {"gap": None}},
-            "bounds": {"groups": 10, "margin": 0.5},
+            "bounds": {"groups": 10, "margin": 0.5, "expected": ["x"]},
         }
     )
     run_gate(job)

@@ -90,7 +90,8 @@ def data(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> str:
                 pq.write_table(table, path, row_group_size=7)
             parts = [groups[i : i + 7] for i in range(0, len(groups), 7)]
             counts = [Counts(len(part), sum(len(row["labels"]) for row in part), len(part)) for part in parts]
-            files.append(DataFile(**vars(commit.files[-1]), period=period, row_groups=tuple(counts)))
+            longest = max(len(row["labels"]) for row in groups)
+            files.append(DataFile(**vars(commit.files[-1]), period=period, longest=longest, row_groups=tuple(counts)))
         commit.finish(Manifest(features=tuple(FEATURES), files=tuple(files)).model_dump(mode="json"))
     return url
 

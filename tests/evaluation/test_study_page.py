@@ -19,7 +19,16 @@ from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.report import EvaluatedData
 from ltrscale.evaluation.study import About, Cost, Design, Family, Model, Study, study_of
-from ltrscale.evaluation.study_page import advice, cost_rows, page, sentences, worse_with_more
+from ltrscale.evaluation.study_page import (
+    advice,
+    cost_rows,
+    deciding,
+    page,
+    print_study,
+    sentences,
+    worse_with_more,
+    write_study,
+)
 from ltrscale.markdown import escape
 
 NUMBERS = ("10", "100", "1000")
@@ -320,6 +329,32 @@ def test_crossovers_in_words(found: Study) -> None:
     whole = "no crossover from 10 to 1,000 labelled groups, its mean is"
     assert of_gbdt["zeroing"] == f"{whole} ahead of gbdt throughout"
     assert crossings(found, "scratch_heads") == {"heads": f"{whole} behind scratch_heads throughout"}
+
+
+def test_the_page_says_what_would_decide_each_open_difference(
+    found: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_ones = {
+        (v.method, v.against, n): e
+        for v in found.versus
+        for n, e in v.estimates.items()
+        if v.groups == "all" and e.verdict == "open"
+    }
+    lines = {against: list(deciding(found, against)) for against in found.opponents}
+    assert sum(map(len, lines.values())) == len(open_ones) > 3
+    for (method, against, n), e in open_ones.items():
+        (line,) = [line for line in lines[against] if line.startswith(f"{method} - {against} at {n} ")]
+        assert e.needs is not None
+        assert f"({e.mean:+.4f}, 5 draws): " in line
+        if e.needs.draws is not None:
+            assert f" {e.needs.draws:,} draws" in line
+        if e.needs.labels is not None:
+            assert f" {e.needs.labels * int(n):,.0f} labelled groups" in line
+        assert line in page(found).replace("\\", "")
+    write_study(found, str(tmp_path / "summary"), made_by={})
+    print_study(str(tmp_path / "summary"))
+    printed = capsys.readouterr().out.replace("\\", "")
+    assert all(line in printed for of_one in lines.values() for line in of_one)
 
 
 def test_what_is_measured_at_one_number_is_judged_there(measured: Path) -> None:

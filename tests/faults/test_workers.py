@@ -141,7 +141,8 @@ def test_slow_workers_and_uneven_groups_take_equally_many_steps(
 ) -> None:
     steps = str(tmp_path / "steps")
     watched = FaultyPretraining(steps, slow=(world - 1, 0.03))
-    config = small_config(stream={"docs_per_batch": 200, "streams": 4, "window": 2})
+    by_groups = {"docs_per_batch": 8000, "groups_per_batch": 16, "streams": 4, "window": 2}
+    config = small_config(stream=by_groups)
     run_pretraining(watched, uneven_dataset, str(tmp_path), launch=process_launcher(world, restarts=0), config=config)
     (attempt,) = attempts(steps)
     of_ranks = list(attempt.steps_of_ranks.values())

@@ -1,5 +1,6 @@
 """`jobs.init`: from a log as it lies to configs that run."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.refit import RefitSettings
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
+from ltrscale.workflows.study_grid import StudyConfig
 
 
 def start(path: Path, **settings: Any) -> PrepareJob:
@@ -75,6 +77,31 @@ def test_a_log_gives_configs_that_run(tmp_path: Path) -> None:
     final = tmp_path / "final.yaml"
     final.write_text((tmp_path / "out" / "pipeline.yaml").read_text().replace("# refit:", "refit:"))
     assert load(PipelineConfig, str(final)).refit == RefitSettings(methods=("trees",))
+
+
+@pytest.mark.parametrize(("searches", "study"), [(400, True), (60, False)])
+def test_how_long_the_runs_take_and_what_a_study_sees_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, searches: int, study: bool
+) -> None:
+    caplog.set_level("INFO")
+    log = shopping_log(searches)
+    log.to_csv(tmp_path / "shop.csv", index=False)
+    start(tmp_path / "shop.csv")
+    written = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert ("pipeline" in written, "study" in written) == (True, study)
+    differ = int((log.groupby("search_id")["event"].nunique() > 1).sum())
+    takes = "pipeline.yaml: About 1 minute on two cores (trees 0.0, "
+    assert any(message.startswith(f"init: {takes}") for message in caplog.messages)
+    lists = re.search(r"tested on about ([\d,]+) lists", written.get("study", ""))
+    sees = "init: study.yaml: 10 draws see " if study else f"init: no study.yaml: {differ} queries whose labels differ"
+    assert any(message.startswith(sees) for message in caplog.messages)
+    assert (lists is not None) == study
+    assert not any("next: python -m jobs.study" in message for message in caplog.messages), "it is no step of the way"
+    if lists is not None:
+        config = load(StudyConfig, str(tmp_path / "out" / "study.yaml"))
+        assert config.grid[0].labelled == (100,)
+        assert int(lists[1]) == pytest.approx(differ / 10, abs=1)
+        assert (config.data, config.splits.test.periods) == (str(tmp_path / "out" / "data"), ("2026-W11",))
 
 
 @pytest.mark.slow

@@ -125,6 +125,12 @@ def test_a_registered_bundle_is_loaded_by_mlflow_and_scores_raw_rows(
 
     expected_N = Ranker.load(str(tmp_path / "gbdt")).predict(rows)
     np.testing.assert_array_equal(model.predict(rows), expected_N)
+    signature, bundle = model.metadata.signature, load(job.bundle)
+    query = bundle.read_as["source"]["columns"]["query"]
+    assert set(signature.inputs.input_names()) == {query, *(feature.name for feature in bundle.features)}
+    assert [str(kind) for kind in signature.outputs.input_types()] == ["DataType.double"]
+    with pytest.raises(mlflow.MlflowException, match=f"missing inputs \\['{bundle.features[0].name}'\\]"):
+        model.predict(rows.drop(columns=bundle.features[0].name))
     assert len(set(expected_N.tolist())) > 10
     (experiment,) = [e for e in trackers.client(store).search_experiments() if e.name == "ltrscale"]
     tracked = {run.info.run_name for run in trackers.client(store).search_runs([experiment.experiment_id])}

@@ -123,16 +123,18 @@ def _of_row_group(counts: Counts) -> Counts:
 
 
 class DataFile(Config):
-    """One Parquet file: name in the directory, period, size, content hash, and the counts of each row group."""
+    """One Parquet file: name in the directory, period, size, content hash, longest group, counts of each row group."""
 
     path: ListedPath
     period: Period
     bytes: int
     sha256: str
+    longest: int = Field(ge=0, lt=_MOST_DOCUMENTS)
+    """Documents of its longest group."""
     row_groups: tuple[Annotated[Counts, AfterValidator(_of_row_group)], ...]
 
     def content(self) -> tuple[str, str, tuple[Counts, ...]]:
-        """The parts that make up the file's identity: all but its place."""
+        """The parts that make up the file's identity: all but its place, and what follows from them."""
         return self.period, self.sha256, self.row_groups
 
 
@@ -197,8 +199,6 @@ class Manifest(Config):
     """One for each feature, in order."""
     label_counts: dict[str, int] = Field(default_factory=dict)
     """Documents by label value, at most 64 different ones; empty when there are more."""
-    longest: int = 0
-    """Documents of the longest group."""
     grouped: int = 0
     """Documents in groups of at least two; 0 where they were not counted."""
     tokens: tuple[TokenField, ...] = ()
@@ -243,6 +243,11 @@ class Manifest(Config):
     def periods(self) -> list[str]:
         """The periods that have data, sorted."""
         return sorted({file.period for file in self.files})
+
+    @property
+    def longest(self) -> int:
+        """Documents of the longest group."""
+        return max((file.longest for file in self.files), default=0)
 
     def counts(self) -> Counts:
         """Groups, documents and labelled groups of the whole data set."""

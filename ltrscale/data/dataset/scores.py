@@ -103,7 +103,8 @@ def file_name(file: DataFile) -> str:
     It contains the hash of the scores, so that new scores do not overwrite committed ones.
 
     Example:
-        >>> file_name(DataFile(path="period=a/part-0.parquet", period="a", bytes=0, sha256="", row_groups=()))
+        >>> file = DataFile(path="period=a/part-0.parquet", period="a", bytes=0, sha256="", longest=0, row_groups=())
+        >>> file_name(file)
         'part-0-{hash}.parquet'
     """
     return f"{PurePosixPath(file.path).stem}-{{hash}}.parquet"

@@ -43,7 +43,7 @@ class RowGroup:
     from which the split takes a period, whether or not files are left out. `first_labelled` is the number of labelled
     groups before it in the split, without the files left out. `scores` is the file whose row group of the same index
     has the scores that serve as labels: then all groups count as labelled. `stored` are the features in its file, which
-    may differ from the ones that are served.
+    may differ from the ones that are served; `longest` has the documents of the file's longest group.
     """
 
     url: str
@@ -58,6 +58,7 @@ class RowGroup:
     source: Source | None = None
     """Lets a reader check that the file is still the one that was chosen."""
     stored: tuple[Feature, ...] | None = field(default=None, compare=False, repr=False)
+    longest: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +140,11 @@ class Selection:
     def n_groups(self) -> int:
         """Groups that are served."""
         return sum(map(self.served_groups, self.row_groups))
+
+    @property
+    def longest(self) -> int:
+        """Documents that no group exceeds: those of the longest group of the files, served or not."""
+        return max((row_group.longest for row_group in self.row_groups), default=0)
 
     @property
     def n_documents(self) -> int:
@@ -277,9 +283,8 @@ def _row_groups(parts: list[SplitPart], without: Collection[str]) -> Iterator[Ro
                 labelled = counts.groups if scores else counts.labelled
                 place = (number * GID_SPAN, first_labelled, scores.url if scores else None)
                 stored = part.dataset.manifest.features
-                yield RowGroup(
-                    url, index, file.period, counts.groups, counts.documents, labelled, *place, source, stored
-                )
+                own = (counts.groups, counts.documents, labelled)
+                yield RowGroup(url, index, file.period, *own, *place, source, stored, file.longest)
                 first_labelled += labelled
 
 

@@ -54,6 +54,9 @@ class _Period:
     waiting_bytes: int = 0
     parts: int = 0
     row_groups: list[Counts] = field(default_factory=list)
+    """Counts of the row groups of the open file."""
+    longest: int = 0
+    """Documents of the longest group in the open file."""
     stack: ExitStack = field(default_factory=ExitStack)
     sink: pa.OSFile | None = None
     writer: pq.ParquetWriter | None = None
@@ -179,7 +182,9 @@ class DatasetWriter:
         with named_errors(self._commit.url, "write"):
             state.writer.write_table(table, row_group_size=len(table))
         labelled = len(table) - table.column("labels").null_count
-        state.row_groups.append(Counts(len(table), int(self._lengths(table).sum()), labelled))
+        lengths_Q = self._lengths(table)
+        state.row_groups.append(Counts(len(table), int(lengths_Q.sum()), labelled))
+        state.longest = max(state.longest, int(lengths_Q.max()))
         if state.sink.tell() >= self._file_bytes:
             self._close_file(state)
 
@@ -210,8 +215,9 @@ class DatasetWriter:
             state.stack.close()
         self._open.remove(state)
         placed = self._commit.files[-1]  # the end of the file's block has put it there
-        self.files.append(DataFile(**vars(placed), period=state.name, row_groups=tuple(state.row_groups)))
-        state.writer, state.sink, state.row_groups = None, None, []
+        counted = {"longest": state.longest, "row_groups": tuple(state.row_groups)}
+        self.files.append(DataFile(**vars(placed), period=state.name, **counted))
+        state.writer, state.sink, state.row_groups, state.longest = None, None, [], 0
 
 
 def to_lists(values: pa.Array, lengths_Q: NDArray[np.int64], present_Q: NDArray[np.bool_]) -> pa.ListArray:

@@ -131,7 +131,6 @@ def joined(before: Manifest, new: Manifest) -> Manifest:
         files=tuple(files),
         summaries=stats.summaries(),
         label_counts=_label_counts(before, new),
-        longest=max(before.longest, new.longest),
         grouped=stats.grouped,
         tokens=before.tokens,
         token_summaries=summed([before.token_summaries, new.token_summaries]),

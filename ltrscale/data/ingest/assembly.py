@@ -53,7 +53,6 @@ class Written:
     stats: FeatureStats
     places: LikePlaces
     labels: LabelCounts
-    longest: int
     quarantine: tuple[str, ...]
     first_rejections: tuple[Rejection, ...]
     categories: Mapping[str, NDArray[np.uint64]]
@@ -90,7 +89,7 @@ def write_unit(
             a directory or is in the data set already.
     """
     config, encoders = work.config, dict[str, CategoryEncoder]()
-    stats, labels, longest = FeatureStats(len(work.features)), LabelCounts(), 0
+    stats, labels = FeatureStats(len(work.features)), LabelCounts()
     places = LikePlaces(len(work.features))
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(work, unit, ids, quarantine)
@@ -107,12 +106,11 @@ def write_unit(
     tokens: dict[str, TokenSummary] = {}
 
     def take(groups: Groups) -> None:
-        nonlocal longest, schema, tokens
+        nonlocal schema, tokens
         stats.add(groups.rows.features_NF, groups.offsets_Q1)
         if "positions" in groups.rows.columns:
             places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
         labels.add(groups.rows.labels_N)
-        longest = max(longest, int(np.diff(groups.offsets_Q1).max()))
         table = to_table(groups, start.gid + validator.groups_kept - len(groups))
         tokens = summed([tokens, summarise(table), cut_off(groups)])
         schema = schema or table.schema
@@ -128,7 +126,6 @@ def write_unit(
         stats=stats,
         places=places,
         labels=labels,
-        longest=longest,
         quarantine=quarantine.close(),
         first_rejections=tuple(quarantine.first),
         categories={name: encoder.known for name, encoder in encoders.items()},

@@ -189,7 +189,7 @@ class _Totals:
         self.first_rejections: list[Rejection] = []
         self._work = work
         self._schema, self._schema_of = schema, work.out
-        self._stats, self._labels, self._longest = FeatureStats(len(work.features)), LabelCounts(), 0
+        self._stats, self._labels = FeatureStats(len(work.features)), LabelCounts()
         self.places = LikePlaces(len(work.features))
         self._encoders: dict[str, CategoryEncoder] = {}
         self._texts: dict[str, Recorded] = {}
@@ -207,7 +207,6 @@ class _Totals:
         self._stats.merge(written.stats)
         self.places.merge(written.places)
         self._labels.merge(written.labels)
-        self._longest = max(self._longest, written.longest)
         for name, values in written.categories.items():
             self._encoders.setdefault(name, CategoryEncoder()).note(values)
         for name, texts in written.texts.items():
@@ -227,7 +226,6 @@ class _Totals:
             files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
             summaries=self._stats.summaries(),
             label_counts=self._labels.counts(),
-            longest=self._longest,
             grouped=self._stats.grouped,
             tokens=tuple(tokens.fields()) if tokens else (),
             token_summaries=summed(self._tokens),

@@ -33,6 +33,7 @@ from ltrscale.data.stream.readers import Reader, read_direct
 from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble, regroup
 from ltrscale.errors import InputError
+from ltrscale.progress import log
 
 _UNLIMITED = 1 << 62
 
@@ -41,7 +42,8 @@ class StreamConfig(Config):
     """The way in which query groups are dealt, shuffled and cut into micro-batches."""
 
     docs_per_batch: int = Field(default=16384, gt=0)
-    """Documents of a global batch; a micro-batch has `docs_per_batch / streams`, and a longer group is one alone. HOU24
+    """Documents that a global batch has at most: each of the streams has `docs_per_batch / streams` of them, and there
+    are fewer streams where groups are longer than that. Only a group above the whole budget exceeds it, alone. HOU24
     pretrains with 200,000, or 2,000 if the method contrasts all documents of a batch, and finetunes with about
     1,000."""
     groups_per_batch: int | None = Field(default=None, gt=0)
@@ -58,7 +60,9 @@ class StreamConfig(Config):
     `patience` mean the same for 30 groups as for 3,000, and validation does not follow every step. Empty: an epoch is
     one pass, as in the papers."""
     streams: int = Field(default=1, gt=0)
-    """Canonical streams, each with one micro-batch per step; at least as many as workers, best a multiple of them."""
+    """Canonical streams at most, each with one micro-batch per step; at least as many as workers, best a multiple of
+    them. With groups above `docs_per_batch / streams` it is the largest divisor of this number for which the longest
+    group fits in a micro-batch, which is said before training."""
     window: int = Field(default=8, gt=0)
     """Row groups of a stream whose groups are shuffled together; memory holds about one window per stream."""
     shuffle: bool = True
@@ -126,15 +130,16 @@ class GroupStream:
 
     Args:
         selection: row groups to read, and whether labelled groups only.
-        config: order and budget.
+        config: order and budget; with groups above `docs_per_batch / streams` the stream's own `config` has fewer
+            streams, see `plan.streams_within`.
         rank: number of this worker; it serves the streams c with c mod world = rank.
         world: number of workers.
         reader: `read_direct`, or `read_with_ray` if this process is connected to a Ray cluster.
         memory: holds what was read of the selection, so that later epochs read nothing; None keeps nothing.
 
     Raises:
-        InputError: there are fewer streams than workers, `regroup` is set for labelled groups or with tokens of
-            queries, or the column of `repeat` cannot be used.
+        InputError: there are fewer streams than workers, or the longest group leaves the budget room for fewer;
+            `regroup` is set for labelled groups or with tokens of queries, or the column of `repeat` cannot be used.
     """
 
     def __init__(
@@ -149,6 +154,15 @@ class GroupStream:
     ) -> None:
         if config.streams < world:
             raise InputError(f"streams = {config.streams} leaves some of {world} workers idle; set streams to {world}")
+        budget, longest = config.docs_per_batch, selection.longest
+        streams = plan.streams_within(config.streams, budget=budget, longest=longest)
+        if streams < world:
+            enough = longest * min(n for n in range(world, config.streams + 1) if config.streams % n == 0)
+            raise InputError(
+                f"groups of up to {longest:,} documents leave docs_per_batch = {budget:,} room for {streams} of "
+                f"{config.streams} streams, and {world} workers need one each; set stream.docs_per_batch to "
+                f"{enough} or more"
+            )
         if config.regroup and selection.labelled:
             raise InputError(
                 "stream.regroup mixes the documents of queries, whose labels then say nothing; leave it out"
@@ -160,8 +174,8 @@ class GroupStream:
         if config.tokens_per_batch is not None and not selection.tokens:
             raise InputError("stream.tokens_per_batch counts tokens, and the model reads none; leave it out")
         self.selection = selection
-        self.config = config
-        self.streams = plan.local_streams(config.streams, rank=rank, world=world)
+        self.config = config.replace(streams=streams)
+        self.streams = plan.local_streams(streams, rank=rank, world=world)
         self.reader, self.memory = reader, memory
         self._mean_times = survey_repeats(selection, config.repeat, reader) if config.repeat else None
 
@@ -369,6 +383,26 @@ class _Cursor:
                 break
             self.position, self._window = Position(number + 1, 0), None
         return assemble(cuts, self._n_features) if cuts else None
+
+
+def check_batches(selection: Selection, config: StreamConfig, *, world: int, title: str) -> None:
+    """Check before any worker is started that a training can read its groups; logs once what long groups change.
+
+    Raises:
+        InputError: as `GroupStream`.
+    """
+    longest, budget = selection.longest, config.docs_per_batch
+    streams = GroupStream(selection, config, world=world).config.streams
+    said = []
+    if streams < config.streams:
+        each, wanted = budget // streams, budget // config.streams
+        said.append(
+            f"a step takes {streams} of {config.streams} micro-batches, of {each:,} documents and not {wanted:,}"
+        )
+    if longest > budget:
+        said.append(f"one above stream.docs_per_batch = {budget:,} is a step of its own, and exceeds it")
+    if said:
+        log.info("%s: groups have up to %s documents, so %s", title, f"{longest:,}", "; ".join(said))
 
 
 def iterate(

@@ -101,6 +101,24 @@ def times_served(
     return (whole_Q + once_more_Q).astype(np.int64)
 
 
+def streams_within(streams: int, *, budget: int, longest: int) -> int:
+    """The number of streams of which each may serve the longest group while a step stays within its budget.
+
+    It is the largest divisor of `streams`, at least 1, so that workers among which `streams` are dealt evenly stay as
+    evenly loaded as can be. It depends on the data and the settings alone, never on the workers.
+
+    Args:
+        streams: number of canonical streams that is asked for.
+        budget: documents of a step.
+        longest: documents of the longest group.
+
+    Example:
+        >>> [streams_within(8, budget=4096, longest=longest) for longest in (512, 513, 1366, 2048, 2049, 5772)]
+        [8, 4, 2, 2, 1, 1]
+    """
+    return max(n for n in range(1, streams + 1) if n == 1 or (streams % n == 0 and n * longest <= budget))
+
+
 def local_streams(streams: int, *, rank: int, world: int) -> range:
     """The streams that worker `rank` of `world` serves.
 

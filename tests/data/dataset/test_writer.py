@@ -87,6 +87,7 @@ def test_lists_are_what_went_in(tmp_path: Path) -> None:
     flat = table.column("features").combine_chunks().values.to_numpy()
     np.testing.assert_array_equal(flat, groups.rows.features_NF.ravel())
     assert file.row_groups == ((1, 2, 1), (1, 1, 0), (1, 3, 1))
+    assert file.longest == 3
 
 
 def test_numbers_have_no_dictionary_and_the_codec_is_as_asked(tmp_path: Path) -> None:
@@ -159,6 +160,9 @@ def test_row_groups_are_few_but_at_least_64_and_depend_only_on_the_rows(
     cells = [cell for file in files for cell in file.row_groups]
     assert min(64, len(log.lengths)) <= len(cells) <= log.bound(smallest, largest)
     assert sum(cell.groups for cell in cells) == len(log.lengths)
+    for file in files:
+        lists = pq.ParquetFile(tmp_path / "one" / file.path).read(["labels"])["labels"]
+        assert file.longest == max(map(len, lists.to_pylist()))
     group = max(log.lengths) * DOCUMENT_BYTES
     assert max(cell.documents * DOCUMENT_BYTES for cell in cells) <= largest + 2 * group
     for period in dict.fromkeys(log.periods):

@@ -17,7 +17,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import GID_SPAN, RowGroup, Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, iterate
+from ltrscale.data.stream.batches import GroupStream, Position, StreamConfig, check_batches, iterate
 from ltrscale.data.stream.memory import Memory
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
@@ -86,7 +86,7 @@ def check_content(groups: QueryGroups, made: Any, *, labelled: bool) -> None:
 @pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
-    ("streams", "window", "budget"), [(1, 1, 1), (1, 8, 40), (3, 2, 90), (4, 100, 64), (7, 3, 1000)]
+    ("streams", "window", "budget"), [(1, 1, 1), (1, 8, 40), (3, 2, 204), (4, 100, 300), (7, 3, 1000)]
 )
 def test_an_epoch_serves_each_group_once_and_whole(
     made: Any, labelled: bool, shuffle: bool, streams: int, window: int, budget: int
@@ -109,7 +109,7 @@ def test_an_epoch_serves_each_group_once_and_whole(
 @given(
     streams=st.integers(1, 6),
     window=st.integers(1, 9),
-    budget=st.integers(6, 200),
+    budget=st.integers(6, 500),
     seed=st.integers(0, 99),
     epoch=st.integers(0, 9),
     labelled=st.booleans(),
@@ -123,7 +123,7 @@ def test_the_global_batches_do_not_depend_on_the_workers(
     selection = choose(made, labelled=labelled, fraction=0.8)
     expected = global_steps(selection, settings, 1, epoch)
     assert len({gid for step in expected for gids in step for gid in gids}) == selection.n_groups
-    for world in range(2, streams + 1):
+    for world in range(2, GroupStream(selection, settings).config.streams + 1):
         assert global_steps(selection, settings, world, epoch) == expected
 
 
@@ -154,7 +154,7 @@ def test_groups_are_shuffled_within_windows_and_row_groups_between_them(made: An
 def test_resuming_at_any_step_equals_the_uninterrupted_run(
     made: Any, streams: int, world_before: int, world_after: int, labelled: bool
 ) -> None:
-    settings = StreamConfig(docs_per_batch=40 * streams, streams=streams, window=3, seed=5)
+    settings = StreamConfig(docs_per_batch=70 * streams, streams=streams, window=3, seed=5)
     selection = choose(made, labelled=labelled, fraction=0.7)
     whole = global_run(selection, settings, 1)
     before = [GroupStream(selection, settings, rank=r, world=world_before) for r in range(world_before)]
@@ -218,7 +218,7 @@ def test_a_labelled_fraction_serves_exactly_the_sample(made: Any, fraction: floa
     assert selection.kept_labelled is not None
     expected = [gid for gid, kept in zip(made.labelled, selection.kept_labelled, strict=True) if kept]
     assert [gid for groups in iterate(selection) for gid in gids(groups)] == expected
-    shuffled = global_steps(selection, StreamConfig(docs_per_batch=60, streams=2), 2)
+    shuffled = global_steps(selection, StreamConfig(docs_per_batch=140, streams=2), 2)
     assert sorted(gid for step in shuffled for micro_batch in step for gid in micro_batch) == expected
 
 
@@ -321,6 +321,79 @@ def test_streams_that_no_worker_or_no_row_group_fills(made: Any, make_dataset: M
     assert sum(micro_batch == [] for micro_batch in steps[0]) == 3
 
 
+@pytest.mark.parametrize("longest", [3, 12, 17, 25, 60, 150])
+@pytest.mark.parametrize("budget", [24, 50, 100])
+@pytest.mark.parametrize("streams", [1, 2, 6, 8])
+def test_a_step_stays_within_the_budget_whatever_the_lists_and_the_workers(
+    make_dataset: Make, longest: int, budget: int, streams: int
+) -> None:
+    lists = [[1 + (7 * i + 5 * j) % longest for j in range(5)] for i in range(9)]
+    lists[4][2] = longest
+    made = make_dataset({"a": lists})
+    selection, settings = choose(made), StreamConfig(docs_per_batch=budget, streams=streams, window=2, seed=3)
+    served = GroupStream(selection, settings).config.streams
+    assert streams % served == 0
+    assert served == 1 or served * longest <= budget
+    steps = global_steps(selection, settings, 1)
+    length = {gid: len(group.features) for gid, group in made.groups.items()}
+    for step in steps:
+        groups = [gid for micro_batch in step for gid in micro_batch]
+        assert sum(length[gid] for gid in groups) <= budget or len(groups) == 1
+    assert sorted(gid for step in steps for micro_batch in step for gid in micro_batch) == list(made.groups)
+    for world in range(2, served + 1):
+        assert global_steps(selection, settings, world) == steps
+    whole = global_run(selection, settings, 1)
+    positions: dict[int, Position] = {}
+    for done, step in enumerate(GroupStream(selection, settings).epoch(2), start=1):
+        positions |= step.positions
+        rest = global_run(selection, settings, served, positions)
+        assert len(rest) == len(whole) - done
+        for one, other in zip(rest, whole[done:], strict=True):
+            assert all(gids(one[c]) == gids(other[c]) for c in range(served))
+
+
+def test_workers_without_a_stream_whose_longest_list_fits_are_refused_with_the_remedy(make_dataset: Make) -> None:
+    selection = choose(make_dataset({"a": [[4, 30], [5]]}))
+    settings = StreamConfig(docs_per_batch=100, streams=8)
+    assert GroupStream(selection, settings, world=2).config.streams == 2
+    with pytest.raises(InputError, match=r"up to 30 documents .* room for 2 of 8 streams.* to 120 or more$"):
+        GroupStream(selection, settings, world=3)
+    GroupStream(selection, settings.replace(docs_per_batch=120), world=3)
+
+
+def test_the_streams_of_a_period_do_not_depend_on_the_other_periods(make_dataset: Make) -> None:
+    made = make_dataset({"a": [[3, 4]], "b": [[90]]})
+    settings = StreamConfig(docs_per_batch=40, streams=4)
+    streams = {
+        periods: GroupStream(select(Split(data=(made.url,), periods=periods), labelled=False), settings).config.streams
+        for periods in (("a",), ("b",), ("a", "b"))
+    }
+    assert streams == {("a",): 4, ("b",): 1, ("a", "b"): 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"docs_per_batch": 90, "streams": 1}, None),
+        ({"docs_per_batch": 360, "streams": 4}, None),
+        ({"docs_per_batch": 200, "streams": 4}, "2 of 4 micro-batches, of 100 documents and not 50"),
+        ({"docs_per_batch": 80, "streams": 1}, "one above stream.docs_per_batch = 80 is a step of its own"),
+        ({"docs_per_batch": 80, "streams": 4}, "1 of 4 micro-batches, of 80 documents and not 20; one above"),
+    ],
+)
+def test_what_long_lists_change_is_said_once(
+    make_dataset: Make, settings: dict[str, int], said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    selection = choose(make_dataset({"a": [[3, 90], [4]]}))
+    check_batches(selection, StreamConfig(**settings), world=1, title="pretraining")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (said is not None)
+    if said is not None:
+        assert lines[0].startswith("pretraining: groups have up to 90 documents, so ")
+        assert said in lines[0]
+
+
 def test_a_budget_below_a_document_a_stream_is_refused() -> None:
     with pytest.raises(InputError, match="docs_per_batch must be at least streams = 8"):
         config.validate(StreamConfig, {"docs_per_batch": 7, "streams": 8}, "test")
@@ -405,7 +478,7 @@ def test_passes_differ_in_order_and_one_pass_is_an_epoch_as_before(made: Any) ->
 
 
 def test_an_epoch_of_several_passes_resumes_at_any_step_with_any_workers(made: Any) -> None:
-    settings = StreamConfig(docs_per_batch=90, streams=2, window=3, steps_per_epoch=12)
+    settings = StreamConfig(docs_per_batch=140, streams=2, window=3, steps_per_epoch=12)
     selection = choose(made, labelled=True, fraction=0.2)
     whole = global_run(selection, settings, 1)
     positions: dict[int, Position] = {}

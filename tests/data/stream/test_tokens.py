@@ -63,7 +63,7 @@ def test_tokens_follow_their_queries_and_documents(texts: str, labelled: bool, r
 
 def test_workers_serve_the_same_batches_and_a_resumed_epoch_goes_on(texts: str) -> None:
     selection = choose(texts).reading(**ALL)
-    config = StreamConfig(docs_per_batch=6, streams=2)
+    config = StreamConfig(docs_per_batch=10, streams=2)
     alone = list(GroupStream(selection, config).epoch(0))
     for rank in (0, 1):
         for one, other in zip(alone, GroupStream(selection, config, rank=rank, world=2).epoch(0), strict=False):
