@@ -243,7 +243,7 @@ class _Texts:
 
     def lines(self) -> Iterator[str]:
         """The lines of the config below `prepare`."""
-        query, item = self.found.query.name, self.found.item.name if self.found.item else ""
+        query, item = plain(self.found.query.name), plain(self.found.item.name if self.found.item else "")
         split = next((name for name in self.queries.names if name in ("split", "fold", "set")), None)
         taken = {"query": self.queries.texts[0]} | ({split: split} if split else {})
         yield f"  inputs: {json.dumps(self.pairs)} # the candidates of each query"
@@ -254,7 +254,7 @@ class _Texts:
         texts = {f"document_{name}": name for name in self.documents.texts}
         yield f"      - {{path: {json.dumps(self.documents.url)}, key: {item}, columns: {json.dumps(texts)}}}"
         if self.judged is not None:
-            label = self.judged.label
+            label = plain(self.judged.label or "")
             rest = f"columns: {label}, rows: all, fill: {{{label}: 0}}"
             yield f"      - {{path: {json.dumps(self.judged.url)}, key: [{query}, {item}], {rest}}}"
         yield "    columns:"
@@ -263,11 +263,11 @@ class _Texts:
         yield f"      query: {query}"
         yield f"      item: {item}"
         if self.judged is not None:
-            yield f"      label: {self.judged.label} # 0 of what was not judged"
+            yield f"      label: {label} # 0 of what was not judged"
         if split:
-            yield f"      period_column: {split}"
+            yield f"      period_column: {plain(split)}"
         if self.found.positions is not None:
-            yield f"      positions: {self.found.positions.name} # of the candidates' own order: no feature"
+            yield f"      positions: {plain(self.found.positions.name)} # of the candidates' own order: no feature"
         yield f"      features: {json.dumps([each.name for each in self.found.features])}"
         yield from self._tokens(split)
         for url in self.unused:
@@ -275,14 +275,14 @@ class _Texts:
 
     def _tokens(self, split: str | None) -> Iterator[str]:
         names = self.queries.rows[split].unique().to_pylist() if split else ["all"]
-        first = next((name for name in names if str(name).startswith("train")), names[0])
+        first = plain(str(next((name for name in names if str(name).startswith("train")), names[0])))
         yield "      tokens:"
         yield f"        tokenizer: {{kind: train, size: 8000, periods: [{first}]}} # of the training texts alone"
         yield "        query:"
         yield "          query: {column: query, max_tokens: 32, missing: empty}"
         yield "        document:"
         for name in self.documents.texts:
-            yield f"          {name}: {{column: document_{name}, max_tokens: 128, missing: empty}}"
+            yield f"          {plain(name)}: {{column: {plain(f'document_{name}')}, max_tokens: 128, missing: empty}}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect
     kept_N[Lists.of(lists_N).rows_L] = True
     seen = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N, labels_N = seen.joined(key[0], key[1:]), _labels(found, seen)
-    rows_L = np.flatnonzero((seen.codes[key[0]] >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
+    rows_L = np.flatnonzero((query_N >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]
     codes = [column in found.categorical for column in features]
     x_LF = [_values(column.name, seen, coded=coded)[rows_L] for column, coded in zip(features, codes, strict=True)]

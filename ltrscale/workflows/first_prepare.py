@@ -62,7 +62,7 @@ def count(found: Guess, seen: Structure) -> Counted:
     return Counted(
         rows=len(codes_N),
         queries=len(lengths_Q),
-        together=1 + int(np.count_nonzero(np.diff(codes_N))) == len(np.unique(codes_N)),
+        together=_together(codes_N, seen.files),
         repeated=repeated,
         median=int(np.median(lengths_Q)),
         longest=int(lengths_Q.max()),
@@ -70,6 +70,14 @@ def count(found: Guess, seen: Structure) -> Counted:
         queries_told_apart=int(apart_Q.sum()),
         plan=_plan(found, seen, codes_N >= 0),
     )
+
+
+def _together(codes_N: NDArray[np.int64], files: Sequence[int]) -> bool:
+    """Whether the rows of each list stand together, in one file."""
+    begins_N = np.diff(codes_N, prepend=-2) != 0
+    begins_N[[row for row in files if row < len(codes_N)]] = True
+    runs = codes_N[begins_N & (codes_N >= 0)]
+    return len(runs) == len(np.unique(runs))
 
 
 def told_apart(lists_N: NDArray[np.int64], labels_N: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -119,7 +127,7 @@ def _lines(file: str, out: str, dialect: Dialect, found: Guess, counted: Counted
     yield "prepare:"
     yield f"  inputs: {plain(file)}"
     if not counted.together:
-        yield "  sort: true # the rows of a query do not stand together"
+        yield "  sort: true # the rows of a query do not stand together in one file"
     if counted.repeated:
         policy = "max_label" if found.label is not None else "keep_first"
         yield f"  duplicates: {policy} # {counted.repeated:,} rows repeat an item of their query: which of them stays"

@@ -66,7 +66,7 @@ def init(config: InitConfig) -> None:
         log.info("next: python -m jobs.prepare --config %s", storage.join(out, "prepare.yaml"))
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
-    columns = look(urls[0], dialect, config.rows)
+    columns = look(urls, dialect, config.rows)
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])

@@ -123,7 +123,7 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     rows = [(f"q{q}", label[i], grades[i] + 0.01 * q) for q in range(40) for i in range(3)]
     pd.DataFrame(rows, columns=["search_id", "event", "x"]).to_csv(tmp_path / "log.csv", index=False)
     url = str(tmp_path / "log.csv")
-    columns = {column.name: column for column in look_at(url, Dialect(), 1000)}
+    columns = {column.name: column for column in look_at([url], Dialect(), 1000)}
     found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
     log_of = read_structure([url], ["search_id"], Dialect())
     assert [*asked_of(found, log_of, [url], Dialect())] == ["x"]

@@ -3,7 +3,6 @@
 import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -108,21 +107,29 @@ def _numbers(schema: pa.Schema) -> int:
     return sum(pa.types.is_floating(kind) for kind in schema.types)
 
 
-def look(url: str, dialect: Dialect, rows: int) -> list[Column]:
-    """The columns in the first rows of a file.
+def look(urls: Sequence[str], dialect: Dialect, rows: int) -> list[Column]:
+    """The columns of the first file, in the first rows of all.
 
     Raises:
-        InputError: the file cannot be read, or has no rows.
+        InputError: a file cannot be read or is of another kind than the first, or there are no rows.
     """
-    schema = tables.read_schema(url, dialect)
+    schema = tables.read_schema(urls[0], dialect)
     if len(set(schema.names)) < len(schema.names):
-        raise InputError(f"{url}: two columns have the same name; rename all but one")
-    sample = pa.Table.from_batches(
-        islice(batches([url], schema.names, dialect), max(1, -(-rows // _BATCH))),
-    ).slice(0, rows)
-    if not len(sample):
-        raise InputError(f"{url}: no rows; choose another file")
-    return columns_of(sample, schema, dialect)
+        raise InputError(f"{urls[0]}: two columns have the same name; rename all but one")
+    first: list[pa.Table] = []
+    for batch in batches(urls, schema.names, dialect):
+        first.append(pa.table({name: cols.plain(batch.column(name)) for name in schema.names}))
+        if sum(map(len, first)) >= rows:
+            break
+    if not sum(map(len, first)):
+        raise InputError(f"{urls[0]}: no rows; choose another file")
+    try:  # one file may have integers, or nothing, where another has fractions
+        sample = pa.concat_tables(first, promote_options="permissive").slice(0, rows)
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        raise InputError(
+            f"{urls[0]}: a column has another type in other files: {error}; name files of one kind"
+        ) from error
+    return columns_of(sample, sample.schema if urls[0].endswith(".parquet") else schema, dialect)
 
 
 def columns_of(rows: pa.Table, schema: pa.Schema, dialect: Dialect) -> list[Column]:
@@ -138,12 +145,17 @@ def batches(urls: Sequence[str], names: Sequence[str], dialect: Dialect) -> Iter
         InputError: a file lacks a column that the first one has.
     """
     for url in urls:
-        schema = tables.read_schema(url, dialect)
-        if missing := [name for name in names if name not in schema.names]:
-            raise InputError(f"{url}: column {missing[0]!r} is missing, which {urls[0]} has; name files of one kind")
-        ordered = [name for name in schema.names if name in names]
-        raw = tables.read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
-        yield from (each.rows for each in raw)
+        yield from batches_of(url, names, dialect, first=urls[0])
+
+
+def batches_of(url: str, names: Sequence[str], dialect: Dialect, *, first: str) -> Iterator[pa.RecordBatch]:
+    """As `batches`, of one file, which has the columns that the first one has."""
+    schema = tables.read_schema(url, dialect)
+    if missing := [name for name in names if name not in schema.names]:
+        raise InputError(f"{url}: column {missing[0]!r} is missing, which {first} has; name files of one kind")
+    ordered = [name for name in schema.names if name in names]
+    raw = tables.read_rows(url, schema, ordered, numbers=(), query=ordered[0], dialect=dialect, batch_rows=_BATCH)
+    yield from (each.rows for each in raw)
 
 
 def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) -> Column:

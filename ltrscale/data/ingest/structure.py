@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
 from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.profile import Column, batches
+from ltrscale.data.ingest.profile import Column, batches_of
 from ltrscale.data.times import Clock, instants
 
 Codes = NDArray[np.int64]
@@ -96,6 +96,8 @@ class Structure:
     codes: Mapping[str, Codes]
     values: Mapping[str, pa.Array]
     """The distinct values of each column, by number."""
+    files: tuple[int, ...] = (0,)
+    """The row with which each file begins."""
     whole: bool = True
     """Whether these are all rows."""
     _lists: dict[str, Lists] = field(default_factory=dict)
@@ -132,18 +134,20 @@ class Structure:
         return len(lists.rows_L) > len(lists.starts_Q) and lists.constant(other_N) > 0.97 and codes_N is not other_N
 
     def joined(self, name: str, others: Sequence[str]) -> Codes:
-        """The numbers of the combinations of several columns."""
+        """The numbers of the combinations of several columns; -1 where one of them has none."""
         codes_N = self.codes[name]
         for other in others:
-            pairs_N = codes_N * (int(self.codes[other].max()) + 2) + self.codes[other] + 1
-            codes_N = np.unique(pairs_N, return_inverse=True)[1].astype(np.int64)
+            known_N = (codes_N >= 0) & (self.codes[other] >= 0)
+            pairs = codes_N[known_N] * (int(self.codes[other].max()) + 1) + self.codes[other][known_N]
+            codes_N = np.full(len(codes_N), -1, np.int64)
+            codes_N[known_N] = np.unique(pairs, return_inverse=True)[1]
         return codes_N
 
 
 def of_table(rows: pa.Table) -> Structure:
     """The structure of at least one row in memory; columns of lists have none."""
     plain = [each.name for each in rows.schema if not pa.types.is_nested(each.type)]
-    return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, whole=True)
+    return _built({name: [_dictionary(chunk) for chunk in rows[name].chunks] for name in plain}, [0], whole=True)
 
 
 def read_structure(
@@ -159,31 +163,47 @@ def read_structure(
     """
     parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
     n, last = 0, rows if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
-    for batch in batches(urls, names, dialect):
-        kept = batch if kept_N is None else batch.filter(pa.array(kept_N[n : n + len(batch)]))
-        for name, chunks in parts.items():
-            chunks.append(_dictionary(kept.column(name), chunks[0].type.value_type if chunks else None))
-        n += len(batch)
-        if last is not None and n >= last:
-            break
-    return _built(parts, whole=last is None or n < last)
+    files: list[int] = []
+    for url in urls:
+        files.append(n)
+        for batch in batches_of(url, names, dialect, first=urls[0]):
+            kept = batch if kept_N is None else batch.filter(pa.array(kept_N[n : n + len(batch)]))
+            for name, chunks in parts.items():
+                chunks.append(_dictionary(kept.column(name)))
+            n += len(batch)
+            if last is not None and n >= last:
+                return _built(parts, files, whole=False)
+    return _built(parts, files, whole=True)
 
 
-def _dictionary(column: pa.Array, kind: pa.DataType | None = None) -> pa.DictionaryArray:
+def _dictionary(column: pa.Array) -> pa.DictionaryArray:
     column = cols.plain(column)
+    if pa.types.is_null(column.type):
+        return pa.DictionaryArray.from_arrays(pa.nulls(len(column), pa.int32()), pa.nulls(0))
     if cols.is_text(column.type):
         column = cols.texts(column)[0]
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    if kind is not None and column.type != kind:
-        column = column.cast(kind, safe=False)
     return column.dictionary_encode()
 
 
-def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], *, whole: bool) -> Structure:
+def _built(parts: Mapping[str, Sequence[pa.DictionaryArray]], files: Sequence[int], *, whole: bool) -> Structure:
     codes, values = {}, {}
     for name, chunks in parts.items():
-        one = pa.chunked_array(chunks).unify_dictionaries().combine_chunks()
+        one = pa.chunked_array(_alike(chunks)).unify_dictionaries().combine_chunks()
         codes[name] = one.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         values[name] = one.dictionary
-    return Structure(codes, values, whole)
+    return Structure(codes, values, tuple(files), whole)
+
+
+def _alike(chunks: Sequence[pa.DictionaryArray]) -> Sequence[pa.DictionaryArray]:
+    """The chunks with values of one type: one file may have integers, or nothing, where another has fractions."""
+    kinds = {chunk.type.value_type for chunk in chunks}
+    if len(kinds) == 1:
+        return chunks
+    try:
+        schemas = [pa.schema([("values", kind)]) for kind in kinds]
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowTypeError:
+        kind = pa.string()  # an id is a number in one file and text in another
+    return [pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(kind)) for chunk in chunks]

@@ -49,6 +49,20 @@ def test_rows_stand_together_or_do_not() -> None:
     assert Lists.of(np.tile(np.arange(50), 4)).together == 0.0
 
 
+def test_a_row_without_a_part_of_its_key_is_in_no_list() -> None:
+    seen = of_table(pa.table({"who": ["a", "a", None, "b", "a", "a"], "day": [1, 1, 1, 1, None, 2]}))
+    assert seen.joined("who", ["day"]).tolist() == [0, 0, -1, 2, -1, 1]
+
+
+def test_what_comes_again_without_being_an_item_says_nothing_of_lists() -> None:
+    """Shuffled, without times or items: clicks and colors come again in every list."""
+    rng = np.random.default_rng(4)
+    log = pd.DataFrame({"search_id": np.repeat(np.arange(300), 8), "color": rng.choice(["red", "blue"], 2400)})
+    log["clicked"] = (rng.random(len(log)) < 0.3).astype(int)
+    found = guessed(log.sample(frac=1, random_state=0))
+    assert (found.query.name, found.label and found.label.name, found.item) == ("search_id", "clicked", None)
+
+
 @pytest.mark.parametrize(
     ("values", "formats"),
     [
