@@ -70,7 +70,7 @@ class Estimate(Config):
     skewed: bool = False
     """Whether the means of the draws look skewed, so that intervals may cover less than they say."""
     needs: Needs | None = None
-    """What would decide a difference that is judged and open."""
+    """What would decide a difference that is judged and open; None of one that is 0."""
 
     @property
     def verdict(self) -> Literal["above", "below", "open"]:
@@ -106,7 +106,8 @@ def estimate(drawn: Drawn) -> Estimate | None:
         groups=groups,
         skewed=bool(looks_skewed(drawn.values_QT[:, :, None])[0]),
     )
-    return found.replace(needs=_needs(drawn, found)) if found.low is not None and found.verdict == "open" else found
+    open_ = judged and found.verdict == "open" and found.mean != 0  # nothing decides between two that are the same
+    return found.replace(needs=_needs(drawn, found)) if open_ else found
 
 
 def _needs(drawn: Drawn, found: Estimate) -> Needs | None:

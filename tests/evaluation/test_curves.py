@@ -62,9 +62,9 @@ def test_an_open_difference_has_what_would_see_it_and_a_decided_one_has_not() ->
     few = estimate(Drawn(tuple(range(4)), open_QT[:, :4]))
     assert few is not None
     assert few.needs is None, "fewer than five draws judge nothing"
-    never = estimate(Drawn(tuple(range(5)), np.zeros((4, 5))))
-    assert never is not None
-    assert never.needs is not None
+    same = estimate(Drawn(tuple(range(5)), np.zeros((4, 5))))
+    assert same is not None
+    assert (same.verdict, same.needs) == ("open", None), "nothing tells methods apart that are the same"
 
 
 def test_differences_are_of_the_draws_that_both_have() -> None:
