@@ -36,8 +36,8 @@ COMMAND = Command(
     out production candidate
     splits splits.train splits.validation splits.test splits.test.data splits.test.periods
     evaluate.slices evaluate.slice_by evaluate.primary_cutoff evaluate.outliers.gap
-    bounds.margin bounds.slice_margin bounds.slices_by bounds.groups bounds.expected
-    bounds.drifted bounds.score_psi bounds.drift_groups
+    bounds.refuse bounds.margin bounds.slice_margin bounds.groups bounds.expected
+    bounds.drifted bounds.feature_psi bounds.moving bounds.score_psi
     drift.documents plan_from ray
     """,
 )

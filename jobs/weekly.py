@@ -22,7 +22,7 @@ COMMAND = Command(
     keys="""
     out pipeline method inputs production splits.train.periods splits.validation.periods splits.test.periods
     max_rejected bounds.refuse bounds.margin bounds.groups bounds.drifted bounds.feature_psi bounds.moving
-    bounds.score_psi refit export registry.name registry.store dry_run ray
+    bounds.expected bounds.score_psi refit export registry.name registry.store dry_run ray
     """,
     flags="inputs",
 )

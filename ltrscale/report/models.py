@@ -8,7 +8,7 @@ from typing import Any
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.leaks import importances, questions
+from ltrscale.evaluation.leaks import importances
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
 from ltrscale.report.results import study_costs
 from ltrscale.report.sources import Sources, minutes, pretrained_for, records
@@ -133,7 +133,7 @@ def _alone(sources: Sources, of_methods: Mapping[str, Mapping[str, float]]) -> I
     found = sources.alone
     if not found or not found[0].lists:
         return
-    for name, question in questions(found).items():
+    for name, question in sources.questions.items():
         shares = [f"{of[name]:.0%} of the importance to {method}" for method, of in of_methods.items() if name in of]
         yield Text(f"{question} It has {' and '.join(shares)}." if shares else question)
     rows = [

@@ -1,7 +1,8 @@
 """The opening of the report: what the evaluation says in words, what to look at, and what to do next."""
 
+import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -9,7 +10,6 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.decay import Decay, drifted
 from ltrscale.evaluation.gate import Verdict
-from ltrscale.evaluation.leaks import questions
 from ltrscale.evaluation.opening import best_of, is_shown, opening, rival_of
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import AS_SHOWN
@@ -25,9 +25,10 @@ _HOPELESS = 20.0
 
 def paragraphs(sources: Sources) -> list[Text | Command]:
     """What the report opens with; sections say what cannot be read."""
-    texts = [" ".join(opening(sources.evaluation)), *_readable(drift, sources), *_readable(leaks, sources)]
+    asked = dict(_readable(unanswered, sources))
+    texts = [" ".join(opening(sources.evaluation)), *_readable(drift, sources), *leaks([*asked.values()])]
     verdicts = list(_readable(verdict, sources))
-    step, command = next_step(sources.evaluation, verdicts[0] if verdicts else None)
+    step, command = next_step(sources.evaluation, verdicts[0] if verdicts else None, [*asked])
     return [*(Text(text) for text in [*texts, step] if text), *([Command(command)] if command else [])]
 
 
@@ -49,17 +50,24 @@ def drift(sources: Sources) -> Iterator[str]:
         yield drifted(Decay.read(sources.config.drift).drift)
 
 
-def leaks(sources: Sources) -> Iterator[str]:
-    """The features that rank too well alone, as questions."""
-    asked = list(questions(sources.alone).values())
-    if len(asked) > _ASKED:
-        asked[_ASKED:] = [f"Section Features asks the same of {len(asked) - _ASKED} more."]
+def unanswered(sources: Sources) -> Iterator[tuple[str, str]]:
+    """The features that rank too well alone, with the question, unless the `bounds.expected` of the gate has them."""
+    checks = [check for found in _readable(verdict, sources) for check in found.checks]
+    expected = {check.where for check in checks if check.bound == "expected" and check.holds}
+    yield from (item for item in sources.questions.items() if item[0] not in expected)
+
+
+def leaks(questions: Sequence[str]) -> Iterator[str]:
+    """The paragraph of these questions, of which it has the first."""
+    asked = [*questions[:_ASKED]]
+    if (more := len(questions) - _ASKED) > 0:
+        asked.append(f"Section Features asks the same of {more} more.")
     if asked:
         yield f"Before this is believed: {' '.join(asked)} If not, leave it out (leave_out of a method)."
 
 
-def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str]:
-    """What to do next: a sentence, and its command where there is one."""
+def next_step(evaluation: Evaluation, verdict: Verdict | None, asked: Sequence[str] = ()) -> tuple[str, str]:
+    """What to do next: a sentence, and its command where there is one; `asked` are the features in question."""
     best, rival = best_of(evaluation), rival_of(evaluation)
     if verdict is not None:
         if verdict.passed:
@@ -67,6 +75,8 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str
         return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
     if best is None:
         return "", ""
+    if asked:
+        return _answer(asked)
     if rival is None:
         return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
     if best.name == AS_SHOWN:
@@ -83,6 +93,16 @@ def next_step(evaluation: Evaluation, verdict: Verdict | None) -> tuple[str, str
     if not is_shown(lead):
         return f"Next: {_more(lead.difference, lead.detectable)} jobs.study says what more labels would bring.", ""
     return _gate(evaluation, production=rival, candidate=best.name)
+
+
+def _answer(asked: Sequence[str]) -> tuple[str, str]:
+    """What either answer to the question leads to, and the command of a no."""
+    text = (
+        f"Next: that answer. If yes, name {', '.join(asked)} in bounds.expected of jobs.gate, which otherwise refuses "
+        "what leans on it. If no, train without it, with the config of the pipeline:"
+    )
+    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*asked], ensure_ascii=False)}")
+    return text, f"python -m jobs.pipeline --config pipeline.yaml --set {left_out}"
 
 
 def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:

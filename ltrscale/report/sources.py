@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.leaks import look
+from ltrscale.evaluation.leaks import leaning, look, questions
 from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation, MethodResult
 from ltrscale.evaluation.shown import AS_SHOWN
@@ -144,6 +144,22 @@ class Sources:
         """
         evaluated = self.evaluated
         return look(evaluated.splits.test, k=evaluated.primary_cutoff, relevant_from=evaluated.relevant_from)
+
+    @cached_property
+    def questions(self) -> Mapping[str, str]:
+        """What to ask of each feature that ranks too well alone, the best first, unless no method can lean on it.
+
+        Raises:
+            InputError: as `alone`.
+        """
+        asked = questions(self.alone)
+        if not asked or self.evaluated.scores:  # nobody knows what committed scores are made of
+            return asked
+        try:
+            leant_on = {name for _, url in self.bundles() for name in leaning(self.opened(url))}
+        except InputError:
+            return asked
+        return {name: question for name, question in asked.items() if name in leant_on}
 
     @cached_property
     def categories(self) -> Mapping[str, Mapping[int, str]]:

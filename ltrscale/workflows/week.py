@@ -69,6 +69,7 @@ def _run(job: WeeklyJob) -> Week:
     elif known.outcome != "under way":
         log.info("weekly: %s is done: %s; other rows or settings would be judged anew", known.period, known.outcome)
         return known
+    _check_newest(job, known)
     week = _judged(job, new, known)
     week.write(job.out)
     log.info(
@@ -93,27 +94,31 @@ def _of_week(job: WeeklyJob, new: Dataset) -> list[str]:
     return [*new.manifest.periods] if job.inputs else [new.manifest.periods[-1]]
 
 
+def _check_newest(job: WeeklyJob, week: Week) -> None:
+    """Check that a week that was stopped does not replace the model of a later one.
+
+    Raises:
+        InputError: it would.
+    """
+    now = InService.read(job.out)
+    if now is not None and now.period > week.period:
+        raise InputError(
+            f"{week.period}: was stopped, and {now.bundle} of {now.period} is in service since, which an older model "
+            "must not replace; nothing is left to do"
+        )
+
+
 def _begin(job: WeeklyJob, new: Dataset, content: str, known: Week | None) -> Week:
     """Start a week: find its periods and what is in service, and write them down.
 
     Raises:
-        InputError: the data set has later periods, or other rows of this one.
+        InputError: as `_check_new` and `_in_service`.
     """
     periods, there = _of_week(job, new), open_dataset(job.data).manifest.periods
+    _check_new(job, new, there, is_known=known is not None and known.content == content)
     before = [period for period in there if period not in periods]
-    if before and before[-1] > periods[0]:
-        raise InputError(
-            f"{new.url}: the rows are of {in_few_words(periods)}, and {job.data} has {before[-1]!r} already; add "
-            "earlier periods with jobs.prepare (prepare.add), which judges nothing"
-        )
-    if job.inputs and {*periods} & {*there} and (known is None or known.content != content):
-        raise InputError(
-            f"{new.url}: {job.data} has {in_few_words(periods)} already, and a period is not replaced; leave inputs "
-            "out to judge the newest period as it is there"
-        )
     splits = {key: named(job, names) for key, names in (("before", before), ("splits", [*before, *periods]))}
-    production = _in_service(job, known, splits["before"])
-    _unseen(splits["splits"].test, production)
+    production = _in_service(job, known, **splits)
     week = Week(
         period=periods[-1],
         content=content,
@@ -126,13 +131,45 @@ def _begin(job: WeeklyJob, new: Dataset, content: str, known: Week | None) -> We
     return week
 
 
-def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest) -> str:
-    """What the candidate of a week is compared with; trains the first model where nothing is in service yet."""
+def _check_new(job: WeeklyJob, new: Dataset, there: list[str], *, is_known: bool) -> None:
+    """Check that new periods may join those of the data set, or have joined it in an earlier run, and can be judged.
+
+    Raises:
+        InputError: the data set has later periods, or other rows of these; or the newest has no labels.
+    """
+    periods = _of_week(job, new)
+    before, taken = ([p for p in there if (p in periods) == is_taken] for is_taken in (False, True))
+    if before and before[-1] > periods[0]:
+        raise InputError(
+            f"{new.url}: the rows are of {in_few_words(periods)}, and {job.data} has {before[-1]!r} already; add "
+            "earlier periods with jobs.prepare (prepare.add), which judges nothing"
+        )
+    if job.inputs and taken and not is_known:
+        remedy = "leave inputs out to judge the newest period as it is there"
+        if taken != periods:
+            remedy = "leave its rows out of the inputs"
+        raise InputError(
+            f"{new.url}: {job.data} has {in_few_words(taken)} already, and a period is not replaced; {remedy}"
+        )
+    if not any(cell.labelled for f in new.manifest.files if f.period == periods[-1] for cell in f.row_groups):
+        raise InputError(
+            f"{new.url}: {periods[-1]} has no labels, by which models are judged; run this again once it has some"
+        )
+
+
+def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
+    """What the candidate of a week is compared with; trains the first model where nothing is in service yet.
+
+    Raises:
+        InputError: as `_unseen`, before it is in service: `production` may then name another.
+    """
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
-        return known.production if known is not None and known.bundle == now.bundle else now.bundle
+        compared = known.production if known is not None and known.bundle == now.bundle else now.bundle
+        _unseen(splits.test, compared)
+        return compared
     first = storage.absolute(job.production or _first(job, before))
-    load_bundle(first)  # an error names it before it is in service
+    _unseen(splits.test, first)
     InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
     log.info("weekly: %s is in service to begin with, compared with no other", first)
     return first

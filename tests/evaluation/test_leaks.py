@@ -25,7 +25,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
 from ltrscale.progress import log
-from ltrscale.report.document import Table, Text
+from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
@@ -163,12 +163,33 @@ def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     assert {*questions(look(Split(data=(data,))))} == {LEAK, "revenue"}
 
 
-def test_the_report_opens_with_the_question(shop: Mapping[str, Any]) -> None:
-    sources = Sources.open(ReportConfig(evaluation=str(shop["folder"] / "evaluation")))
-    texts = [block.text for block in paragraphs(sources) if isinstance(block, Text)]
-    (text,) = [text for text in texts if "is it known when the list is shown?" in text]
+def opened_with(**settings: Any) -> tuple[list[str], list[str]]:
+    """The texts and the commands of a report's opening."""
+    blocks = paragraphs(Sources.open(validate(ReportConfig, settings, "test")))
+    texts = [block.text for block in blocks if isinstance(block, Text)]
+    return texts, [block.line for block in blocks if isinstance(block, Command)]
+
+
+def test_the_report_opens_with_the_question_and_asks_for_the_answer_next(shop: Mapping[str, Any]) -> None:
+    texts, commands = opened_with(evaluation=str(shop["folder"] / "evaluation"))
+    (text,) = asked(texts)
     assert text.startswith(f"Before this is believed: {LEAK} alone ranks at NDCG@5 ")
     assert texts.index(text) == 1  # before what to do next
+    assert texts[-1].startswith(f"Next: that answer. If yes, name {LEAK} in bounds.expected of jobs.gate")
+    assert commands == [f"python -m jobs.pipeline --config pipeline.yaml --set 'splits.train.leave_out=[\"{LEAK}\"]'"]
+
+
+def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_has_the_answer(
+    shop: Mapping[str, Any],
+) -> None:
+    job = gate(shop, "honest", feature_psi=None)
+    run_gate(job)
+    texts, _ = opened_with(evaluation=f"{job.out}/evaluation")
+    assert not asked(texts)
+    job = gate(shop, "leaky", expected=[LEAK], feature_psi=None)
+    run_gate(job)
+    assert len(asked(opened_with(evaluation=f"{job.out}/evaluation")[0])) == 1
+    assert not asked(opened_with(evaluation=f"{job.out}/evaluation", gate=job.out)[0])
 
 
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:

@@ -205,6 +205,20 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(place: Path, monk
     assert judged_on(place, "2026-W12") == ("2026-W12",)
 
 
+def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "_judged", lambda *_: sys.exit("stopped"))
+        with pytest.raises(SystemExit):
+            run_weekly(job(place))
+    later = service(place).replace(bundle="later", period="2026-W13")
+    later.write(str(place / "weekly"))
+    with pytest.raises(InputError, match=r"2026-W12: was stopped, and later of 2026-W13 is in service since"):
+        run_weekly(job(place))
+    assert service(place) == later
+
+
 @pytest.mark.slow
 def test_the_printed_commands_lead_from_a_pipeline_to_ranked_items_and_to_the_next_week(
     place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -297,6 +311,7 @@ def test_only_periods_that_neither_has_seen_are_judged_on(place: Path) -> None:
     assert sorted(learnt(final)) == WEEKS[5:12], "once more, on the test periods too"
     with pytest.raises(InputError, match=r"splits.test: .*final has learnt from '2026-W12', so that no test"):
         run_weekly(job(place, None, refit=True, splits=splits, production=final, out=str(place / "other")))
+    assert not (place / "other" / "service.json").exists(), "production may be set to another one"
 
 
 @pytest.mark.slow
@@ -317,6 +332,13 @@ def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
     late = log[log["searched_at"].str.startswith("2026-03-1")]
     late[late["searched_at"] < "2026-03-15"].to_csv(place / "W11.csv", index=False)
     with pytest.raises(InputError, match=r"data has 2026-W11 already, and a period is not replaced; leave inputs out"):
+        run_weekly(job(place, 11))
+    week, spilt = pd.read_csv(place / "W12.csv", dtype=str), log[log["searched_at"] > "2026-03-15"].head(9)
+    pd.concat([week, spilt]).to_csv(place / "W11.csv", index=False)
+    with pytest.raises(InputError, match=r"data has 2026-W11 already, and .*; leave its rows out of the inputs"):
+        run_weekly(job(place, 11))
+    week.assign(purchased="").to_csv(place / "W11.csv", index=False)
+    with pytest.raises(InputError, match=r"2026-W12 has no labels, by which models are judged; run this again once"):
         run_weekly(job(place, 11))
     with pytest.raises(InputError, match=r"splits.train.periods: .*'last 9' are more periods than there are; it has"):
         run_weekly(job(place, splits={"train": {"periods": "last 9"}}))
