@@ -1,10 +1,11 @@
 """The first config of a log: looks at a table and writes configs that run, with what was seen as comments."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+import pyarrow as pa
 import yaml
 from pydantic import Field
 
@@ -12,7 +13,7 @@ from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.guess import Guess, guess
-from ltrscale.data.ingest.profile import dialect_of, look
+from ltrscale.data.ingest.profile import Column, dialect_of, look
 from ltrscale.data.ingest.roles import structured
 from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError
@@ -67,6 +68,7 @@ def init(config: InitConfig) -> None:
         return
     dialect = Dialect() if urls[0].endswith(".parquet") or ".json" in urls[0] else dialect_of(urls[0])
     columns = look(urls, dialect, config.rows)
+    _refuse_without_values(columns, given, urls[0])
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
@@ -108,6 +110,18 @@ def _refuse_to_overwrite(out: str) -> None:
     for name in _WRITES:
         if storage.exists(path := storage.join(out, f"{name}.yaml")):
             raise InputError(f"{path}: it is there already; go on with it, or remove it, or set another out")
+
+
+def _refuse_without_values(columns: Sequence[Column], given: Mapping[str, str | None], where: str) -> None:
+    """Refuse columns that are named for a role and cannot have it."""
+    for use, name in given.items():
+        for column in (column for column in columns if column.name == name):
+            if pa.types.is_nested(column.type):
+                raise InputError(f"{where}: {use}: {name!r} has lists; name a column with a single value in each row")
+            if use == "query" and not column.distinct:
+                raise InputError(
+                    f"{where}: {use}: {name!r} has no value in the first {column.rows:,} rows; name another"
+                )
 
 
 def _write(out: str, texts: Mapping[str, str]) -> None:

@@ -181,6 +181,32 @@ def test_a_folder_of_small_files_is_one_log(tmp_path: Path) -> None:
     assert open_dataset(config.out).manifest.accounting.rows_kept == len(log)
 
 
+def test_words_and_commas_are_numbers_wherever_init_looks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A label of True and False, and numbers with commas, of a log without a point."""
+    caplog.set_level(logging.INFO)
+    rng, lists = np.random.default_rng(0), np.repeat(np.arange(200), 6)
+    log = pd.DataFrame({"search_id": lists, "clicked": rng.random(len(lists)) < 0.2, "price": rng.random(len(lists))})
+    log["read"] = log["clicked"] * 0.5 + 0.01 * rng.random(len(log))
+    log.round(3).to_csv(tmp_path / "log.csv", index=False, sep=";", decimal=",")
+    init(InitConfig(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")))
+    text = (tmp_path / "out" / "prepare.yaml").read_text()
+    assert "above 0 in" not in text
+    assert "read alone ranks at NDCG@5 1.000" in text
+    assert load(PrepareJob, str(tmp_path / "out" / "prepare.yaml")).run()
+
+
+@pytest.mark.parametrize(
+    ("use", "said"), [("label", "'both' has lists"), ("query", "'empty' has no value in the first")]
+)
+def test_a_column_that_cannot_have_its_role_is_refused(use: str, said: str, tmp_path: Path) -> None:
+    log = pq.read_table(LOGS["candidates"][1](tmp_path))
+    log = log.append_column("both", pa.array([[0.5, 0.25]] * len(log)))
+    log = log.append_column("empty", pa.nulls(len(log), pa.string()))
+    pq.write_table(log, tmp_path / "odd.parquet")
+    with pytest.raises(InputError, match=rf"odd\.parquet: {use}: {said}"):
+        init(InitConfig.model_validate({"file": str(tmp_path / "odd.parquet"), use: said.split("'")[1]}))
+
+
 @pytest.mark.parametrize("matrix", [True, False])
 def test_all_features_of_a_query_may_be_in_one_list(tmp_path: Path, matrix: bool) -> None:
     rng, lengths = np.random.default_rng(0), [3, 5, 4, 6] * 10

@@ -7,6 +7,7 @@ Shapes: M lines of a block.
 """
 
 import csv
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -50,6 +51,18 @@ class Dialect:
         except ValueError:
             return False
         return "_" not in value  # Python reads 1_000 as a number, other tools do not
+
+    def value(self, text: str) -> float:
+        """A field as a number, or the word of a boolean as 1 or 0; NaN for any other text.
+
+        Example:
+            >>> [Dialect(decimal=",").value(text) for text in ("1,5", "True", "no", "1.5")]
+            [1.5, 1.0, 0.0, nan]
+        """
+        if self.number(text):
+            return float(text.replace(self.decimal, "."))
+        word = text.strip().lower()
+        return 1.0 if word in _TRUE else 0.0 if word in _FALSE else math.nan
 
 
 def read_schema(url: str, dialect: Dialect) -> pa.Schema:

@@ -196,10 +196,7 @@ def _values(known: pa.Array, dialect: Dialect) -> NDArray[np.float64]:
     if not cols.is_text(known.type):
         values_V: NDArray[np.float64] = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         return values_V
-    texts = known.to_pylist()
-    if dialect.decimal != ".":
-        texts = [text.replace(dialect.decimal, ".") for text in texts]
-    return np.array([float(text) if Dialect().number(text) else np.nan for text in texts])
+    return np.array([dialect.value(text) if dialect.number(text) else np.nan for text in known.to_pylist()])
 
 
 def _readable(kind: pa.DataType) -> bool:

@@ -4,7 +4,7 @@ Shapes: N rows, L rows of a sample of whole lists, Q lists in it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -100,6 +100,8 @@ class Structure:
     """The row with which each file begins."""
     whole: bool = True
     """Whether these are all rows."""
+    dialect: Dialect = field(default_factory=Dialect)
+    """The form in which a file of text has numbers."""
     _lists: dict[str, Lists] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
@@ -115,7 +117,7 @@ class Structure:
         """A column as numbers, by row; NaN for what is none."""
         values = self.values[name]
         if cols.is_text(values.type):
-            found_V = np.array([float(text) if Dialect().number(text) else np.nan for text in values.to_pylist()])
+            found_V = np.array([self.dialect.value(text) for text in values.to_pylist()])
         else:
             found_V = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         found_N: NDArray[np.float64] = np.append(found_V, np.nan)[self.codes[name]]
@@ -172,8 +174,8 @@ def read_structure(
                 chunks.append(_dictionary(kept.column(name)))
             n += len(batch)
             if last is not None and n >= last:
-                return _built(parts, files, whole=False)
-    return _built(parts, files, whole=True)
+                return replace(_built(parts, files, whole=False), dialect=dialect)
+    return replace(_built(parts, files, whole=True), dialect=dialect)
 
 
 def _dictionary(column: pa.Array) -> pa.DictionaryArray:
