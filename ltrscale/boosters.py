@@ -26,6 +26,8 @@ ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost":
 """Endings of the files that hold a model in the library's own format."""
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """Scores [N] of columns [N, G] with the data's own codes."""
+_SHORT = 256
+"""Documents, such as those of one query, that are scored before a signal could matter; a thread takes longer."""
 
 
 def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -72,7 +74,12 @@ def scorer(
         if groups.n_documents == 0:
             return torch.zeros(0, dtype=torch.float64)
         columns_NG = view.columns(groups)
-        return torch.from_numpy(interruptibly(lambda: sum(predict(columns_NG) for predict in predicts)) / len(predicts))
+
+        def total() -> Any:
+            return sum(predict(columns_NG) for predict in predicts)
+
+        found_N = total() if groups.n_documents <= _SHORT else interruptibly(total)
+        return torch.from_numpy(found_N / len(predicts))
 
     return score
 

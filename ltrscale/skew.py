@@ -29,6 +29,7 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
@@ -52,7 +53,9 @@ class FeatureReference(Config):
     name: str
     kind: Literal["numeric", "categorical"]
     missing: float
-    """Share of the documents without a value."""
+    """Share of the documents without a value, or with `fill`."""
+    fill: float | None = None
+    """The number that stands for a missing value where these are filled; rows no longer tell the two apart."""
     quantiles: tuple[float, ...] = ()
     """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
     value."""
@@ -70,8 +73,8 @@ class Reference(Config):
     features: tuple[FeatureReference, ...]
 
     @classmethod
-    def of(cls, groups: QueryGroups, features: Sequence[Feature]) -> Self:
-        """The reference that these groups are.
+    def of(cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None) -> Self:
+        """The reference that these groups are; `fills` are the numbers that stand for missing values, by feature.
 
         Example:
             >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))
@@ -81,7 +84,8 @@ class Reference(Config):
         """
         group_N = group_index(groups.offsets_Q1).numpy()
         columns = zip(features, groups.features_NF.numpy().T, strict=True)
-        return cls(lists=groups.n_groups, features=tuple(_seen(f, values_N, group_N) for f, values_N in columns))
+        seen = tuple(_seen(f, values_N, group_N, (fills or {}).get(f.name)) for f, values_N in columns)
+        return cls(lists=groups.n_groups, features=seen)
 
 
 class Finding(Config):
@@ -117,7 +121,9 @@ def look(selection: Selection) -> QueryGroups | None:
 def reference_of(selection: Selection) -> Reference:
     """The reference of the row groups that a selection reads, with their groups without labels."""
     groups = look(selection)
-    return Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features)
+    if groups is None:
+        return Reference(lists=0, features=())
+    return Reference.of(groups, selection.features, fills_of(selection.read_as))
 
 
 def find_skew(
@@ -131,7 +137,8 @@ def find_skew(
 
     Args:
         reference: of a bundle.
-        features_NF: raw features in the reference's order, NaN where missing; categories as codes.
+        features_NF: raw features in the reference's order, NaN or filled as in training where missing; categories as
+            codes.
         lists: the number of lists that the rows come from. Few show much alone, and a single one nothing; see above.
         names: the codes of categories by their texts, by feature, to name a new one.
 
@@ -159,10 +166,13 @@ def find_skew(
     return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _seen(feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.int64]) -> FeatureReference:
-    there_N = ~np.isnan(values_N)
+def _seen(
+    feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.int64], fill: float | None
+) -> FeatureReference:
+    there_N = _there(values_N, fill)
     known_N = values_N[there_N]
-    seen = FeatureReference(name=feature.name, kind=feature.kind, missing=1 - len(known_N) / max(1, len(values_N)))
+    missing = 1 - len(known_N) / max(1, len(values_N))
+    seen = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
     if not len(known_N):
         return seen
     if feature.kind == "numeric":
@@ -176,15 +186,22 @@ def _seen(feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.i
     return seen.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
 
 
+def _there(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
+    """The documents with a value that does not stand for a missing one."""
+    there_N: NDArray[np.bool_] = ~np.isnan(values_N)
+    return there_N if fill is None else there_N & (values_N != np.float32(fill))
+
+
 def _compared(
     feature: FeatureReference, values_N: NDArray[np.float32], lists: tuple[int, int], names: Mapping[str, int]
 ) -> list[tuple[float, Finding]]:
     """The findings of one feature, each with how far it is from training."""
-    known_N = values_N[~np.isnan(values_N)]
+    known_N = values_N[_there(values_N, feature.fill)]
     missing = 1 - len(known_N) / len(values_N)
     found = []
     if far := _far(missing, feature.missing, lists):
-        said = f"missing in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
+        filled = "" if feature.fill is None else f", or {feature.fill:.4g} as where it is missing,"
+        said = f"missing{filled} in {_percent(missing)} of the documents, in training in {_percent(feature.missing)}"
         found.append((far, _finding(feature, "missing", missing, feature.missing, said)))
     if not len(known_N):
         return found

@@ -207,3 +207,23 @@ def test_findings_are_plain_data(reference: Reference) -> None:
 
     (found,) = check(reference, cents)
     assert json.loads(found.model_dump_json()).keys() == {"feature", "kind", "now", "training", "said"}
+
+
+@pytest.mark.parametrize("fill", [0.0, 4.0, -1.0])
+def test_a_value_that_is_filled_in_all_rows_is_named_as_missing(fill: float) -> None:
+    def filled(lists: int, seed: int) -> tuple[Rows, NDArray[np.int64]]:
+        rows_NF, lengths_Q = some(lists, seed)
+        rows_NF[:, RATING] = np.where(np.isnan(rows_NF[:, RATING]), np.float32(fill), rows_NF[:, RATING])
+        return rows_NF, lengths_Q
+
+    known = Reference.of(groups(*filled(4000, 0)), FEATURES, {"rating": fill})
+    (rating,) = (feature for feature in known.features if feature.name == "rating")
+    assert 0.3 < rating.missing < 0.5
+    assert rating.quantiles[0] > 1, "the number that fills is no value"
+    rows_NF, _ = filled(400, 1)
+    assert find_skew(known, rows_NF, lists=400) == []
+    for lost in (fill, np.nan):
+        rows_NF[:, RATING] = lost
+        (found,) = find_skew(known, rows_NF, lists=400)
+        assert (found.feature, found.kind, found.now) == ("rating", "missing", 1.0)
+        assert str(found).startswith(f"rating: missing, or {fill:g} as where it is missing, in 100% of the documents")

@@ -146,6 +146,10 @@ class EvaluateConfig(EvaluateSettings):
             raise ValueError("models and scores are both empty; name a bundle or a directory of scores")
         if self.as_shown and AS_SHOWN in self.trials:
             raise ValueError(f"{AS_SHOWN} is the order that was shown; rename that method, or set as_shown to false")
+        if POSITIONS in (url for urls in self.trials.values() for url in urls):
+            raise ValueError(
+                f"{POSITIONS!r} stands for the order that was shown; write that directory as ./{POSITIONS}"
+            )
         known = {*self.trials, *([AS_SHOWN] if self.as_shown else [])}
         if self.baseline is not None and self.baseline not in known:
             raise ValueError(

@@ -251,8 +251,8 @@ def _zeros(lacking: Sequence[str]) -> str:
     """The likely reason where missing values count as 0."""
     some = ", ".join(lacking[:3]) + (" and others" if len(lacking) > 3 else "")
     return (
-        f"; it reads a missing value as 0, and {some} are missing in some documents: let prepare fill them "
-        "(source.columns.fill: {numeric: median}), and train again"
+        f"; it reads a missing value as 0, and {some} {'are' if len(lacking) > 1 else 'is'} missing in some documents: "
+        "let prepare fill them (source.columns.fill: {numeric: median}), and train again"
     )
 
 

@@ -31,12 +31,17 @@ Files = dict[str, bytes]
 def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:
     """The settings of `prepare` that read some features of a bundle from raw rows, and these features, in its order.
 
-    None where it is not known how the rows were read, or they were no items.
+    None where it is not known how the rows were read, they were no items, or they lack a feature, which a job such as
+    `jobs.match` made later.
     """
     if RAW not in bundle.read_as or not names:
         return None
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
+    assert isinstance(config.source, Items)
+    there, columns = RawColumns.model_validate(bundle.read_as[RAW]).reads, config.source.columns
+    if any(columns.source_of(name) not in there for name in names):
+        return None
     features = tuple(feature for feature in bundle.features if feature.name in names)
     fills = fills_of(bundle.read_as)
     source = for_scoring(config.source, features, meta=(), positions=False, dated=False, fills=fills)

@@ -364,11 +364,12 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _reading(self, uses: dict[str, Any], named: dict[str, Any]) -> tuple[dict[str, Any], PrepareConfig]:
         """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
-        key, kept = repr((uses, named, self.prepare)), self._kept
-        if kept.get("key") != key:
+        key, kept = repr((uses, named, self.prepare)), self._kept.get("reading")
+        if kept is None or kept[0] != key:
             of_scoring = frames.uses_in_scoring(uses, self._fitted(), named=named)
-            kept |= {"reading": (of_scoring, frames.reading(of_scoring, self.prepare or {})), "key": key}
-        found: tuple[dict[str, Any], PrepareConfig] = kept["reading"]
+            # key and value as one: another thread may ask with other uses
+            kept = self._kept["reading"] = key, (of_scoring, frames.reading(of_scoring, self.prepare or {}))
+        found: tuple[dict[str, Any], PrepareConfig] = kept[1]
         return found
 
     def _scorer(self) -> bundles.Scorer:

@@ -6,17 +6,18 @@ from ltrscale import storage
 from ltrscale.bundle import load
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.origin import RAW
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.serving.export import FEATURES, ParityConfig, check_parity, publish
 from ltrscale.serving.features import ExportedFeatures, Format
-from ltrscale.serving.raw import CODE
+from ltrscale.serving.raw import CODE, reading
 from ltrscale.serving.raw_check import files_of
 from ltrscale.serving.timing import measure
 from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
 from ltrscale.workflows.stage import Origin, Stage
+
+_NO_ITEMS = "was not trained on rows that have one item and all features each"
 
 
 class _Exported(ParityConfig):
@@ -60,9 +61,9 @@ class ExportJob(ParityConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Compare scores, then publish the files, unless the scores differ by more than the tolerance."""
         bundle = load(self.bundle)
-        known = RAW in bundle.read_as
+        known = reading(bundle, [feature.name for feature in bundle.features]) is not None
         if self.raw is not None and not known:
-            raise InputError(f"raw: {self.bundle} was not trained on rows with one item each; leave it out")
+            raise InputError(f"raw: {self.bundle} {_NO_ITEMS}; leave it out")
         raw_files = files_of(self.raw, self.data) if known else []
         files, parity = check_parity(self.to, bundle, self._split, self, raw_files)
         publish(files, parity, self.out, made_by=origin)
@@ -77,7 +78,7 @@ class ExportJob(ParityConfig, Stage):
     def _measure(self) -> None:
         bundle, manifest = load(self.bundle), storage.read_manifest(self.out) or {}
         if CODE not in storage.listed_in(manifest):
-            raise InputError(f"measure: {self.out} has no {CODE}: its model was not trained on rows with one item each")
+            raise InputError(f"measure: {self.out} has no {CODE}: its model {_NO_ITEMS}")
         counts = open_dataset(self.data).manifest.counts()
         rows = max(1, round(counts.documents / max(1, counts.groups)))
         with storage.scratch.directory() as folder:

@@ -8,22 +8,32 @@ from numpy.typing import NDArray
 
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.guess import Guess, grades_of
-from ltrscale.data.ingest.structure import Structure, read_structure
+from ltrscale.data.ingest.structure import Lists, Structure, read_structure
 from ltrscale.evaluation.leaks import questions
 from ltrscale.ranking.alone import alone
 
-_ROWS = 200_000
-"""First rows that are looked at. Lists of a shuffled log are cut by it, which random orders are, too."""
 
+def asked_of(found: Guess, log: Structure, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
+    """What to ask of the features that were guessed, by their names; empty without a label.
 
-def asked_of(found: Guess, urls: Sequence[str], dialect: Dialect) -> dict[str, str]:
-    """What to ask of the features that were guessed, by their names; empty without a label."""
+    Whole lists are looked at, a sample of all: fragments of lists, such as the first rows of a shuffled log have, are
+    short, and any order of a short list is near the best one.
+
+    Args:
+        found: the uses of columns.
+        log: the structure of the query's columns in all rows.
+        urls: the files.
+        dialect: their form.
+    """
     features = [*found.features, *found.categorical]
     if found.label is None or not features:
         return {}
     key = [column.name for column in (found.query, *found.within)]
     names = dict.fromkeys([*key, found.label.name, *(column.name for column in features)])
-    seen = read_structure(urls, [*names], dialect, rows=_ROWS)
+    lists_N = log.joined(key[0], key[1:])
+    kept_N = np.zeros(len(lists_N), np.bool_)
+    kept_N[Lists.of(lists_N).rows_L] = True
+    seen = read_structure(urls, [*names], dialect, kept_N=kept_N)
     query_N, labels_N = seen.joined(key[0], key[1:]), _labels(found, seen)
     rows_L = np.flatnonzero((seen.codes[key[0]] >= 0) & np.isfinite(labels_N) & (labels_N >= 0))
     rows_L = rows_L[np.argsort(query_N[rows_L], kind="stable")]

@@ -215,7 +215,7 @@ def _listed(
     if columns:
         yield f"      {key}: # {what}"
         for column in columns:
-            doubt = f"{CHECK}: {asked[column.name]} " if column.name in asked else "# "
+            doubt = f"{CHECK}: {asked[column.name]} Leave it out if not; " if column.name in asked else "# "
             yield f"        - {plain(column.name)} {doubt}{column.shown}"
 
 

@@ -397,6 +397,7 @@ def reading(columns: Mapping[str, Any], settings: Mapping[str, Any]) -> PrepareC
         InputError: a key is unknown, or a value wrong.
     """
     source = {"kind": "items", "columns": {**columns, "item": None}}
+    settings = {**settings, "duplicates": "reject"}  # each row is a document of its own
     return validate(PrepareConfig, {**settings, "inputs": "X", "source": source}, "prepare")
 
 

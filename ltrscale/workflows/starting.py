@@ -70,8 +70,9 @@ def init(config: InitConfig) -> None:
     names = {*structured(columns), *(name for name in given.values() if name is not None)} or {columns[0].name}
     seen = read_structure(urls, [each.name for each in columns if each.name in names], dialect)
     found = guess(columns, seen, given, urls[0])
-    found = replace(found, asked=asked_of(found, urls, dialect))
-    counted = count(found, seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None))
+    every = seen if seen.whole else read_structure(urls, _in_roles(found), dialect, rows=None)
+    counted = count(found, every)
+    found = replace(found, asked=asked_of(found, every, urls, dialect))
     said: tuple[str, ...] = ()
     texts = {"prepare": prepare_text(config.file, out, dialect, found, counted)}
     if found.label is not None and counted.plan is not None and len(counted.plan.names) >= FEWEST:

@@ -1,11 +1,14 @@
 """Leaks on a shop's log: prepare and the report ask, the gate refuses until it is told; real data raise no question."""
 
 import logging
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from shop import weeks
@@ -17,6 +20,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.guess import Guess
 from ltrscale.data.ingest.profile import look as look_at
+from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
@@ -121,8 +125,24 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     url = str(tmp_path / "log.csv")
     columns = {column.name: column for column in look_at(url, Dialect(), 1000)}
     found = Guess(query=columns["search_id"], label=columns["event"], features=(columns["x"],))
-    assert [*asked_of(found, [url], Dialect())] == ["x"]
-    assert asked_of(replace(found, label=None), [url], Dialect()) == {}
+    log_of = read_structure([url], ["search_id"], Dialect())
+    assert [*asked_of(found, log_of, [url], Dialect())] == ["x"]
+    assert asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
+
+
+def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
+    """The first rows have fragments of lists, in which a random order is near the best one."""
+    rng, n_lists, length = np.random.default_rng(0), 25_000, 10
+    clicked = np.eye(length, dtype=int)[rng.integers(length, size=n_lists)].ravel()
+    columns = {"search_id": np.repeat(np.arange(n_lists), length), "clicked": clicked}
+    columns |= {"leak": clicked * 9.5, "price": rng.random(len(clicked)).round(2)}
+    pd.DataFrame(columns).sample(frac=1, random_state=0).to_csv(tmp_path / "log.csv", index=False)
+    init(InitConfig(file=str(tmp_path / "log.csv"), out=str(tmp_path / "out")))
+    (line,) = asked((tmp_path / "out" / "prepare.yaml").read_text().splitlines())
+    figures = re.search(r"NDCG@5 1.000 \(random order (0.\d+), the best other feature (0.\d+)\)", line)
+    assert figures is not None
+    random = sum(1 / math.log2(1 + rank) for rank in range(1, 6)) / length  # one click, anywhere with equal chance
+    assert [float(each) for each in figures.groups()] == pytest.approx([random, random], abs=0.01)
 
 
 def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.LogCaptureFixture) -> None:

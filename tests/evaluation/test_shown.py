@@ -158,7 +158,12 @@ def test_without_positions_there_is_no_such_row_and_no_such_baseline(
         assert [method.name for method in found.methods] == ["few", "many"]
         with pytest.raises(InputError, match=r"evaluate.baseline as_shown: .* no positions; map .* columns.positions"):
             evaluate(there.replace(baseline=AS_SHOWN), str(tmp_path / name), made_by={}, report=lambda _: None)
-    for wrong, said in (({"as_shown": False}, "'as_shown' is not among"), ({"models": {AS_SHOWN: "x"}}, "rename")):
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"as_shown": False}, "'as_shown' is not among"),
+        ({"models": {AS_SHOWN: "x"}}, "rename"),
+        ({"models": {"few": "positions"}}, r"write that directory as \./positions"),  # it would be the order shown
+    ]
+    for wrong, said in mistakes:
         with pytest.raises(ValueError, match=said):
             config.replace(**wrong)
 

@@ -126,7 +126,7 @@ def test_medians_fill_what_is_missing_for_an_engine_that_knows_no_missing_value(
 ) -> None:
     folder, _, _ = shop
     with_missing, bundle = trained(tmp_path / "missing", folder / "log.csv", MAPPING)
-    with pytest.raises(InputError, match=r"rating.* are missing in some documents: let prepare fill them"):
+    with pytest.raises(InputError, match=r"rating is missing in some documents: let prepare fill them"):
         ExportJob(out=str(tmp_path / "no"), to="elasticsearch", bundle=bundle, data=with_missing, rows=500).run()
     columns = {**MAPPING, "fill": {"rating": "median", "numeric": -1}, "fill_periods": ["2026-W01"]}
     data, bundle = trained(tmp_path, folder / "log.csv", columns)

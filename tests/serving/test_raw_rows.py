@@ -22,7 +22,7 @@ import pytest
 
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.errors import InputError
 from ltrscale.serving import raw, raw_rows
@@ -390,6 +390,16 @@ def test_rows_that_are_no_items_have_no_transformer(synthetic_dataset: str) -> N
     features = dataset.manifest.features
     bundle: Any = SimpleNamespace(url="bundle", features=features, read_as={})
     assert raw.write(bundle, [features[0].name]) == {}
+
+
+def test_a_model_of_features_that_the_rows_lack_has_no_transformer(tmp_path: Path) -> None:
+    """As those that `jobs.match` makes of texts: an export has the model alone."""
+    write_csv(tmp_path / "log.csv", [{"q": "a", "x": "1"}])
+    dataset = open_dataset(prepared(tmp_path, tmp_path / "log.csv", {"features": ["x"]}))
+    features = (*dataset.manifest.features, Feature(name="bm25_title"))
+    bundle: Any = SimpleNamespace(url="bundle", features=features, read_as=read_as(dataset))
+    assert raw.write(bundle, ["x", "bm25_title"]) == {}
+    assert raw.write(bundle, ["x"]) != {}
 
 
 def test_the_file_needs_python_3_9_alone() -> None:

@@ -255,6 +255,15 @@ def test_a_long_query_is_named_whichever_way_it_is_read(fitted: Ranker) -> None:
         kept.predict(NEW)
 
 
+def test_every_row_has_a_score_where_duplicates_were_merged_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    merging = trees(prepare={"duplicates": "max_label"}).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    twice = pd.concat([NEW, NEW])
+    at_once = merging.predict(twice)
+    assert len(at_once) == len(twice)
+    monkeypatch.setattr(frames, "_SMALL", 0)
+    np.testing.assert_array_equal(at_once, merging.predict(twice))
+
+
 ARROW = pa.Table.from_pandas(TRAIN, preserve_index=False)
 TABLES: dict[str, Callable[[], Any]] = {
     "arrow": lambda: ARROW,

@@ -116,7 +116,7 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         **dict.fromkeys(("periods", "period"), ("2026-W01", "2026-W02")),
         "clicks": found,
         "scores": scores,
-        "path": files,
+        **dict.fromkeys(("path", "raw"), files),
         "device": ("cpu", "auto"),
         "metric": ("ndcg@5", "mrr"),
         "validation_metric": ("ndcg@5", "mrr"),

@@ -97,6 +97,19 @@ def test_a_column_without_values_and_a_new_category_are_named(home: Path, tmp_pa
     assert "have a category that training lacks, most often 'kayaks'; 0% were to be expected" in category
 
 
+def test_a_column_without_values_is_named_where_missing_ones_are_filled(home: Path, tmp_path: Path, said: Any) -> None:
+    source = {**SOURCE, "columns": {**SOURCE["columns"], "fill": {"rating": "median"}}}
+    inputs = {"inputs": str(home / "log.csv"), "sort": True, "max_rejected": 0.1, "source": source}
+    validate(PrepareJob, {"out": str(tmp_path / "data"), "prepare": inputs}, "test").run()
+    job = {"out": str(tmp_path / "trees"), "splits": splits(tmp_path), "gbdt": {"num_trees": 3, "num_threads": 1}}
+    validate(GBDTJob, job, "test").run()
+    predict(tmp_path, week(8), tmp_path / "whole", refuse=True)
+    predict(tmp_path, week(8).assign(rating=np.nan), tmp_path / "lost")
+    (line,) = said()
+    assert line.startswith("predict: 2026-W08: rating: missing, or ")
+    assert " as where it is missing, in 100% of the documents" in line
+
+
 def test_only_the_kinds_that_are_named_are_refused(home: Path, tmp_path: Path, said: Any) -> None:
     rows = week(8)
     rows["text_match"] = np.nan

@@ -4,14 +4,16 @@ import re
 import urllib.parse
 import zoneinfo
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.split import Relative, Texts
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.lines import UTF8
 from ltrscale.data.ingest.texts import TokenColumns
@@ -19,7 +21,8 @@ from ltrscale.data.ingest.validate import HIGHEST_LABEL
 from ltrscale.data.times import ISO, Clock, Part, Period, is_time
 from ltrscale.errors import InputError, nearest, suggestion
 
-Fill = float | Literal["median"]
+_LARGEST = float(np.finfo(np.float32).max)
+Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
 """What stands for a missing value."""
 
 
@@ -136,7 +139,7 @@ class ColumnMapping(_Columns):
     """Values of numeric features where they are missing, for engines without missing values: a number, or `median`, by
     feature, by a prefix and `*`, or for all as {numeric: median}. A data set keeps its medians: periods that are
     added later, and rows that are ranked, are filled with the same."""
-    fill_periods: tuple[str, ...] = ()
+    fill_periods: Texts = ()
     """The periods, or ranges A..B, whose rows have these medians: those of training. By default all rows of the inputs
     that make the data set."""
     exclude: tuple[str, ...] = ()
@@ -150,6 +153,13 @@ class ColumnMapping(_Columns):
     """Decimal mark of numbers in CSV files; no mark separates thousands."""
     encoding: str = UTF8
     """Encoding of CSV files, such as cp1252 (Excel in Western Europe), latin-1 or utf-16."""
+
+    @field_validator("fill_periods")
+    @classmethod
+    def _named_periods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if relative := [each for each in value if Relative.of(each)]:
+            raise ValueError(f"{relative[0]!r} counts periods that are not made yet; name them, or a range A..B")
+        return value
 
     @model_validator(mode="after")
     def _some_feature(self) -> Self:

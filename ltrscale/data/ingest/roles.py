@@ -50,6 +50,8 @@ FEW = 32
 """The most different values of a label."""
 _CLOSE = 1.5
 _RARE = 0.02
+_PAIRED = 1.0
+"""Points of an item's id for values that come again; alone they make none."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,9 @@ def queries(columns: Sequence[Column], seen: Structure) -> list[Candidate]:
     clocks = [column for column in columns if column.name in seen and is_time(column)]
     clocks = [column for column in clocks if not _is_of_item(column)] or clocks
     slots = [column for column in columns if column.name in seen and column.numeric and named(column, _POSITION)]
-    things = sorted((column for column in keys), key=lambda column: -_thing(column, seen, keys).score)[:2]
     keys = [column for column in keys if column not in slots and not is_label(column)]
+    likely = sorted((_thing(column, seen, keys) for column in keys), key=lambda each: -each.score)[:2]
+    things = [each.column for each in likely if each.score > _PAIRED]  # a color comes again, too
     return [candidate(column, _query_points(column, seen, clocks, slots, things)) for column in keys]
 
 
@@ -250,7 +253,7 @@ def _thing(column: Column, seen: Structure, columns: Sequence[Column]) -> Candid
         elif column.numeric and not column.least > 100:
             yield -1.0, "a small number"
         if lists.paired > 0.5:
-            yield 1.0, f"{lists.distinct:,} values, which come again"
+            yield _PAIRED, f"{lists.distinct:,} values, which come again"
         others = [other for other in columns if other is not column and seen.lists(other.name).distinct > 1]
         fixed = [other.name for other in others if seen.decides(column.name, other.name)] if lists.paired > 0.5 else []
         if fixed:

@@ -147,21 +147,26 @@ def of_table(rows: pa.Table) -> Structure:
 
 
 def read_structure(
-    urls: Sequence[str], names: Sequence[str], dialect: Dialect, rows: int | None = _LOOKED_AT
+    urls: Sequence[str],
+    names: Sequence[str],
+    dialect: Dialect,
+    rows: int | None = _LOOKED_AT,
+    kept_N: NDArray[np.bool_] | None = None,
 ) -> Structure:
-    """The structure of some columns in the first rows of a log, or in all of them.
+    """The structure of some columns in the first rows of a log, in all of them, or in those that are kept of all.
 
-    Memory grows with the rows, 4 bytes for each value, and with the distinct values.
+    Memory grows with the rows that are kept, 8 bytes for each value, and with the distinct values.
     """
     parts: dict[str, list[pa.DictionaryArray]] = {name: [] for name in names}
-    n = 0
+    n, last = 0, rows if kept_N is None else int(np.flatnonzero(kept_N).max(initial=0)) + 1
     for batch in batches(urls, names, dialect):
+        kept = batch if kept_N is None else batch.filter(pa.array(kept_N[n : n + len(batch)]))
         for name, chunks in parts.items():
-            chunks.append(_dictionary(batch.column(name), chunks[0].type.value_type if chunks else None))
+            chunks.append(_dictionary(kept.column(name), chunks[0].type.value_type if chunks else None))
         n += len(batch)
-        if rows is not None and n >= rows:
+        if last is not None and n >= last:
             break
-    return _built(parts, whole=rows is None or n < rows)
+    return _built(parts, whole=last is None or n < last)
 
 
 def _dictionary(column: pa.Array, kind: pa.DataType | None = None) -> pa.DictionaryArray:

@@ -390,3 +390,16 @@ def test_several_columns_make_a_query_id(tmp_path: Path, name: str) -> None:
         mapping(within=["q"])
     with pytest.raises(InputError, match=r"no column 'dya' .query.; its columns are q, day, f"):
         item_features(str(tmp_path / name), mapping(within=["dya"]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"fill": {"f": 1e300}}, "fill.f.*less than or equal to 3402823"),
+        ({"fill": {"f": "median"}, "fill_periods": ["last 2"]}, "'last 2' counts periods that are not made yet; name"),
+    ],
+)
+def test_a_fill_that_no_data_set_can_hold_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        mapping(**wrong)
+    assert mapping(fill={"f": "median"}, fill_periods="w1..w2").fill_periods == ("w1..w2",)
