@@ -166,10 +166,10 @@ def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest, spli
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
         compared = known.production if known is not None and known.bundle == now.bundle else now.bundle
-        _unseen(splits.test, compared)
+        _unseen(splits, compared)
         return compared
     first = storage.absolute(job.production or _first(job, before))
-    _unseen(splits.test, first)
+    _unseen(splits, first)
     InService.now(first, (before.test.periods or ("",))[-1]).write(job.out)
     log.info("weekly: %s is in service to begin with, compared with no other", first)
     return first
@@ -234,7 +234,7 @@ def _drifted(job: WeeklyJob, new: Dataset, week: Week, out: str) -> list[str]:
 
 def _gate(job: WeeklyJob, week: Week, candidate: str, out: str) -> GateJob:
     """The gate on the test periods that the model in service has not learnt from either."""
-    splits = week.splits.replace(test=_unseen(week.splits.test, week.production).model_dump())
+    splits = week.splits.replace(test=_unseen(week.splits, week.production).model_dump())
     return GateJob(
         out=out,
         production=week.production,
@@ -247,13 +247,18 @@ def _gate(job: WeeklyJob, week: Week, candidate: str, out: str) -> GateJob:
     )
 
 
-def _unseen(test: Split, production: str) -> Split:
-    """The test periods after the last one that a bundle has learnt from.
+def _unseen(splits: SplitsWithTest, production: str) -> Split:
+    """The test periods after the last one that a bundle has learnt from, or was selected on.
 
     Raises:
         InputError: there is none.
     """
-    until = _learnt_until(production)
+    test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
+    known = {period for split in splits.by_name.values() for period in split.periods or ()}
+    learnt = {period for split in origin.config.splits for period in split.periods or ()} & known
+    if not learnt:  # as of one that learnt from tables in memory
+        log.warning("weekly: %s names none of these periods as learnt from; it is taken to have seen none", production)
+    until = max(learnt, default="")
     newer = [period for period in test.periods or () if period > until]
     if not newer:
         raise InputError(
@@ -261,12 +266,6 @@ def _unseen(test: Split, production: str) -> Split:
             "the rows of a newer period"
         )
     return test.replace(periods=newer)
-
-
-def _learnt_until(url: str) -> str:
-    """The last period that a bundle has learnt from or was selected on; empty where it does not say."""
-    origin = validate(Provenance, load_bundle(url).made_by, url)
-    return max((period for split in origin.config.splits for period in split.periods or ()), default="")
 
 
 def _published(job: WeeklyJob, week: Week, bundle: str) -> Mapping[str, str | None]:

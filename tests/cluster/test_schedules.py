@@ -68,6 +68,19 @@ def test_cron_takes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert entries[0][5] == entries[1][5], "the same command once more"
 
 
+@pytest.mark.parametrize(("status", "mailed"), [(0, ""), (3, "refused: late\n")])
+def test_cron_mails_refusals_and_errors_alone(status: int, mailed: str, tmp_path: Path) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho refused: late >&2\nexit {status}\n")
+    python.chmod(0o755)
+    command = (CLUSTER / "weekly.cron").read_text().splitlines()[-1].split(maxsplit=5)[5]
+    line = command.replace(r"\%", "%").replace("cd /srv/shop", f"cd {shlex.quote(str(tmp_path))}")
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=20)
+    assert done.stdout + done.stderr == mailed
+    assert (tmp_path / "weekly.log").read_text() == "refused: late\n"
+
+
 def test_argo_takes_its_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written = yaml.safe_load((CLUSTER / "weekly-argo.yaml").read_text())

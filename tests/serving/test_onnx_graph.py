@@ -13,6 +13,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, save_ranker
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -58,9 +59,17 @@ def network(data: str, seed: int = 0, **parts: Any) -> Ranker:
 
 
 def saved(folder: Path, data: str, model: Any) -> str:
-    manifest = open_dataset(data).manifest
+    dataset = open_dataset(data)
+    manifest = dataset.manifest
     save_ranker(
-        str(folder), model, config={}, features=manifest.features, dataset_hash=manifest.hash, metrics={}, made_by={}
+        str(folder),
+        model,
+        config={},
+        features=manifest.features,
+        dataset_hash=manifest.hash,
+        metrics={},
+        made_by={},
+        read_as=read_as(dataset),
     )
     return str(folder)
 

@@ -351,6 +351,20 @@ def test_what_cannot_be_done_is_said_with_the_remedy(place: Path) -> None:
     assert not (place / "weekly" / "service.json").exists()
 
 
+def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As one that learnt from tables in memory, whose periods are `train` and `validation`."""
+    run_weekly(job(place, None))
+    manifest = Path(service(place).bundle, "manifest.json")
+    written = json.loads(manifest.read_text())
+    for split, period in zip(written["made_by"]["config"]["splits"], ("train", "validation"), strict=True):
+        split.update(periods=[period], data=["gone"])
+    manifest.write_text(json.dumps(written))
+    run_weekly(job(place, production=service(place).bundle, out=str(place / "other")))
+    gate = Evaluation.read(f"{place}/other/weeks/2026-W12/gate/evaluation")
+    assert gate.test.periods == ("2026-W12",)
+    assert "names none of these periods as learnt from; it is taken to have seen none" in caplog.text
+
+
 def test_routine_is_the_default(place: Path) -> None:
     assert job(place).bounds == Bounds(refuse="worse", feature_psi=5.0)
     assert job(place, bounds={"margin": 0.01}).bounds == Bounds(refuse="worse", feature_psi=5.0, margin=0.01)
