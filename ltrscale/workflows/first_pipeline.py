@@ -72,6 +72,7 @@ def pipeline_text(out: str, plan: Plan, score: str | None, size: LogSize) -> tup
         said="\n".join(textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")),
         out=plain(storage.join(out, "models")),
         data=plain(storage.join(out, "data")),
+        clicks=plain(storage.join(out, "clicks")),
         train=period_range(train),
         left_out=left_out,
         validation=period_range(validation),
@@ -185,6 +186,7 @@ pretrain_once: true # for all seeds: it reads no labels
 {methods}
 evaluate:
   baseline: {baseline}
+  # propensities: {{clicks: {clicks}}} # where jobs.clicks could tell them: metrics corrected for positions, too
 
 # Final models, in {out}/final/NAME: trained once more, on the validation groups too, or with test: true on all.
 # Remove the # once the report has shown which method to take.
