@@ -17,7 +17,7 @@ Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -45,6 +45,7 @@ _NEAR, _FAR = 0.1, 0.05
 _QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 _TAIL = _QUANTILES[1]
 _CODES = 1 << 16
+_REFERENCES = 4
 
 
 class FeatureReference(Config):
@@ -118,12 +119,22 @@ def look(selection: Selection) -> QueryGroups | None:
     return QueryGroups(torch.cat(features), offsets_Q1)
 
 
+_references: dict[Hashable, Reference] = {}
+"""Those made last in this process: a search trains on the same groups again and again."""
+
+
 def reference_of(selection: Selection) -> Reference:
     """The reference of the row groups that a selection reads, with their groups without labels."""
-    groups = look(selection)
-    if groups is None:
-        return Reference(lists=0, features=())
-    return Reference.of(groups, selection.features, fills_of(selection.read_as))
+    fills = fills_of(selection.read_as)
+    key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
+    found = _references.pop(key, None)
+    if found is None:
+        groups = look(selection)
+        found = Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
+    _references[key] = found
+    for oldest in list(_references)[:-_REFERENCES]:
+        del _references[oldest]
+    return found
 
 
 def find_skew(
