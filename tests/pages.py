@@ -6,8 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Each training is made short, in configs and in commands, and all else is as printed.
+AT_MOST = {
+    "epochs": 2,
+    "head_epochs": 1,
+    "num_trees": 20,
+    "trials": 3,
+    "candidates": 3,
+    "runs": 2,
+    "draws": 2,
+    "groups_per_week": 150,
+    "resamples": 200,
+    "max_tokens": 24,
+}
 
 
 class Block(NamedTuple):
@@ -45,3 +60,28 @@ def commands(page: Path) -> Iterator[list[str]]:
         if words[2:3] == ["jobs.submit"] and "--" in words:
             job, *arguments = words[words.index("--") + 1 :]
             yield ["python", "-m", f"jobs.{job}", *arguments]
+
+
+def short(text: str) -> str:
+    """The text with no setting above `AT_MOST`, and of several seeds or numbers of labelled groups the first two."""
+
+    def less(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{min(int(found[3]), AT_MOST[found[1]])}"
+
+    text = re.sub(r"\b((?:seeds|labelled): \[\d+, \d+), [^]]*\]", r"\1]", text)
+    return re.sub(rf"\b({'|'.join(AT_MOST)})(=|: ?)(\d+)\b", less, text)
+
+
+def link_data(beside: Path, shared_data: Path) -> None:
+    """The data sets as they are, but of NFCorpus the best candidates of some queries."""
+    corpus = beside / "text" / "nfcorpus"
+    corpus.mkdir(parents=True)
+    (beside / "text" / "vocab").symlink_to(shared_data / "text" / "vocab")
+    for name in ("letor", "csv", "news"):
+        (beside / name).symlink_to(shared_data / name)
+    for file in (shared_data / "text" / "nfcorpus").iterdir():
+        if file.name != "bm25.tsv.gz":
+            (corpus / file.name).symlink_to(file)
+    candidates = pd.read_csv(shared_data / "text" / "nfcorpus" / "bm25.tsv.gz", sep="\t")
+    few = candidates[candidates["qid"].isin(candidates["qid"].unique()[::8]) & (candidates["rank"] <= 12)]
+    few.to_csv(corpus / "bm25.tsv.gz", sep="\t", index=False)

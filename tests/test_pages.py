@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from pages import PAGES, ROOT, blocks, configs, lines
+from pages import PAGES, ROOT, blocks, configs, lines, link_data, short
 from shopping_log import shopping_log
 
 from jobs.s3 import free_ports
@@ -23,19 +23,6 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.s3, pytest.mark.timeout(1800)]
 
-# Each training is made short, in configs and in commands, and all else is as printed.
-AT_MOST = {
-    "epochs": 2,
-    "head_epochs": 1,
-    "num_trees": 20,
-    "trials": 3,
-    "candidates": 3,
-    "runs": 2,
-    "draws": 2,
-    "groups_per_week": 150,
-    "resamples": 200,
-    "max_tokens": 24,
-}
 # Pages whose commands go on from those of others.
 AFTER = {
     "serving": ["quick-start"],
@@ -63,16 +50,6 @@ LEFT_OUT = {
 
 def left_out(page: str, line: str) -> bool:
     return any(page == of and " ".join(line.split()).startswith(first) for of, first in LEFT_OUT)
-
-
-def short(text: str) -> str:
-    """The text with no setting above `AT_MOST`, and of several seeds or numbers of labelled groups the first two."""
-
-    def less(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}{min(int(found[3]), AT_MOST[found[1]])}"
-
-    text = re.sub(r"\b((?:seeds|labelled): \[\d+, \d+), [^]]*\]", r"\1]", text)
-    return re.sub(rf"\b({'|'.join(AT_MOST)})(=|: ?)(\d+)\b", less, text)
 
 
 def commands(page: Path) -> list[str]:
@@ -123,21 +100,6 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Pat
         config.write_text(short(config.read_text()))
     write_logs(home, shared_data)
     return home
-
-
-def link_data(beside: Path, shared_data: Path) -> None:
-    """The data sets as they are, but of NFCorpus the best candidates of some queries."""
-    corpus = beside / "text" / "nfcorpus"
-    corpus.mkdir(parents=True)
-    (beside / "text" / "vocab").symlink_to(shared_data / "text" / "vocab")
-    for name in ("letor", "csv", "news"):
-        (beside / name).symlink_to(shared_data / name)
-    for file in (shared_data / "text" / "nfcorpus").iterdir():
-        if file.name != "bm25.tsv.gz":
-            (corpus / file.name).symlink_to(file)
-    candidates = pd.read_csv(shared_data / "text" / "nfcorpus" / "bm25.tsv.gz", sep="\t")
-    few = candidates[candidates["qid"].isin(candidates["qid"].unique()[::8]) & (candidates["rank"] <= 12)]
-    few.to_csv(corpus / "bm25.tsv.gz", sep="\t", index=False)
 
 
 def write_logs(home: Path, shared_data: Path) -> None:
