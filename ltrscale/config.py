@@ -221,10 +221,26 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def made_by(stage: str, config: Config, inputs: Mapping[str, str]) -> dict[str, Any]:
-    """The origin that a committed directory records: stage, the config's part in the result, and hashes of inputs."""
-    settings = result_of(config).model_dump(mode="json")
-    return recordable({"stage": stage, "config": settings, "inputs": dict(inputs)})
+def settings_of(config: Config) -> dict[str, Any]:
+    """What the result depends on, as plain data: operational keys have their defaults, and those without, as `out`, go.
+
+    Example:
+        >>> class Job(Config):
+        ...     out: Operational[str]
+        ...     seed: int = 0
+        >>> settings_of(Job(out="runs/a", seed=1))
+        {'seed': 1}
+    """
+    without_default = {
+        name for name, field in type(config).model_fields.items() if is_operational(field) and field.is_required()
+    }
+    return result_of(config).model_dump(mode="json", exclude=without_default)
+
+
+def made_by(stage: str, settings: Config | Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
+    """The origin that a committed directory records: stage, what the result depends on, and hashes of inputs."""
+    plain = settings_of(settings) if isinstance(settings, Config) else dict(settings)
+    return recordable({"stage": stage, "config": plain, "inputs": dict(inputs)})
 
 
 def recordable(values: dict[str, Any]) -> dict[str, Any]:

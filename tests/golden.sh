@@ -17,8 +17,6 @@ job score out=runs/scores-by-ray bundle=runs/demo/seed-0/gbdt/model data=runs/de
 job predict out=runs/ranked bundle=runs/demo/seed-0/gbdt/model inputs="runs/demo/data-log/*W08*/*.parquet"
 job export --to lightgbm out=runs/export-lightgbm bundle=runs/demo/seed-0/gbdt/model data=runs/demo/data
 job export --to onnx out=runs/export-onnx bundle=runs/demo/seed-0/simclr_rank/model data=runs/demo/data
-job refit out=runs/final bundle=runs/demo/seed-0/gbdt/model also="{data: runs/demo/data, periods: 2026-W07}"
-job refit out=runs/final-network bundle=runs/demo/seed-0/simclr_rank/model
 job relabel data=runs/demo/data out=runs/few relabel.steps="[{kind: labelled_fraction, fraction: 0.1}]"
 job train_gbdt out=runs/trees splits="$SPLITS" gbdt="{$TREES}"
 job train_gbdt out=runs/shared-trees splits="$SPLITS" gbdt="{$TREES}" workers="{number: 2, cpus: 1}"
@@ -29,6 +27,8 @@ job combine out=runs/both splits="$SPLITS" combine="{how: concat, epochs: 2}" bu
 job stack out=runs/stack splits="$SPLITS" stack="{folds: 2, gbdt: {$TREES}}" members="{trees: {kind: gbdt, gbdt: {$TREES}}, network: {kind: neural, finetune: {$NETWORK}}}"
 job tune out=runs/search trials=3 space="{gbdt.num_leaves: {low: 4, high: 64, integer: true}}" job="{kind: gbdt, gbdt: {$TREES}, splits: $SPLITS}"
 job finetune out=runs/mlp splits="$SPLITS" finetune="{$NETWORK}"
+job refit out=runs/final bundle=runs/trees also="{data: runs/demo/data, periods: 2026-W07}"
+job refit out=runs/final-network bundle=runs/mlp
 job finetune out=runs/attention splits="$SPLITS" finetune="{network: {encoder: {kind: ft_transformer}}, context: {kind: attention}, epochs: 1, head_epochs: 0, loss: {kind: pirank}}"
 job pretrain out=runs/scarf train="$TRAIN" pretrain="{method: {kind: scarf}, epochs: 1}"
 job pretrain out=runs/vime train="$TRAIN" pretrain="{method: {kind: vime}, epochs: 1}"

@@ -18,7 +18,7 @@ from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.progress import log
-from ltrscale.workflows.runs import environment
+from ltrscale.stages.runs import environment
 from ltrscale.workflows.stages import PrepareJob
 
 ROOT = Path(__file__).resolve().parents[1]

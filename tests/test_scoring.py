@@ -32,9 +32,9 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.scoring import ScoreConfig, ScoreWorkersConfig, score
+from ltrscale.stages.origins import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.origins import dataset_hashes, scored_by
 from ltrscale.workflows.stages import ScoreJob
 
 FEATURES = tuple(Feature(name=name) for name in "abc")

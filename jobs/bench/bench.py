@@ -22,7 +22,7 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import log
-from ltrscale.workflows.runs import environment
+from ltrscale.stages.runs import environment
 
 BENCHES: dict[str, Callable[[], list[Row]]] = {
     "stream": bench_stream,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ltrscale
-from ltrscale.workflows.runs import PACKAGES
+from ltrscale.stages.runs import PACKAGES
 
 CONFIGS = Path(__file__).with_name("configs")
 _HERE = "ROUND"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from ltrscale.bundle import read_manifest
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
@@ -22,7 +23,6 @@ from ltrscale.evaluation import charts
 from ltrscale.evaluation.drift import MUCH, SOME, Drift, PeriodDrift
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number
-from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import POSITIONS
 from ltrscale.evaluation.summarise import Scope

@@ -17,6 +17,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, Operational, digest, members, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, select
@@ -33,7 +34,6 @@ from ltrscale.evaluation.measuring import Measuring, committed_row_groups
 from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
 from ltrscale.evaluation.pages import write_report
-from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.shown import AS_SHOWN, POSITIONS, check_shown, has_positions

@@ -15,13 +15,13 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.bundle import Bundle, load
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.leaks import leaning, look, questions
-from ltrscale.evaluation.provenance import Provenance
 from ltrscale.evaluation.report import Evaluation, MethodResult
 from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.evaluation.slices import ALL

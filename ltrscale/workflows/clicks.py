@@ -4,13 +4,11 @@ from typing import ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.data.dataset.split import Split
 from ltrscale.evaluation.clicks import ClicksConfig, understand
 from ltrscale.evaluation.clicks_page import PICTURE, UnderstoodLog, chart, page, tables
 from ltrscale.evaluation.pages import print_report, write_report
 from ltrscale.progress import Report
-from ltrscale.workflows.origins import Identity, dataset_hashes
-from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.stages.stage import Origin, Stage
 
 
 class ClicksJob(ClicksConfig, Stage):
@@ -26,14 +24,6 @@ class ClicksJob(ClicksConfig, Stage):
         print_report(self.out, tables(UnderstoodLog.read(self.out)))
         return ran
 
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self._settings(), *self._splits())
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data sets."""
-        return dataset_hashes(self._splits())
-
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
         found = understand(self._settings())
@@ -42,9 +32,6 @@ class ClicksJob(ClicksConfig, Stage):
             commit.finish({"made_by": origin})
         for model in found.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
-
-    def _splits(self) -> list[Split]:
-        return [self.log] if self.held_out is None else [self.log, self.held_out]
 
     def _settings(self) -> ClicksConfig:
         return ClicksConfig.model_validate(self.model_dump(exclude={"out"}))

@@ -13,11 +13,12 @@ from ltrscale.data.dataset.split import LabelColumn
 from ltrscale.evaluation.folds import print_crossval, summarise_folds
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
+from ltrscale.stages.inputs import OutputUrl
+from ltrscale.stages.origins import Settings
+from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
-from ltrscale.workflows.origins import content_of
 from ltrscale.workflows.pipeline import PipelineConfig, evaluation_on, run_pipeline
-from ltrscale.workflows.runs import recorded
-from ltrscale.workflows.stage import Origin, Stage
 
 PLACE = "{fold}"
 """Placeholder for the name of the fold in a pipeline's texts."""
@@ -64,29 +65,17 @@ class CrossvalConfig(Config):
         return self
 
 
-class _Identity(Config):
-    """The settings of the summary; the evaluations record their own."""
-
-    folds: tuple[str, ...]
-    evaluations: tuple[str, ...]
-    seed: int
-
-
 class _Summary(Stage):
     """Summarise the evaluations of all folds."""
 
     stage: ClassVar = "crossval"
-    evaluations: dict[str, str]
+    evaluations: dict[str, OutputUrl]
     """Directory of each fold's evaluation."""
     seed: int
 
-    def identity(self) -> _Identity:
+    def identity(self) -> Settings:
         """The folds in their order, the evaluation of each, and the seed of the intervals."""
-        return _Identity(folds=tuple(self.evaluations), evaluations=tuple(self.evaluations.values()), seed=self.seed)
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the evaluations."""
-        return {url: content_of(url) for url in self.evaluations.values()}
+        return {"folds": [*self.evaluations], "evaluations": [*self.evaluations.values()], "seed": self.seed}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Summarise, and commit the report."""

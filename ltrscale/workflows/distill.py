@@ -40,15 +40,15 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.serving.export import ParityConfig
+from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
+from ltrscale.stages.runs import recorded
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
-from ltrscale.workflows.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
-from ltrscale.workflows.runs import recorded
-from ltrscale.workflows.stage import Origin, Stage
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
@@ -173,10 +173,6 @@ class _AgreementStage(Stage):
 
     stage: ClassVar = "agreement"
     agreement: AgreementConfig
-
-    def identity(self) -> AgreementConfig:
-        """All settings."""
-        return self.agreement
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set, the teacher's scores and the bundles."""

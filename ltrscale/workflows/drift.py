@@ -1,7 +1,7 @@
 """The stage that puts the metrics of an evaluation, period by period, beside the drift of its periods."""
 
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Operational
@@ -11,14 +11,10 @@ from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.pages import print_report, write_report
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.progress import Report
-from ltrscale.workflows.origins import bundle_hashes, content_of, dataset_hashes
-from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.stages.origins import bundle_hashes, content_of, dataset_hashes
+from ltrscale.stages.stage import Origin, Stage
 
 _PICTURE = "decay.png"
-
-
-class _Identity(DriftSettings):
-    evaluation: str
 
 
 class DriftJob(DriftSettings, Stage):
@@ -37,9 +33,9 @@ class DriftJob(DriftSettings, Stage):
             print_report(self.out, tables(Decay.read(self.out)))
         return ran
 
-    def identity(self) -> _Identity:
+    def own_settings(self) -> Self:
         """All settings."""
-        return _Identity(**self.model_dump(exclude={"out"}))
+        return self
 
     def inputs(self) -> dict[str, str]:
         """Content of the evaluation, the data sets and the bundles."""

@@ -33,10 +33,10 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.ranking.choices import named
+from ltrscale.stages.runs import check_replaceable
 from ltrscale.workflows import frames
 from ltrscale.workflows.conventions import Arguments, NotFitted, as_value_errors, inner_values, new_values
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
-from ltrscale.workflows.runs import check_replaceable
 from ltrscale.workflows.trial import Trial
 
 _ESTIMATOR = "estimator.json"

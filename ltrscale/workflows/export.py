@@ -14,17 +14,10 @@ from ltrscale.serving.features import ExportedFeatures, Format
 from ltrscale.serving.raw import CODE, reading
 from ltrscale.serving.raw_check import files_of
 from ltrscale.serving.timing import measure
-from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
-from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Stage
 
 _NO_ITEMS = "was not trained on rows that have one item and all features each"
-
-
-class _Exported(ParityConfig):
-    """The settings of an export."""
-
-    to: Format
-    periods: Periods
 
 
 class ExportJob(ParityConfig, Stage):
@@ -49,9 +42,9 @@ class ExportJob(ParityConfig, Stage):
     periods: Periods = None
     """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
 
-    def identity(self) -> _Exported:
+    def identity(self) -> Settings:
         """The format, the documents to compare, and the tolerance."""
-        return _Exported(to=self.to, rows=self.rows, tolerance=self.tolerance, periods=self.periods)
+        return self.model_dump(mode="json", include={"to", "rows", "tolerance", "periods"})
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set, the bundle, and raw rows that are named."""

@@ -9,8 +9,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import named
 from ltrscale.skew import reference_of
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.validation import LabelledData
-from ltrscale.workflows.stage import LabelledStage, Origin
 
 _VALIDATED = ("ndcg@5", "ndcg@10")
 
@@ -21,7 +21,7 @@ class FeatureJob(LabelledStage):
     stage: ClassVar = "feature"
     order: FeatureOrder
 
-    def settings(self) -> FeatureOrder:
+    def own_settings(self) -> FeatureOrder:
         """The feature and the direction."""
         return self.order
 

@@ -34,8 +34,8 @@ from ltrscale.data.ingest.structure import of_table
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
 from ltrscale.progress import log
+from ltrscale.stages.trackers import untracked
 from ltrscale.workflows.stages import PrepareJob, RowsJob
-from ltrscale.workflows.trackers import untracked
 
 _LOOKED_AT = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""

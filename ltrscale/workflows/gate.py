@@ -29,10 +29,10 @@ from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.ranking.choices import metric_label
+from ltrscale.stages.origins import content_of
+from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
-from ltrscale.workflows.origins import content_of
-from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob
 
 

@@ -6,8 +6,8 @@ from ltrscale.config import Operational
 from ltrscale.evaluation.interleave import InterleaveConfig, interleave
 from ltrscale.evaluation.interleave_page import print_table
 from ltrscale.progress import Report
-from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, dataset_hashes, scored_by
-from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.stages.origins import bundle_hashes, check_unseen, dataset_hashes, scored_by
+from ltrscale.stages.stage import Origin, Stage
 
 
 class InterleaveJob(InterleaveConfig, Stage):
@@ -28,10 +28,6 @@ class InterleaveJob(InterleaveConfig, Stage):
         scored = [self.test.with_scores(url) for url in self.scores.values()]
         for url in [*self.models.values(), *(url for split in scored for url in scored_by(split))]:
             check_unseen(url, self.test)
-
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self._settings(), self.test)
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, the scores and the bundles."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.workflows.trackers import flat, numbers
+from ltrscale.stages.trackers import flat, numbers
 
 _WIDEST = 1000
 _OF_METHOD = ": "

@@ -7,7 +7,8 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.matching.append import MatchConfig, match
 from ltrscale.progress import Report
-from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.stages.inputs import DataUrl
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.workflows.stages import check_elsewhere
 
 
@@ -18,7 +19,7 @@ class MatchJob(Stage):
     makes_data: ClassVar = True
     out: Operational[str]
     """Directory of the new data set."""
-    data: str
+    data: DataUrl
     """Data set directory with tokens to start from; it is not changed."""
     match: MatchConfig
 
@@ -26,13 +27,9 @@ class MatchJob(Stage):
         """Refuse to replace the data set itself."""
         check_elsewhere(self.out, self.data)
 
-    def identity(self) -> MatchConfig:
-        """All settings."""
-        return self.match
-
     def inputs(self) -> dict[str, str]:
         """Content of the data set, and of the statistics of another one."""
-        found = {self.data: open_dataset(self.data).manifest.hash}
+        found = super().inputs()
         if self.match.statistics is not None:
             known = open_dataset(self.match.statistics).manifest.statistics
             found[STATISTICS] = known.sha256 if known else ""

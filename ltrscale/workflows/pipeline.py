@@ -30,6 +30,7 @@ from ltrscale.progress import log
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
+from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
 from ltrscale.workflows.match import MatchJob
@@ -37,7 +38,6 @@ from ltrscale.workflows.methods import FeatureMethod, Method, MethodName, Readin
 from ltrscale.workflows.next_steps import command, predict_command, rank_command, weekly_command
 from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.refit import RefitJob, RefitSettings, is_refittable
-from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
 

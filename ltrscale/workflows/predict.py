@@ -26,7 +26,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig, make_plan
 from ltrscale.skew import FEW, Finding, Kind, find_skew, look
-from ltrscale.workflows.runs import check_replaceable, held
+from ltrscale.stages.runs import check_replaceable, held
 from ltrscale.workflows.stages import RowsJob, ScoreJob
 
 _SAID = 10

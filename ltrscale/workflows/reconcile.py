@@ -8,8 +8,8 @@ from ltrscale.evaluation import reconcile as reconciliation
 from ltrscale.evaluation.reconcile import BundleSource, ReconcileConfig
 from ltrscale.evaluation.scored_table import TableSource
 from ltrscale.progress import Report
-from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
-from ltrscale.workflows.stage import Origin, Stage
+from ltrscale.stages.origins import bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Stage
 
 
 class ReconcileJob(ReconcileConfig, Stage):
@@ -25,10 +25,6 @@ class ReconcileJob(ReconcileConfig, Stage):
         reconciliation.print_table(self.out)
         return ran
 
-    def identity(self) -> ReconcileConfig:
-        """All settings."""
-        return ReconcileConfig.model_validate(self.model_dump(exclude={"out"}))
-
     def inputs(self) -> dict[str, str]:
         """Content of the table, or of the data set and the bundle or the scores."""
         source = self.source
@@ -40,4 +36,4 @@ class ReconcileJob(ReconcileConfig, Stage):
 
     def work(self, origin: Origin, report: Report) -> None:
         """Compare, and commit the report."""
-        reconciliation.reconcile(self.identity(), self.out, made_by=origin, report=report)
+        reconciliation.reconcile(self, self.out, made_by=origin, report=report)

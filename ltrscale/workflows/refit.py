@@ -10,18 +10,18 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import joined
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.provenance import Provenance
 from ltrscale.progress import Report
+from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
+from ltrscale.stages.stage import Origin
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.methods import GBDTMethod, Method, MethodName, NeuralMethod, TunedMethod
-from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
-from ltrscale.workflows.stage import Origin
 from ltrscale.workflows.stages import TrainingStage
 
 
@@ -128,10 +128,10 @@ class RefitJob(TrainingStage):
     also: Split | None = None
     """Further groups to learn from, such as the test periods of the data set; nothing is left to test the model on."""
 
-    def identity(self) -> Identity:
+    def identity(self) -> Settings:
         """Settings and periods of the bundle, and the further periods."""
         learned = _Learned.of(self.bundle)
-        return Identity.of(learned.settings, learned.train, self._rest(learned))
+        return with_splits(learned.settings, learned.train, self._rest(learned))
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, of the bundle, and of the bundle that it started from."""

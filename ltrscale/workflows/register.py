@@ -11,9 +11,9 @@ from ltrscale.config import Config, validate
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import log
+from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
 from ltrscale.workflows import frames
 from ltrscale.workflows.estimator import Ranker
-from ltrscale.workflows.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
 
 
 class Registry(Config):

@@ -8,9 +8,9 @@ from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.report.make import HTML, make_report
 from ltrscale.report.sources import SUMMARY, ReportConfig, Sources
+from ltrscale.stages.origins import content_of
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.tuning.results import TABLE
-from ltrscale.workflows.origins import content_of
-from ltrscale.workflows.stage import Origin, Stage
 
 _ABSENT = "absent"
 
@@ -29,10 +29,6 @@ class ReportJob(ReportConfig, Stage):
             sys.stdout.write(storage.join(self.out, HTML) + "\n")
         return ran
 
-    def identity(self) -> ReportConfig:
-        """All settings."""
-        return ReportConfig(**self.model_dump(exclude={"out"}))
-
     def inputs(self) -> dict[str, str]:
         """Content of what is named, of the bundles and of the data; what is not there counts as absent."""
         sources = Sources.open(self)
@@ -47,7 +43,7 @@ class ReportJob(ReportConfig, Stage):
 
     def work(self, origin: Origin, report: object) -> None:  # noqa: ARG002
         """Make and commit the report."""
-        make_report(self.identity(), self.out, made_by=origin)
+        make_report(self, self.out, made_by=origin)
 
 
 def _content(url: str) -> str:

@@ -16,6 +16,9 @@ from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Workers
+from ltrscale.stages.origins import bundle_hashes, dataset_hashes
+from ltrscale.stages.runs import heard_by
+from ltrscale.stages.stage import Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
@@ -23,9 +26,6 @@ from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.tuning.search import ReportValue
 from ltrscale.tuning.space import Params, Space, assign, find, label
-from ltrscale.workflows.origins import bundle_hashes, dataset_hashes
-from ltrscale.workflows.runs import heard_by
-from ltrscale.workflows.stage import Stage
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 

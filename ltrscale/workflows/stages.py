@@ -5,9 +5,8 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational
+from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
@@ -26,12 +25,13 @@ from ltrscale.progress import Report, log
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
+from ltrscale.stages.inputs import BundleUrl, DataUrl
+from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
+from ltrscale.stages.stage import LabelledStage, Origin, Stage
 from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
-from ltrscale.workflows.stage import LabelledStage, Origin, Stage
 
 
 class SyntheticLog(Stage):
@@ -40,10 +40,6 @@ class SyntheticLog(Stage):
     stage: ClassVar = "synthetic_log"
     makes_data: ClassVar = True
     log: SyntheticLogConfig
-
-    def identity(self) -> SyntheticLogConfig:
-        """All settings."""
-        return self.log
 
     def inputs(self) -> dict[str, str]:
         """The version of the generator."""
@@ -75,7 +71,7 @@ class PrepareJob(Stage):
             SyntheticLog(out=self._log, log=self.synthetic).run()
         return super().run()
 
-    def identity(self) -> PrepareConfig:
+    def own_settings(self) -> PrepareConfig:
         """All settings of the data set."""
         if self.synthetic is None:
             return self.prepare
@@ -83,7 +79,7 @@ class PrepareJob(Stage):
 
     def inputs(self) -> dict[str, str]:
         """Fingerprints of the input files."""
-        return input_fingerprints(self.identity())
+        return input_fingerprints(self.own_settings())
 
     def is_done(self, origin: Origin) -> bool:
         """Whether the data set holds the inputs, possibly beside others that were added."""
@@ -91,7 +87,7 @@ class PrepareJob(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
-        made = prepare(self.identity(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
+        made = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
         if not self.for_scoring and made.manifest.counts().labelled:
             found = look(Split(data=self.out))
             for line in of_queries(found):
@@ -117,21 +113,13 @@ class RelabelJob(Stage):
     makes_data: ClassVar = True
     out: Operational[str]
     """Directory of the new data set."""
-    data: str
+    data: DataUrl
     """Data set directory to start from; it is not changed."""
     relabel: RelabelConfig
 
     def check(self) -> None:
         """Refuse to replace the data set itself."""
         check_elsewhere(self.out, self.data)
-
-    def identity(self) -> RelabelConfig:
-        """All settings."""
-        return self.relabel
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data set."""
-        return {self.data: open_dataset(self.data).manifest.hash}
 
     def work(self, origin: Origin, report: Report) -> None:
         """Make the data set with the new labels."""
@@ -193,9 +181,9 @@ class PretrainJob(TrainingStage):
         """Refuse data sets and periods that are not there."""
         chosen_files(self._documents, "train")
 
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self.pretrain, self._documents)
+    def splits_read(self) -> list[Split]:
+        """The documents."""
+        return [self._documents]
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets."""
@@ -215,19 +203,14 @@ class FinetuneJob(LabelledStage, TrainingStage):
     """Finetune a ranker on labelled groups, from a pretrained bundle or from random weights."""
 
     stage: ClassVar = "finetune"
-    pretrained: str | None = None
+    pretrained: BundleUrl | None = None
     """Bundle to start from; empty starts from random weights."""
     finetune: FinetuneConfig = FinetuneConfig()
 
-    def settings(self) -> FinetuneConfig:
-        """Settings of finetuning."""
-        return self.finetune
-
-    def made_from(self) -> list[str]:
-        """The pretrained bundle, and those that it has kept if probes choose among them."""
-        if self.pretrained is None:
-            return []
-        return kept_encoders(self.pretrained) if self.finetune.probe_epochs else [self.pretrained]
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets and of the pretrained bundle, and of those that it has kept if probes choose."""
+        probed = kept_encoders(self.pretrained) if self.pretrained and self.finetune.probe_epochs else []
+        return super().inputs() | bundle_hashes(probed)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Finetune, and commit the bundle."""
@@ -247,17 +230,9 @@ class CombineJob(LabelledStage, TrainingStage):
     """Combine several finetuned rankers into one."""
 
     stage: ClassVar = "combine"
-    bundles: tuple[str, ...] = Field(min_length=1)
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
     """Finetuned neural rankers of the same features."""
     combine: CombineConfig = CombineConfig()
-
-    def settings(self) -> CombineConfig:
-        """Settings of combining."""
-        return self.combine
-
-    def made_from(self) -> tuple[str, ...]:
-        """The bundles to combine."""
-        return self.bundles
 
     def work(self, origin: Origin, report: Report) -> None:
         """Combine, which may train, and commit the bundle."""
@@ -281,9 +256,9 @@ class ScoreJob(ScoreConfig, Stage):
     out: Operational[str]
     """Directory of the scores."""
 
-    def identity(self) -> Config:
+    def own_settings(self) -> Self:
         """All settings; each period records its own origin."""
-        return ScoreConfig.model_validate(self.model_dump(exclude={"out"}))
+        return self
 
     def inputs(self) -> dict[str, str]:
         """None; each period records its own inputs."""
@@ -322,10 +297,6 @@ class EvaluateJob(Stage):
         for url in [*config.bundles, *(url for split in config.scored for url in scored_by(split))]:
             check_unseen(url, config.splits.test)
 
-    def identity(self) -> EvaluateConfig:
-        """All settings."""
-        return self.evaluate
-
     def inputs(self) -> dict[str, str]:
         """Content of the data sets, the scores and the bundles."""
         config = self.evaluate
@@ -356,9 +327,9 @@ class ContrastJob(contrasts.ContrastConfig, Stage):
         contrasts.print_table(self.out)
         return ran
 
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self._settings(), self._documents)
+    def splits_read(self) -> list[Split]:
+        """The documents."""
+        return [self._documents]
 
     def inputs(self) -> dict[str, str]:
         """Content of the data set and the bundle."""

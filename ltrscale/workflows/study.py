@@ -24,12 +24,12 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.study import Cost, Design, Model
 from ltrscale.evaluation.study_page import print_study
 from ltrscale.progress import log, progress
+from ltrscale.stages.runs import recorded
+from ltrscale.stages.tasks import Costs, Task, run_all
 from ltrscale.storage import join
 from ltrscale.workflows.methods import built_on
-from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.study_grid import StudyConfig, about, cells_of, encoder_of, shared_encoders
 from ltrscale.workflows.study_models import Spent, Summarised, Summary, Work
-from ltrscale.workflows.tasks import Costs, Task, run_all
 
 _REPORT_S = 60.0
 

@@ -11,6 +11,7 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.study import About
 from ltrscale.launch.workers import ONE
+from ltrscale.stages.tasks import TaskWorkers, TaskWorkersConfig
 from ltrscale.storage import join
 from ltrscale.tuning.space import label
 from ltrscale.workflows.methods import (
@@ -28,7 +29,6 @@ from ltrscale.workflows.methods import (
     built_on,
     check_methods,
 )
-from ltrscale.workflows.tasks import TaskWorkers, TaskWorkersConfig
 
 MOST_DRAWS = 10_000
 

@@ -14,16 +14,18 @@ from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateSettings, metrics_of
 from ltrscale.evaluation.measure import describe_test, measure
+from ltrscale.evaluation.outliers import OutlierConfig
 from ltrscale.evaluation.study import Design, Model, study_of
 from ltrscale.evaluation.study_page import write_study
 from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
+from ltrscale.stages.inputs import BundleUrl, OutputUrl
+from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, content_of, dataset_hashes, with_splits
+from ltrscale.stages.runs import heard_by
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.workflows.methods import GBDTMethod, Method, SemiMethod, StackMethod
-from ltrscale.workflows.origins import Identity, bundle_hashes, check_unseen, content_of, dataset_hashes
-from ltrscale.workflows.runs import heard_by
-from ltrscale.workflows.stage import Origin, Stage
 from ltrscale.workflows.study_grid import MOST_DRAWS, Cell, StudyConfig, shared_encoders
 from ltrscale.workflows.trial import Trial
 
@@ -35,55 +37,41 @@ class TestGroups(Stage):
 
     stage: ClassVar = "study_test"
     splits: SplitsWithTest
-    settings: EvaluateSettings
+    evaluate: EvaluateSettings
 
     def check(self) -> None:
         """Refuse splits that overlap."""
         check_disjoint(self.splits)
 
-    def identity(self) -> Identity:
-        """Settings of outliers, and periods."""
-        return Identity.of(self.settings.outliers, self.splits.validation, self.splits.test)
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data sets."""
-        return dataset_hashes([self.splits.validation, self.splits.test])
+    def own_settings(self) -> OutlierConfig:
+        """Settings of outliers."""
+        return self.evaluate.outliers
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Fit the outlier rules, and commit."""
-        describe_test(self.settings, self.splits, self.out, made_by=origin)
-
-
-class _Metrics(Config):
-    """What the metrics of a model depend on besides it and the groups."""
-
-    metrics: tuple[str, ...]
-    relevant_from: float
-    leave_out_constant: bool
+        describe_test(self.evaluate, self.splits, self.out, made_by=origin)
 
 
 class Measurement(Stage):
     """Measure a model on the test groups."""
 
     stage: ClassVar = "measure"
-    bundle: str
+    bundle: BundleUrl
     splits: SplitsWithTest
-    settings: EvaluateSettings
+    evaluate: EvaluateSettings
     threads: Operational[int]
 
     def check(self) -> None:
         """Refuse a bundle that has seen test periods."""
         check_unseen(self.bundle, self.splits.test)
 
-    def identity(self) -> Identity:
+    def identity(self) -> Settings:
         """The metrics, and the test periods."""
-        settings = self.settings
-        metrics = _Metrics(
-            metrics=tuple(metrics_of(settings)),
-            relevant_from=settings.relevant_from,
-            leave_out_constant=settings.leave_out_constant,
-        )
-        return Identity.of(metrics, self.splits.test)
+        metrics = {
+            "metrics": [*metrics_of(self.evaluate)],
+            **self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"}),
+        }
+        return {"config": metrics, "splits": with_splits(Config(), self.splits.test)["splits"]}
 
     def inputs(self) -> dict[str, str]:
         """Content of the data sets and the bundle."""
@@ -91,7 +79,7 @@ class Measurement(Stage):
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Measure, and commit."""
-        measure(self.bundle, self.splits.test, self.settings, self.out, threads=self.threads, made_by=origin)
+        measure(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
 
 
 class Summarised(Config):
@@ -105,12 +93,8 @@ class Summary(Stage):
     """Summarise the models that are measured so far."""
 
     stage: ClassVar = "study"
-    test: str
+    test: OutputUrl
     found: Summarised
-
-    def identity(self) -> Summarised:
-        """The design and the models."""
-        return self.found
 
     def inputs(self) -> dict[str, str]:
         """Content of the measurements."""
@@ -214,7 +198,7 @@ class Work:
     def describe_test(self) -> None:
         """Find the outliers among the test groups."""
         with one_view(self.view):
-            TestGroups(out=self.place("test"), splits=self.config.splits, settings=self.config.evaluate).run()
+            TestGroups(out=self.place("test"), splits=self.config.splits, evaluate=self.config.evaluate).run()
 
     def pretrain(self, name: str, seed: int) -> None:
         """Pretrain the encoder of a method."""
@@ -237,7 +221,7 @@ class Work:
                 out=join(folder, "measured"),
                 bundle=bundle,
                 splits=self.config.splits,
-                settings=self.config.evaluate,
+                evaluate=self.config.evaluate,
                 threads=self.config.workers.threads,
             ).run()
 

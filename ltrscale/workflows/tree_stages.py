@@ -10,13 +10,14 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.origins import bundle_hashes, check_unseen
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import EnsembleConfig, average, check_draws, choose
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.origins import check_unseen
-from ltrscale.workflows.stage import LabelledStage, Origin
 
 
 class _Ensemble(Config):
@@ -34,7 +35,7 @@ class GBDTJob(LabelledStage):
     """The library that grows the trees, with its settings."""
     ensemble: EnsembleConfig | None = None
     """Train several models, below `out/candidates`, and average the best; empty for one model."""
-    start: str | None = None
+    start: BundleUrl | None = None
     """Bundle of one LightGBM model to go on from: trees are added to its scores; empty starts from equal scores."""
     workers: Operational[Workers] = ONE
     """Workers that each hold a share of the training groups, for data that one machine cannot hold."""
@@ -47,13 +48,9 @@ class GBDTJob(LabelledStage):
                 raise ValueError("ensemble and start exclude each other; leave one of them out")
         return self
 
-    def settings(self) -> Config:
+    def own_settings(self) -> Config:
         """Settings of the trees, and of the ensemble if there is one."""
         return self.gbdt if self.ensemble is None else _Ensemble(gbdt=self.gbdt, ensemble=self.ensemble)
-
-    def made_from(self) -> list[str]:
-        """The bundle to go on from."""
-        return [self.start] if self.start else []
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train trees; for an ensemble train each candidate that is not up to date, then choose."""
@@ -77,16 +74,8 @@ class AverageJob(LabelledStage):
     """Average the scores of runs of the same trees."""
 
     stage: ClassVar = "average"
-    bundles: tuple[str, ...] = Field(min_length=1)
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
     """Of one model each, which differ in their seed."""
-
-    def settings(self) -> Config:
-        """None; the bundles have them."""
-        return Config()
-
-    def made_from(self) -> tuple[str, ...]:
-        """The bundles."""
-        return self.bundles
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Judge the mean on validation, and commit it."""
@@ -98,10 +87,6 @@ class SemiJob(LabelledStage):
 
     stage: ClassVar = "train_semi"
     semi: SemiConfig
-
-    def settings(self) -> SemiConfig:
-        """All settings."""
-        return self.semi
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle."""
@@ -130,13 +115,14 @@ class StackedJob(LabelledStage):
             if not member.folds:
                 check_ready(name, member.bundle, self.splits)
 
-    def settings(self) -> _Stacked:
+    def own_settings(self) -> _Stacked:
         """Settings of the stack, and its members."""
         return _Stacked(stack=self.stack, members=tuple(self.members), bundles=tuple(self.members.values()))
 
-    def made_from(self) -> list[str]:
-        """The bundles of all members, of all folds."""
-        return [url for member in self.members.values() for url in (member.bundle, *member.folds)]
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets, and of the bundles of all members, of all folds."""
+        bundles = [url for member in self.members.values() for url in (member.bundle, *member.folds)]
+        return super().inputs() | bundle_hashes(bundles)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle, which holds all members."""

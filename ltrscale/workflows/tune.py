@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.config import Config, Operational, recordable
+from ltrscale.config import Operational, recordable
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_periods_named
@@ -23,12 +23,14 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.signals import stop_on_signal
+from ltrscale.stages.origins import Settings
+from ltrscale.stages.runs import RUN_FILES, held
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, TrialRecord, best
 from ltrscale.tuning.results import PICTURES, REPORT, TABLE, Outcome, write_results
 from ltrscale.tuning.search import run_search, search_here
-from ltrscale.tuning.space import Params, SearchConfig, Space
-from ltrscale.workflows.runs import RUN_FILES, held
+from ltrscale.tuning.space import Params, SearchConfig
 from ltrscale.workflows.searched import (
     FinetuneSearch,
     GBDTSearch,
@@ -39,18 +41,10 @@ from ltrscale.workflows.searched import (
     run_trial,
     with_params,
 )
-from ltrscale.workflows.stage import Origin, Stage
 
 _WRITTEN = (TABLE, REPORT, *PICTURES)
 _BEST = ("best.yaml", "best-pretrain.yaml", "best-finetune.yaml")
 _STARTER_CPUS = 0.1  # of a trial's process that only waits for its workers
-
-
-class _Searched(Config):
-    """The settings of the job, and the space."""
-
-    job: dict[str, Any]
-    space: Space
 
 
 class TuneJob(SearchConfig, Stage):
@@ -75,9 +69,10 @@ class TuneJob(SearchConfig, Stage):
         check_space(self.job, self.space)
         check_disjoint(self.job.splits)
 
-    def identity(self) -> _Searched:
+    def identity(self) -> Settings:
         """Settings and space, with all periods named."""
-        return _Searched(job=_named(self.job.result().model_dump(mode="json"), self.job.reads), space=self.space)
+        space = {key: dimension.model_dump(mode="json") for key, dimension in self.space.items()}
+        return {"job": _named(self.job.result().model_dump(mode="json"), self.job.reads), "space": space}
 
     def inputs(self) -> dict[str, str]:
         """Inputs of the job."""
@@ -149,7 +144,7 @@ def history_of(config: TuneJob) -> dict[str, Any]:
     """Everything besides its parameters that the value of a trial depends on: the identity of the history."""
     return recordable(
         {
-            **config.identity().model_dump(mode="json"),
+            **config.identity(),
             "inputs": config.inputs(),
             "data": contents_of_read(config.job.reads.values()),
         }

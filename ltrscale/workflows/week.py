@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from ltrscale import storage
 from ltrscale.bundle import content_hash
 from ltrscale.bundle import load as load_bundle
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.periods import in_few_words
@@ -27,9 +28,9 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.gate import PRODUCTION, of_drift
-from ltrscale.evaluation.provenance import Provenance
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
+from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.export import ExportJob
@@ -37,7 +38,6 @@ from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.next_steps import predict_command, weekly_command
 from ltrscale.workflows.refit import RefitJob
 from ltrscale.workflows.register import RegisterJob
-from ltrscale.workflows.runs import recorded
 from ltrscale.workflows.service import SERVICE, InService, Week, folder_of
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob
 from ltrscale.workflows.trial import Trial

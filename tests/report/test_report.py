@@ -34,10 +34,10 @@ from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, T
 from ltrscale.report.make import make_document
 from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stage import Stage
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 

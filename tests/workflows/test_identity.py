@@ -19,7 +19,7 @@ from ltrscale import workflows
 from ltrscale.config import is_made_by, made_by, validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
-from ltrscale.workflows.stage import Stage
+from ltrscale.stages.stage import Stage
 from ltrscale.workflows.stages import EvaluateJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
@@ -31,12 +31,12 @@ UNREAD = {
     **{stage: [rf"splits\.test{_SPLIT}", r"splits\.gap"] for stage in _RANKED},  # test is not read, a gap only refuses
     "pretrain": [rf"train{_LABELS}"],  # documents alone
     "refit": [r"also\.(labelled_sample|labelled_seed|leave_out)"],  # as the splits of the bundle have them
-    "study_test": [r"splits\.gap", rf"splits\.train{_SPLIT}", r"settings\.(?!outliers).*"],  # outliers alone
+    "study_test": [r"splits\.gap", rf"splits\.train{_SPLIT}", r"evaluate\.(?!outliers).*"],  # outliers alone
     "measure": [
         r"splits\.gap",
         rf"splits\.(train|validation){_SPLIT}",
-        r"settings\.(baseline|grades|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
-        r"settings\.(as_shown|propensities.*)",
+        r"evaluate\.(baseline|grades|judged|primary_cutoff|resamples|seed|slice.*|outliers.*)",  # metrics alone
+        r"evaluate\.(as_shown|propensities.*)",
     ],
 }
 """Patterns of the keys of a shared config that a stage does not read; they must change nothing there."""

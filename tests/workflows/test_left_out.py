@@ -15,10 +15,10 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.stages.stage import Stage
 from ltrscale.tuning.space import Dimension
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.searched import GBDTSearch, check_space, given_params, with_params
-from ltrscale.workflows.stage import Stage
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
+from ltrscale.stages.runs import recorded
 from ltrscale.workflows.listing import RunsJob, comparison, listing, read_run, runs_below
-from ltrscale.workflows.runs import recorded
 
 
 class Network(Config):

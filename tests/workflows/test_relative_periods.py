@@ -18,8 +18,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.progress import Report
 from ltrscale.simulate.relabel import RelabelConfig
+from ltrscale.stages.stage import Origin
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stage import Origin
 from ltrscale.workflows.stages import EvaluateJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 

@@ -21,7 +21,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import kendall_tau
 from ltrscale.launch.workers import ONE
-from ltrscale.workflows.origins import check_unseen
+from ltrscale.stages.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.trial import Trial
 

@@ -12,7 +12,7 @@ from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.leaks import importances
-from ltrscale.workflows.origins import check_unseen
+from ltrscale.stages.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stack import StackJob, run_stack
 from ltrscale.workflows.stages import EvaluateJob

@@ -20,7 +20,7 @@ from ltrscale.config import validate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.crossed import crossed_means
 from ltrscale.evaluation.study import Study
-from ltrscale.workflows.runs import heard_by
+from ltrscale.stages.runs import heard_by
 from ltrscale.workflows.study import run_study
 from ltrscale.workflows.study_grid import StudyConfig, about, cells_of, shared_encoders
 from ltrscale.workflows.study_models import Spent

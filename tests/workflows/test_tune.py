@@ -22,8 +22,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
+from ltrscale.stages.runs import heard_by
 from ltrscale.tuning.history import Begun, History, Result
-from ltrscale.workflows.runs import heard_by
 from ltrscale.workflows.searched import PretrainSearch, check_space, given_params, run_trial, with_params
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob

@@ -17,7 +17,7 @@ from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.simulate.relabel import RelabelConfig, relabel
-from ltrscale.workflows.origins import dataset_hashes
+from ltrscale.stages.origins import dataset_hashes
 from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]

@@ -29,7 +29,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.scores import read_period, scored_periods
 from ltrscale.errors import InputError, Stopped, without_credentials
 from ltrscale.progress import Report, log
-from ltrscale.workflows.trackers import tracked
+from ltrscale.stages.trackers import tracked
 
 PACKAGES = ("ltrscale", "torch", "ray", "lightgbm", "pyarrow", "numpy")
 _LOG, _METRICS, _CONFIG, _ENVIRONMENT = "log.txt", "metrics.jsonl", "config.yaml", "environment.json"

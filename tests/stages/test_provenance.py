@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
+from ltrscale.bundle.provenance import Provenance
 from ltrscale.config import made_by, validate
 from ltrscale.data.dataset.split import Split
-from ltrscale.evaluation.provenance import Provenance
-from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.workflows.origins import Identity
 
 SPLITS = {
     "train": {"data": ("one",), "periods": ("a",), "labelled_fraction": 0.1},
@@ -19,7 +17,7 @@ SPLITS = {
 
 def labels(*, content: str = "hash", url: str = "one", **changes: dict[str, Any]) -> str | None:
     splits = [Split(**{**SPLITS[name], "data": (url,), **changes.get(name, {})}) for name in SPLITS]
-    identity = Identity(config=FinetuneConfig(), splits=tuple(splits))
+    identity = {"config": {}, "splits": [split.model_dump(mode="json") for split in splits]}
     origin = json.loads(json.dumps(made_by("finetune", identity, {url: content})))
     return validate(Provenance, origin, "bundle").labels()
 

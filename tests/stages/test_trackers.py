@@ -12,9 +12,9 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report
-from ltrscale.workflows import trackers
+from ltrscale.stages import trackers
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.workflows.register import RegisterJob
-from ltrscale.workflows.stage import Origin, Stage
 from ltrscale.workflows.tree_stages import GBDTJob
 
 RECORDS: list[dict[str, Any]] = [
@@ -90,7 +90,7 @@ def test_mlflow_has_settings_metrics_by_step_and_files(store: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_says_which_runs_failed_and_which_belong_together(store: str, tmp_path: Path) -> None:
-    from ltrscale.workflows.runs import recorded
+    from ltrscale.stages.runs import recorded
 
     with recorded(str(tmp_path / "whole"), Settings(), "pipeline"):
         Example(out=str(tmp_path / "part")).run()

@@ -21,13 +21,13 @@ from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
+from ltrscale.stages import runs
+from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.workflows import runs
 from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
 from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stage import Origin, Stage
 from ltrscale.workflows.study import run_study
 from ltrscale.workflows.study_grid import StudyConfig
 
@@ -238,7 +238,7 @@ from pathlib import Path
 from typing import ClassVar
 from ltrscale import storage
 from ltrscale.config import Config
-from ltrscale.workflows.stage import Stage
+from ltrscale.stages.stage import Stage
 
 class Example(Stage):
     stage: ClassVar = "example"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale.errors import InputError
-from ltrscale.workflows.tasks import Costs, Task, TaskWorkersConfig, run_all
+from ltrscale.stages.tasks import Costs, Task, TaskWorkersConfig, run_all
 
 HERE = TaskWorkersConfig(number=0)
 
@@ -124,7 +124,7 @@ def test_tasks_run_in_processes_at_once_and_a_dead_process_is_one_failure(tmp_pa
 _LONG = """
 import functools, sys, time
 from ltrscale.errors import Stopped
-from ltrscale.workflows.tasks import Task, TaskWorkersConfig, run_all
+from ltrscale.stages.tasks import Task, TaskWorkersConfig, run_all
 tasks = [Task("quick", functools.partial(time.sleep, 0)), Task("long", functools.partial(time.sleep, 500))]
 try:
     run_all(tasks, TaskWorkersConfig(number=2, cpus=0.5), lambda task, *_: print(task.name, flush=True))

@@ -1,13 +1,12 @@
 """The origin of a stage's output: the record of its settings and inputs, and the checks that rest on it."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
-
-from pydantic import SerializeAsAny
+from typing import Any
 
 from ltrscale import storage
 from ltrscale.bundle import read_manifest
-from ltrscale.config import Config, validate
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import Config, settings_of, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.periods import chosen_files, with_periods_named
@@ -15,19 +14,15 @@ from ltrscale.data.dataset.scores import read_period
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.evaluation.provenance import Provenance
+
+Settings = dict[str, Any]
+"""What an output depends on besides the content of its inputs, as plain data."""
 
 
-class Identity(Config):
-    """The settings and splits that a stage's output depends on, besides the content of its inputs."""
-
-    config: SerializeAsAny[Config]
-    splits: tuple[Split, ...]
-
-    @classmethod
-    def of(cls, config: Config, *splits: Split) -> Self:
-        """The identity, in which the splits name all their periods: periods added later do not belong to it."""
-        return cls(config=config, splits=tuple(map(with_periods_named, splits)))
+def with_splits(config: Config, *splits: Split) -> Settings:
+    """The settings of a config, and splits that name all their periods: periods added later do not belong to them."""
+    named = [with_periods_named(split).model_dump(mode="json") for split in splits]
+    return {"config": settings_of(config), "splits": named}
 
 
 def dataset_hashes(splits: Iterable[Split]) -> dict[str, str]:

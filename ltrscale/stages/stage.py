@@ -1,8 +1,9 @@
 """A stage: a job that reads committed directories and commits one, unless it is up to date.
 
 check        refuses bad settings before anything is read
-identity     the settings that the output depends on
-inputs       the content hashes of the inputs; together with the identity they are the origin of the output
+identity     the settings that the output depends on: the fields, without those that are marked `Operational`
+inputs       the content hashes of the inputs, which the types of the fields declare; with the identity they are the
+             origin of the output
 is_done      whether the output of this origin is committed
 clear        removes the remains of an earlier run, if the job is to start anew
 work         makes the output and commits it
@@ -10,19 +11,20 @@ work         makes the output and commits it
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, is_current, made_by
+from ltrscale.config import Config, Operational, is_current, is_operational, made_by, settings_of
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
-from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.progress import Report, log
-from ltrscale.workflows.origins import Identity, bundle_hashes, dataset_hashes
-from ltrscale.workflows.runs import held, recorded
+from ltrscale.stages.inputs import hashes_of, is_input, read_of
+from ltrscale.stages.origins import Settings, with_splits
+from ltrscale.stages.runs import held, recorded
 
 Origin = Mapping[str, Any]
 """Stage, settings and inputs of an output, as its manifest records them."""
@@ -46,13 +48,33 @@ class Stage(Config):
     def check(self) -> None:
         """Refuse bad settings before anything is read."""
 
-    @abstractmethod
-    def identity(self) -> Config:
-        """The settings that the output depends on, besides the inputs."""
+    def own_settings(self) -> Config:
+        """The settings that the output depends on, besides the inputs and splits that are fields of the job itself.
 
-    @abstractmethod
+        They are those of the only other field, where it is a config, such as `finetune` of `FinetuneJob`; else all.
+        """
+        fields = type(self).model_fields.items()
+        own = [getattr(self, name) for name, field in fields if not (is_operational(field) or is_input(field))]
+        match own:
+            case []:
+                return Config()
+            case [Config() as settings]:
+                return settings
+        return self
+
+    def splits_read(self) -> list[Split]:
+        """The splits that are fields of the job itself, whose periods are part of the identity."""
+        fields = type(self).model_fields.items()
+        return [split for name, field in fields for split in read_of(field, getattr(self, name))]
+
+    def identity(self) -> Settings:
+        """The settings that the output depends on, and the periods of the splits."""
+        splits = self.splits_read()
+        return with_splits(self.own_settings(), *splits) if splits else settings_of(self.own_settings())
+
     def inputs(self) -> dict[str, str]:
-        """The content hash of each input, by name."""
+        """The content hash of each input, by its place."""
+        return hashes_of(self)
 
     @abstractmethod
     def work(self, origin: Origin, report: Report) -> object:
@@ -112,19 +134,3 @@ class LabelledStage(Stage):
     def check(self) -> None:
         """Refuse splits that overlap."""
         check_disjoint(self.splits)
-
-    @abstractmethod
-    def settings(self) -> Config:
-        """The settings that the output depends on, besides periods and inputs."""
-
-    def made_from(self) -> Iterable[str]:
-        """The bundles that the stage reads."""
-        return ()
-
-    def identity(self) -> Identity:
-        """Settings and periods."""
-        return Identity.of(self.settings(), self.splits.train, self.splits.validation)
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data sets and the bundles."""
-        return dataset_hashes([self.splits.train, self.splits.validation]) | bundle_hashes(self.made_from())
