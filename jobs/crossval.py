@@ -7,7 +7,7 @@ In the pipeline's config `{fold}` stands for the name of the fold. Stages that a
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
+from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
 
 COMMAND = Command(
     "crossval",

@@ -13,7 +13,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.distill import DistillJob, run_distill
+from ltrscale.experiments.distill import DistillJob, run_distill
 
 COMMAND = Command(
     "distill",

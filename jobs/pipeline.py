@@ -7,7 +7,7 @@ Stages that are up to date are skipped.
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 
 COMMAND = Command(
     "pipeline",

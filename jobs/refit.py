@@ -8,7 +8,7 @@ start from are those that the bundle records. After the example of `jobs.train_g
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.refit import RefitJob
+from ltrscale.experiments.refit import RefitJob
 
 COMMAND = Command(
     "refit",

@@ -6,7 +6,7 @@ After `make demo`, a list, and with `--compare "[runs/a, runs/b]"` two runs side
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.listing import RunsJob
+from ltrscale.experiments.listing import RunsJob
 
 COMMAND = Command("runs", RunsJob, RunsJob.run, __doc__, flags="compare", argument="under")
 

@@ -10,7 +10,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stack import StackJob, run_stack
+from ltrscale.experiments.stack import StackJob, run_stack
 
 COMMAND = Command(
     "stack",

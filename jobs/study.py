@@ -8,8 +8,8 @@ jobs.prepare makes with prepare-mq2008.yaml:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig
+from ltrscale.experiments.study import run_study
+from ltrscale.experiments.study_grid import StudyConfig
 
 COMMAND = Command(
     "study",

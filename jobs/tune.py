@@ -12,7 +12,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.tune import TuneJob
+from ltrscale.tuning.tune import TuneJob
 
 COMMAND = Command(
     "tune",

@@ -11,8 +11,8 @@ With the config that `jobs.init` writes; with --dry-run it says what it would do
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.week import run_weekly
-from ltrscale.workflows.weekly import WeeklyJob
+from ltrscale.experiments.week import run_weekly
+from ltrscale.experiments.weekly import WeeklyJob
 
 COMMAND = Command(
     "weekly",

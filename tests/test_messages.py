@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 

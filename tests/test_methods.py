@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from ltrscale.experiments.methods import Method
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
@@ -15,7 +16,6 @@ from ltrscale.simulate.relabel import Step
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.settings import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig
-from ltrscale.workflows.methods import Method
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = (ROOT / "docs" / "methods.md").read_text()

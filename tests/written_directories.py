@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from ltrscale.experiments.crossval import CrossvalConfig
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.stack import StackJob
+from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.progress import log
-from ltrscale.workflows.crossval import CrossvalConfig
-from ltrscale.workflows.pipeline import PipelineConfig
-from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.study_grid import StudyConfig
 
 ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob, StudyConfig)
 

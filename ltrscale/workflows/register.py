@@ -7,13 +7,13 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
+from ltrscale.api import frames
+from ltrscale.api.estimator import Ranker
 from ltrscale.config import Config, validate
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.progress import log
 from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
-from ltrscale.workflows import frames
-from ltrscale.workflows.estimator import Ranker
 
 
 class Registry(Config):

@@ -17,6 +17,9 @@ from ltrscale.data.ingest.profile import Column, dialect_of, look
 from ltrscale.data.ingest.roles import structured
 from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.progress import log
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.first_forms import other_form
@@ -26,10 +29,7 @@ from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare
 from ltrscale.workflows.first_sizes import LogSize
 from ltrscale.workflows.first_study import first_runs
 from ltrscale.workflows.first_weekly import weekly_text
-from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.stages import PrepareJob
-from ltrscale.workflows.study_grid import StudyConfig
-from ltrscale.workflows.weekly import WeeklyJob
 
 
 class InitConfig(Config):

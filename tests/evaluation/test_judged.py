@@ -21,11 +21,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
 from ltrscale.ranking.metrics import Metric
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.study_grid import StudyConfig
 
 METRICS: list[Metric] = [cls.made(k=k) for cls in members(MetricConfig) for k in (1, 3)]
 METRICS.append(GainNDCGConfig(k=3, gains=(0, 1, 10, 11, 12)))

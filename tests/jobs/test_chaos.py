@@ -22,8 +22,8 @@ from jobs.chaos.report import Diary, write_report
 from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate
+from ltrscale.tuning.tune import TuneJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, ScoreJob
-from ltrscale.workflows.tune import TuneJob
 
 
 def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.experiments.crossval import CrossvalConfig
+from ltrscale.experiments.distill import DistillJob
+from ltrscale.experiments.methods import GBDTMethod
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.stack import StackJob
+from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.weekly import WeeklyJob
+from ltrscale.tuning.tune import TuneJob
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.crossval import CrossvalConfig
-from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.gate import GateJob
 from ltrscale.workflows.match import MatchJob
-from ltrscale.workflows.methods import GBDTMethod
-from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stack import StackJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
-from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.tree_stages import GBDTJob
-from ltrscale.workflows.tune import TuneJob
-from ltrscale.workflows.weekly import WeeklyJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {

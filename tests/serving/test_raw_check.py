@@ -13,11 +13,11 @@ from exported_models import score_alone
 from shop import weeks
 
 from ltrscale import storage
+from ltrscale.api.estimator import Ranker
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.serving import raw
-from ltrscale.workflows.estimator import Ranker
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import PrepareJob

@@ -20,16 +20,16 @@ from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
+from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
+from ltrscale.experiments.distill import DistillJob, run_distill
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.study import run_study
+from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.progress import Report, log
 from ltrscale.stages import runs
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
-from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
-from ltrscale.workflows.distill import DistillJob, run_distill
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig
 
 Body = Callable[[Origin, Report], None]
 

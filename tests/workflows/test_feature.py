@@ -22,11 +22,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import Crossval
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.study import Study
-from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.study import run_study
+from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.workflows.stages import ScoreJob
-from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig
 
 SPLITS = {
     "train": {"periods": "2026-W01..2026-W02"},

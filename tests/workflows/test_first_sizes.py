@@ -11,13 +11,13 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.evaluation.crossed import Spread
+from ltrscale.experiments.methods import GBDTMethod, NeuralMethod
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.workflows.first_pipeline import Plan, divided, pipeline_text
 from ltrscale.workflows.first_prepare import told_apart
 from ltrscale.workflows.first_sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.workflows.first_study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
-from ltrscale.workflows.methods import GBDTMethod, NeuralMethod
-from ltrscale.workflows.pipeline import PipelineConfig
-from ltrscale.workflows.study_grid import StudyConfig
 
 MINUTES = 15
 WEEKS = Plan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)), ("iso",))

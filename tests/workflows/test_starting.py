@@ -15,12 +15,12 @@ from ltrscale import bundle
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
-from ltrscale.workflows.methods import NeuralMethod
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.refit import RefitSettings
+from ltrscale.experiments.methods import NeuralMethod
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.refit import RefitSettings
+from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
-from ltrscale.workflows.study_grid import StudyConfig
 
 
 def start(path: Path, **settings: Any) -> PrepareJob:

@@ -1,0 +1,158 @@
+"""The final model: a trained model once more, on its training and validation groups together.
+
+Validation has found how long to train; after that its groups are of more use as training data, as they are the latest.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+from pydantic import Field
+
+from ltrscale import bundle
+from ltrscale.bundle import Bundle
+from ltrscale.bundle.provenance import Provenance
+from ltrscale.config import Config, Operational, validate
+from ltrscale.data.dataset.disjoint import joined
+from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.errors import InputError
+from ltrscale.experiments.methods import GBDTMethod, Method, MethodName, NeuralMethod, TunedMethod
+from ltrscale.progress import Report
+from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
+from ltrscale.stages.stage import Origin
+from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.trees.gbdt import train_gbdt
+from ltrscale.workflows.stages import TrainingStage
+
+
+def is_refittable(method: Method) -> bool:
+    """Whether a method makes one network or one model of trees, which can be trained once more."""
+    match method:
+        case NeuralMethod() | GBDTMethod(ensemble=None) | TunedMethod():
+            return True
+    return False
+
+
+class RefitSettings(Config):
+    """The final models of a pipeline."""
+
+    methods: tuple[MethodName, ...] = Field(min_length=1)
+    """Methods of one network or one model of trees: kind neural, gbdt without ensemble, or tuned."""
+    test: bool = False
+    """Learn from the test periods too: a model for use, with nothing left to test it on."""
+
+    def check(self, methods: Mapping[str, Method]) -> None:
+        """Check that the methods exist, and make a bundle that can be trained once more.
+
+        Raises:
+            ValueError: one does not; the message names it.
+        """
+        for name in self.methods:
+            if name not in methods:
+                raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
+            if not is_refittable(methods[name]):
+                raise ValueError(
+                    f"refit.methods: {name!r} makes several models; name a method of kind neural, gbdt without "
+                    "ensemble, or tuned"
+                )
+
+
+class _Network(Config):
+    settings: FinetuneConfig
+
+
+class _Trees(Config):
+    settings: GBDTConfig
+
+
+class _Learned(NamedTuple):
+    """What a bundle was made from, as it records it."""
+
+    opened: Bundle
+    settings: FinetuneConfig | GBDTConfig
+    train: Split
+    validation: Split
+    start: str | None
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Read the record of a bundle.
+
+        Raises:
+            InputError: it holds several models, or another kind of job made it.
+        """
+        opened = bundle.load(url)
+        origin, stage = validate(Provenance, opened.made_by, url), opened.made_by.get("stage")
+        kinds: dict[Any, type[_Network | _Trees]] = {"finetune": _Network, "train_gbdt": _Trees}
+        if stage not in kinds or "ensemble" in opened.config or len(origin.config.splits) != 2:
+            raise InputError(
+                f"{url}: made by {stage or 'something else'}; a refit is of one network or one model of trees that "
+                "jobs.finetune, jobs.train_gbdt or a pipeline has trained: name such a bundle"
+            )
+        settings = validate(kinds[stage], {"settings": opened.config}, url).settings
+        train, validation = origin.config.splits
+        read = {*train.data, *validation.data, train.scores, validation.scores}
+        others = [other for other in origin.inputs if other not in read]
+        probed = opened.metrics.get("start")  # the best of several encoders
+        return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))
+
+    def epochs(self) -> dict[str, int]:
+        """The epochs of each phase that validation chose.
+
+        Raises:
+            InputError: an earlier version, which did not record them, made the bundle.
+        """
+        metrics = self.opened.metrics
+        found = {phase: self.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
+        if not any(found.values()) and (last := self.opened.count("epoch")):
+            settings = self.settings
+            assert isinstance(settings, FinetuneConfig)
+            if metrics["phase"] == "full" and self.start and settings.head_epochs:
+                raise InputError(
+                    f"{self.opened.url}: does not record the epochs of its first phase, as earlier versions did not; "
+                    "train it again"
+                )
+            found[str(metrics["phase"])] = last
+        return found
+
+
+class RefitJob(TrainingStage):
+    """Train a model once more, on its training and validation groups together, for as long as validation found best."""
+
+    stage: ClassVar = "refit"
+    out: Operational[str]
+    """Directory of the new bundle."""
+    bundle: str
+    """Bundle of one network or one model of trees. It records everything that made it: settings, splits, and the bundle
+    that it started from; all of these are taken from there, and must still be there."""
+    also: Split | None = None
+    """Further groups to learn from, such as the test periods of the data set; nothing is left to test the model on."""
+
+    def identity(self) -> Settings:
+        """Settings and periods of the bundle, and the further periods."""
+        learned = _Learned.of(self.bundle)
+        return with_splits(learned.settings, learned.train, self._rest(learned))
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets, of the bundle, and of the bundle that it started from."""
+        learned = _Learned.of(self.bundle)
+        bundles = [self.bundle, *([learned.start] if learned.start else [])]
+        return dataset_hashes([learned.train, self._rest(learned)]) | bundle_hashes(bundles)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle."""
+        learned = _Learned.of(self.bundle)
+        common: dict[str, Any] = {"report": report, "workers": self.workers}
+        train, rest = learned.train, self._rest(learned)
+        match learned.settings:
+            case FinetuneConfig() as settings:
+                settings, start = settings.replace(probe_epochs=0), learned.start
+                epochs = learned.epochs()
+                finetune(settings, train, rest, self.out, pretrained=start, epochs=epochs, origin=origin, **common)
+            case trees:
+                number, splits = learned.opened.count("trees"), Splits(train=train, validation=rest)
+                train_gbdt(trees, splits, self.out, start=learned.start, trees=number, made_by=origin, **common)
+
+    def _rest(self, learned: _Learned) -> Split:
+        """The groups that join those of the training split."""
+        return learned.validation if self.also is None else joined(learned.validation, self.also)

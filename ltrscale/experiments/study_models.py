@@ -1,0 +1,243 @@
+"""The stages of a study's models, and the record of their time."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from ltrscale import storage
+from ltrscale.config import Config, Operational, digest
+from ltrscale.data.dataset.disjoint import check_disjoint
+from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.split import SplitsWithTest
+from ltrscale.errors import InputError
+from ltrscale.evaluation.evaluate import EvaluateSettings, metrics_of
+from ltrscale.evaluation.measure import describe_test, measure
+from ltrscale.evaluation.outliers import OutlierConfig
+from ltrscale.evaluation.study import Design, Model, study_of
+from ltrscale.evaluation.study_page import write_study
+from ltrscale.experiments.methods import GBDTMethod, Method, SemiMethod, StackMethod
+from ltrscale.experiments.study_grid import MOST_DRAWS, Cell, StudyConfig, shared_encoders
+from ltrscale.experiments.trial import Trial
+from ltrscale.launch.workers import ONE
+from ltrscale.progress import Report
+from ltrscale.stages.inputs import BundleUrl, OutputUrl
+from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, content_of, dataset_hashes, with_splits
+from ltrscale.stages.runs import heard_by
+from ltrscale.stages.stage import Origin, Stage
+from ltrscale.storage import join
+from ltrscale.trees.configs import GBDTConfig
+
+_WRITE_S = 30.0
+
+
+class TestGroups(Stage):
+    """Describe the test groups."""
+
+    stage: ClassVar = "study_test"
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
+
+    def own_settings(self) -> OutlierConfig:
+        """Settings of outliers."""
+        return self.evaluate.outliers
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Fit the outlier rules, and commit."""
+        describe_test(self.evaluate, self.splits, self.out, made_by=origin)
+
+
+class Measurement(Stage):
+    """Measure a model on the test groups."""
+
+    stage: ClassVar = "measure"
+    bundle: BundleUrl
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+    threads: Operational[int]
+
+    def check(self) -> None:
+        """Refuse a bundle that has seen test periods."""
+        check_unseen(self.bundle, self.splits.test)
+
+    def identity(self) -> Settings:
+        """The metrics, and the test periods."""
+        metrics = {
+            "metrics": [*metrics_of(self.evaluate)],
+            **self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"}),
+        }
+        return {"config": metrics, "splits": with_splits(Config(), self.splits.test)["splits"]}
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets and the bundle."""
+        return dataset_hashes([self.splits.test]) | bundle_hashes([self.bundle])
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Measure, and commit."""
+        measure(self.bundle, self.splits.test, self.evaluate, self.out, threads=self.threads, made_by=origin)
+
+
+class Summarised(Config):
+    """What a summary is made of."""
+
+    design: Design
+    models: tuple[Model, ...]
+
+
+class Summary(Stage):
+    """Summarise the models that are measured so far."""
+
+    stage: ClassVar = "study"
+    test: OutputUrl
+    found: Summarised
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the measurements."""
+        return {url: content_of(url) for url in [self.test, *(model.url for model in self.found.models)]}
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Summarise, and commit the report."""
+        write_study(study_of(self.found.design, self.found.models, self.test), self.out, made_by=origin)
+
+
+class Spent(Config):
+    """Time and documents of a training so far; `spent.json` beside its output."""
+
+    of: str
+    """Digest of what was trained."""
+    seconds: float = 0.0
+    documents: int = 0
+    done: bool = False
+
+    @classmethod
+    def read(cls, folder: str) -> Self | None:
+        """The record of a directory; None if it has none."""
+        url = join(folder, "spent.json")
+        if not storage.exists(url):
+            return None
+        try:
+            return cls.model_validate_json(storage.read_bytes(url))
+        except ValueError as error:
+            raise InputError(f"{url}: not a record of time ({error}); remove it") from error
+
+
+@contextmanager
+def timed(folder: str, of: object) -> Iterator[None]:
+    """Add the time of the block, and the documents that its trainings read, to the record of a directory.
+
+    Every half minute and at any end: a killed process loses little, and the next one adds to the record. A block in
+    which nothing is trained leaves the record as it is.
+    """
+    digested = digest(of)
+    before = Spent.read(folder)
+    if before is None or before.of != digested:
+        before = Spent(of=digested)
+    start, documents, written, trains = time.monotonic(), 0, time.monotonic(), False
+
+    def write(*, done: bool) -> None:
+        seconds = before.seconds + time.monotonic() - start
+        spent = Spent(of=digested, seconds=round(seconds, 3), documents=before.documents + documents, done=done)
+        storage.write_bytes(join(folder, "spent.json"), (spent.model_dump_json(indent=1) + "\n").encode())
+
+    def hear(record: Mapping[str, object]) -> None:
+        nonlocal documents, written, trains
+        trains = True
+        if "step" in record and isinstance(read := record.get("documents"), int):
+            documents += read
+        if time.monotonic() - written >= _WRITE_S and not before.done:
+            written = time.monotonic()
+            write(done=False)
+
+    try:
+        with heard_by(hear):
+            yield
+    except BaseException:
+        if trains and not before.done:
+            write(done=False)
+        raise
+    if trains and not before.done:
+        write(done=True)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The study as every process has it, with the data sets as they were when it began."""
+
+    config: StudyConfig
+    view: Mapping[str, Dataset] = field(default_factory=dict)
+
+    def place(self, *names: str) -> str:
+        """A directory of the study."""
+        return join(self.config.out, *names)
+
+    def encoder(self, name: str, seed: int) -> str:
+        """The directory of the pretraining of a method."""
+        return self.place("pretrained", f"seed-{seed}", name)
+
+    def encoders(self, seed: int) -> Trial:
+        """The trial that pretrains for all others with a seed."""
+        config = self.config
+        return Trial(
+            shared_encoders(config.methods), config.splits, seed, ONE, self.place("pretrained", f"seed-{seed}")
+        )
+
+    def trial(self, cell: Cell) -> Trial:
+        """The trial of a model; initial weights and the order of the data differ between draws, too."""
+        threads = self.config.workers.threads
+        methods = {
+            name: _with_threads(method, threads) for name, method in shared_encoders(self.config.methods).items()
+        }
+        splits, seed = self.config.sized(cell.labelled).drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
+        return Trial(methods, splits, seed, ONE, self.place(cell.trial), encoders=self.encoders(cell.seed))
+
+    def describe_test(self) -> None:
+        """Find the outliers among the test groups."""
+        with one_view(self.view):
+            TestGroups(out=self.place("test"), splits=self.config.splits, evaluate=self.config.evaluate).run()
+
+    def pretrain(self, name: str, seed: int) -> None:
+        """Pretrain the encoder of a method."""
+        trial = self.encoders(seed)
+        with one_view(self.view):
+            of = [trial.methods[name].model_dump(mode="json"), seed, dataset_hashes([trial.splits.train])]
+            with timed(self.encoder(name, seed), of):
+                trial.pretrained(name)
+
+    def train(self, cell: Cell) -> None:
+        """Train a model and measure it."""
+        trial, folder = self.trial(cell), self.place(cell.folder)
+        with one_view(self.view):
+            splits = (trial.splits.train, trial.splits.validation)
+            settings = [trial.methods[cell.method], *splits]
+            of = [*(c.model_dump(mode="json") for c in settings), trial.seed, dataset_hashes(splits)]
+            with timed(folder, of):
+                bundle = trial.model(cell.method)
+            Measurement(
+                out=join(folder, "measured"),
+                bundle=bundle,
+                splits=self.config.splits,
+                evaluate=self.config.evaluate,
+                threads=self.config.workers.threads,
+            ).run()
+
+
+def _with_threads(method: Method, threads: int) -> Method:
+    """The method, with this number of threads for trees that would take all cores."""
+    match method:
+        case GBDTMethod():
+            return method.replace(gbdt=_limited(method.gbdt, threads))
+        case SemiMethod(semi=semi):
+            first = None if semi.first is None else _limited(semi.first, threads)
+            return method.replace(semi={**semi.model_dump(), "gbdt": _limited(semi.gbdt, threads), "first": first})
+        case StackMethod(stack=stack):
+            return method.replace(stack={**stack.model_dump(), "gbdt": _limited(stack.gbdt, threads)})
+    return method
+
+
+def _limited(trees: GBDTConfig, threads: int) -> dict[str, Any]:
+    return {**trees.model_dump(), "num_threads": trees.num_threads or threads}
