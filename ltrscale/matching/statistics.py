@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, ListedFile
 from ltrscale.data.dataset.tokens import Vocabulary
-from ltrscale.data.ingest.seen import SeenHashes, hash_ids
+from ltrscale.data.ids import SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.matching.measures import Collection, Lists, collect, merge
 from ltrscale.simulate.rewrite import GroupBlock

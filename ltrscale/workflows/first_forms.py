@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
-from ltrscale.data.ingest import roles, tables
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.guess import Guess, guess
-from ltrscale.data.ingest.lines import read_lines
-from ltrscale.data.ingest.profile import batches, columns_of
-from ltrscale.data.ingest.structure import of_table
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
+from ltrscale.ingest import roles, tables
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess, guess
+from ltrscale.ingest.lines import read_lines
+from ltrscale.ingest.profile import batches, columns_of
+from ltrscale.ingest.structure import of_table
 from ltrscale.workflows.first_pipeline import plain
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")

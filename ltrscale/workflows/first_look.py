@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.guess import Guess, grades_of
-from ltrscale.data.ingest.structure import Lists, Structure, read_structure
 from ltrscale.evaluation.leaks import questions
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess, grades_of
+from ltrscale.ingest.structure import Lists, Structure, read_structure
 from ltrscale.ranking.alone import alone
 
 

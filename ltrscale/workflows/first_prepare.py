@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import CHECK
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.guess import Guess, grades_of
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.lines import UTF8
-from ltrscale.data.ingest.mapping import ColumnMapping
-from ltrscale.data.ingest.profile import Column
-from ltrscale.data.ingest.roles import Choice, is_asked
-from ltrscale.data.ingest.structure import Structure
 from ltrscale.data.times import ISO, Clock, Period, periods
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess, grades_of
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.lines import UTF8
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.profile import Column
+from ltrscale.ingest.roles import Choice, is_asked
+from ltrscale.ingest.structure import Structure
 from ltrscale.workflows.first_pipeline import Plan, plain
 
 FEWEST = 3

@@ -8,8 +8,8 @@ from pydantic import Field
 from ltrscale import bundle as bundles
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.errors import InputError, without_credentials
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
 from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
 from ltrscale.workflows import frames

@@ -9,8 +9,6 @@ from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
-from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.data.stream.parts import run_with_ray
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
@@ -19,6 +17,8 @@ from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.judged import judged_split
 from ltrscale.evaluation.leaks import look, of_queries, questions
 from ltrscale.evaluation.report import print_table
+from ltrscale.ingest.inputs import PrepareConfig, input_fingerprints
+from ltrscale.ingest.prepare import is_prepared, prepare
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, validate
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.guess import Guess, guess
-from ltrscale.data.ingest.profile import Column, dialect_of, look
-from ltrscale.data.ingest.roles import structured
-from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess, guess
+from ltrscale.ingest.profile import Column, dialect_of, look
+from ltrscale.ingest.roles import structured
+from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.first_forms import other_form

@@ -17,13 +17,13 @@ from ltrscale.bundle import FeatureOrder, load
 from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.guess import Guess
-from ltrscale.data.ingest.profile import look as look_at
-from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess
+from ltrscale.ingest.profile import look as look_at
+from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features

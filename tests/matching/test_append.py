@@ -15,9 +15,9 @@ from reference import matching as slow
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.matching.measures import MEASURES
 from ltrscale.matching.statistics import gather
 from ltrscale.simulate.relabel import RelabelConfig, relabel

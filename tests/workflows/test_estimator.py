@@ -28,9 +28,9 @@ from ltrscale import Ranker, bundle, compare, storage
 from ltrscale.config import digest
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig

@@ -14,9 +14,9 @@ from first_logs import LOGS
 
 from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
-from ltrscale.data.ingest.baidu import BaiduUltr
-from ltrscale.data.ingest.sources import Items, Letor
 from ltrscale.errors import InputError
+from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.sources import Items, Letor
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init

@@ -9,8 +9,8 @@ from shopping_frames import COLUMNS, searches
 from shopping_log import shopping_log
 
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.ingest.mapping import ColumnMapping, resolve
 from ltrscale.errors import InputError
+from ltrscale.ingest.mapping import ColumnMapping, resolve
 from ltrscale.workflows.frames import prepare_tables, to_table, with_features
 
 TABLE = to_table(searches(12, 0))

@@ -21,8 +21,8 @@ from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.errors import InputError
+from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.workflows.listing import read_run
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob

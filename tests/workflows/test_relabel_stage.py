@@ -16,9 +16,9 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.simulate import relabel as module
 from ltrscale.workflows.stages import RelabelJob
 
