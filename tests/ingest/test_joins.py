@@ -152,7 +152,7 @@ def test_the_order_of_bm25_has_its_known_quality(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ideal is that of all judged documents, found by BM25 or not; a query without any found counts 0."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(root)
     settings = yaml.safe_load((root / "jobs" / "configs" / f"prepare-{name}.yaml").read_text())["prepare"]
     del settings["source"]["columns"]["tokens"]

@@ -22,7 +22,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.prepare import prepare
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LETOR = {"kind": "letor"}
 
 
