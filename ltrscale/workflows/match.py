@@ -5,7 +5,7 @@ from typing import ClassVar
 from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
-from ltrscale.matching.append import MatchConfig, match
+from ltrscale.derive.matching.match import MatchConfig, match
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import DataUrl
 from ltrscale.stages.stage import Origin, Stage

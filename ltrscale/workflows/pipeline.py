@@ -19,16 +19,16 @@ from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
+from ltrscale.derive.matching.match import MatchConfig
+from ltrscale.derive.relabelling.relabel import RelabelConfig
+from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings, correction_of
 from ltrscale.evaluation.shown import AS_SHOWN
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
-from ltrscale.matching.append import MatchConfig
 from ltrscale.progress import log
-from ltrscale.simulate.relabel import RelabelConfig
-from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join

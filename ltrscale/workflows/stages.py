@@ -10,6 +10,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.parts import run_with_ray
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
@@ -23,7 +24,6 @@ from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log
 from ltrscale.scoring import ScoreConfig, is_scored, score
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
 from ltrscale.stages.inputs import BundleUrl, DataUrl
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by

@@ -13,8 +13,8 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
-from ltrscale.simulate.relabel import RelabelConfig, relabel
-from ltrscale.simulate.rewrite import GroupBlock, offsets
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
+from ltrscale.derive.rewrite import GroupBlock, offsets
 
 __all__ = ["apply", "make_block", "make_dataset", "rows_of", "write"]
 

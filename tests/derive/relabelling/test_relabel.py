@@ -14,9 +14,9 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
+from ltrscale.derive import rewrite
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
-from ltrscale.simulate import rewrite
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 
 Write = Callable[..., str]
 Apply = Callable[..., str]

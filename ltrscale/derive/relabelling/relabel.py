@@ -20,10 +20,7 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
-from ltrscale.draws import mix
-from ltrscale.errors import InputError
-from ltrscale.progress import Report, log, progress
-from ltrscale.simulate.cleaning import (
+from ltrscale.derive.relabelling.cleaning import (
     ClickRatioWeights,
     RandomNegatives,
     Refine,
@@ -34,8 +31,8 @@ from ltrscale.simulate.cleaning import (
     random_negatives,
     refine,
 )
-from ltrscale.simulate.clicks import Clicks, clicks, feature_number
-from ltrscale.simulate.feedback import (
+from ltrscale.derive.relabelling.clicks import Clicks, clicks, feature_number
+from ltrscale.derive.relabelling.feedback import (
     BinaryFeedback,
     ImplicitFeedback,
     LabelledFraction,
@@ -50,9 +47,12 @@ from ltrscale.simulate.feedback import (
     relevant_only,
     sample_rank,
 )
-from ltrscale.simulate.order import ClickOrder, ShownOnly, click_order, shown_only
-from ltrscale.simulate.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
-from ltrscale.simulate.step import Changes, Transform, labelled
+from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly, click_order, shown_only
+from ltrscale.derive.relabelling.step import Changes, Transform, labelled
+from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
+from ltrscale.draws import mix
+from ltrscale.errors import InputError
+from ltrscale.progress import Report, log, progress
 from ltrscale.storage import Commit
 
 Step = Annotated[

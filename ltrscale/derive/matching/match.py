@@ -18,12 +18,12 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, open_dataset
 from ltrscale.data.dataset.split import PeriodTexts, Texts
+from ltrscale.derive.matching import statistics as kept
+from ltrscale.derive.matching.measures import MEASURES, Lists, Smoothing, measure
+from ltrscale.derive.matching.statistics import Statistics
+from ltrscale.derive.rewrite import GroupBlock, GroupWriter, periods_of, read_groups
 from ltrscale.errors import InputError, suggestion
-from ltrscale.matching import statistics as kept
-from ltrscale.matching.measures import MEASURES, Lists, Smoothing, measure
-from ltrscale.matching.statistics import Statistics
 from ltrscale.progress import Report, log, progress
-from ltrscale.simulate.rewrite import GroupBlock, GroupWriter, periods_of, read_groups
 
 TOGETHER = "all"
 """The name of the text of all fields together."""

@@ -16,9 +16,9 @@ from ltrscale.data.dataset.manifest import Accounting, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
+from ltrscale.derive import rewrite
+from ltrscale.derive.rewrite import GroupWriter, periods_of, read_groups
 from ltrscale.errors import InputError
-from ltrscale.simulate import rewrite
-from ltrscale.simulate.rewrite import GroupWriter, periods_of, read_groups
 
 Make = Callable[..., Any]
 

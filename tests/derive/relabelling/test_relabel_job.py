@@ -16,13 +16,13 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Splits
+from ltrscale.derive.relabelling import relabel as module
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.simulate import relabel as module
 from ltrscale.workflows.stages import RelabelJob
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BINARY = {"kind": "binary_feedback", "tau": 2}
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import matching as slow
 
-from ltrscale.matching.measures import MEASURES, Lists, Smoothing, collect, measure, merge
+from ltrscale.derive.matching.measures import MEASURES, Lists, Smoothing, collect, measure, merge
 
 SIZE = 12
 texts = st.lists(st.integers(0, SIZE - 1), max_size=8)

@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.draws import open_uniforms, random_bits
-from ltrscale.errors import InputError
-from ltrscale.simulate.rewrite import GroupBlock, Ints
-from ltrscale.simulate.step import (
+from ltrscale.derive.relabelling.step import (
     Bits,
     Changes,
     Doubles,
@@ -28,6 +25,9 @@ from ltrscale.simulate.step import (
     relabelled,
     relevance_probability,
 )
+from ltrscale.derive.rewrite import GroupBlock, Ints
+from ltrscale.draws import open_uniforms, random_bits
+from ltrscale.errors import InputError
 
 
 class LabelledFraction(StepConfig):

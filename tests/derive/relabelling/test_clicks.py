@@ -9,8 +9,7 @@ from reference import clicks as reference
 
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.errors import InputError
-from ltrscale.simulate.clicks import (
+from ltrscale.derive.relabelling.clicks import (
     Cascade,
     Clicks,
     PositionBased,
@@ -20,7 +19,8 @@ from ltrscale.simulate.clicks import (
     feature_number,
     first_attracted,
 )
-from ltrscale.simulate.rewrite import GroupBlock
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.errors import InputError
 
 Make = Callable[..., GroupBlock]
 GRADES, POSITIONS = [0, 4, 1, 3, 2], [2, 5, 1, 3, 4]

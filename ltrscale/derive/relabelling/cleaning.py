@@ -13,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.draws import open_uniforms
-from ltrscale.errors import InputError
-from ltrscale.simulate.clicks import check_positions
-from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints, offsets
-from ltrscale.simulate.step import (
+from ltrscale.derive.relabelling.clicks import check_positions
+from ltrscale.derive.relabelling.step import (
     Changes,
     Doubles,
     StepConfig,
@@ -26,6 +23,9 @@ from ltrscale.simulate.step import (
     labelled,
     maximum,
 )
+from ltrscale.derive.rewrite import Floats, GroupBlock, Ints, offsets
+from ltrscale.draws import open_uniforms
+from ltrscale.errors import InputError
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 

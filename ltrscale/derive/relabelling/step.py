@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.split import PeriodTexts
+from ltrscale.derive.rewrite import Floats, GroupBlock, Ints
 from ltrscale.errors import InputError
-from ltrscale.simulate.rewrite import Floats, GroupBlock, Ints
 
 Doubles = NDArray[np.float64]
 Bits = NDArray[np.uint64]

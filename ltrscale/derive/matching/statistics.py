@@ -20,9 +20,9 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, ListedFile
 from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
+from ltrscale.derive.matching.measures import Collection, Lists, collect, merge
+from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.errors import InputError
-from ltrscale.matching.measures import Collection, Lists, collect, merge
-from ltrscale.simulate.rewrite import GroupBlock
 
 _VERSION = 1
 

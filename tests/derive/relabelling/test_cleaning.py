@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from reference import clicks as reference
 
-from ltrscale.errors import InputError
-from ltrscale.simulate.cleaning import (
+from ltrscale.derive.relabelling.cleaning import (
     RandomNegatives,
     Refine,
     check_ratios,
@@ -22,7 +21,8 @@ from ltrscale.simulate.cleaning import (
     refined_labels,
     unseen,
 )
-from ltrscale.simulate.rewrite import GroupBlock
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.errors import InputError
 
 Make = Callable[..., GroupBlock]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ltrscale.simulate.order import ClickOrder, click_order, order_labels, shown_only
-from ltrscale.simulate.relabel import RelabelConfig
-from ltrscale.simulate.rewrite import GroupBlock, offsets
+from ltrscale.derive.relabelling.order import ClickOrder, click_order, order_labels, shown_only
+from ltrscale.derive.relabelling.relabel import RelabelConfig
+from ltrscale.derive.rewrite import GroupBlock, offsets
 
 Make = Callable[..., GroupBlock]
 

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.simulate.cleaning import clicks_of, shown
-from ltrscale.simulate.rewrite import GroupBlock, Ints
-from ltrscale.simulate.step import Changes, Doubles, StepConfig, Transform, changes, labelled, place_in_group
+from ltrscale.derive.relabelling.cleaning import clicks_of, shown
+from ltrscale.derive.relabelling.step import Changes, Doubles, StepConfig, Transform, changes, labelled, place_in_group
+from ltrscale.derive.rewrite import GroupBlock, Ints
 
 
 class ShownOnly(StepConfig):

@@ -8,9 +8,7 @@ import pytest
 from reference import clicks as reference
 from scipy import stats
 
-from ltrscale.draws import open_uniforms
-from ltrscale.errors import InputError
-from ltrscale.simulate.feedback import (
+from ltrscale.derive.relabelling.feedback import (
     BinaryFeedback,
     ImplicitFeedback,
     LabelledFraction,
@@ -26,8 +24,10 @@ from ltrscale.simulate.feedback import (
     relevant_only,
     sample_rank,
 )
-from ltrscale.simulate.rewrite import GroupBlock
-from ltrscale.simulate.step import Changes
+from ltrscale.derive.relabelling.step import Changes
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.draws import open_uniforms
+from ltrscale.errors import InputError
 
 Make = Callable[..., GroupBlock]
 

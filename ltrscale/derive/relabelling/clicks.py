@@ -13,10 +13,7 @@ from scipy.special import ndtri
 
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.draws import open_uniforms
-from ltrscale.errors import InputError, nearest
-from ltrscale.simulate.rewrite import GroupBlock, Ints
-from ltrscale.simulate.step import (
+from ltrscale.derive.relabelling.step import (
     Changes,
     Doubles,
     StepConfig,
@@ -29,6 +26,9 @@ from ltrscale.simulate.step import (
     relabelled,
     relevance_probability,
 )
+from ltrscale.derive.rewrite import GroupBlock, Ints
+from ltrscale.draws import open_uniforms
+from ltrscale.errors import InputError, nearest
 
 
 class PositionBased(Config):
