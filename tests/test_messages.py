@@ -19,9 +19,9 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
+from ltrscale.ingest.prepare import PrepareJob, prepare
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob, PretrainJob
+from ltrscale.workflows.stages import EvaluateJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -7,42 +7,101 @@ with the same output. Readers see nothing before the manifest is committed.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from ltrscale import storage
-from ltrscale.config import made_by
+from ltrscale.config import Operational, made_by
 from ltrscale.data.dataset.manifest import Accounting, DataFile, Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.relevant import none_relevant
-from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts, identifying
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, put_vocabulary, summed
 from ltrscale.data.ids import QueryIds
-from ltrscale.errors import InputError
 from ltrscale.ingest import additions
 from ltrscale.ingest.assembly import Written, check_columns, training_texts, write_unit
-from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.categories import CategoryEncoder, Recorded, merged
 from ltrscale.ingest.fills import filled, find_fills
 from ltrscale.ingest.inputs import (
-    Expected,
     PrepareConfig,
     Start,
     Unit,
     Work,
     cut_units,
     fingerprints,
+    input_fingerprints,
     list_inputs,
     open_work,
 )
+from ltrscale.ingest.outcome import (
+    ask_of_leaks,
+    check_expected,
+    check_rows,
+    log_shortcuts,
+    report_counts,
+    warn_of_labels,
+    warn_of_places,
+)
 from ltrscale.ingest.parallel import write_with_ray
 from ltrscale.ingest.places import LikePlaces
-from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.rows import Rejection
-from ltrscale.ingest.sources import GroupRows, Items, Letor, Source, fills_of, raw_of, tokens_of
+from ltrscale.ingest.sources import fills_of, raw_of, tokens_of
 from ltrscale.ingest.validate import total
 from ltrscale.ingest.vocabularies import Encoding, encoding_of, open_encoding
 from ltrscale.progress import Advance, Report, log, progress
+from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
+from ltrscale.stages.stage import Origin, Stage
+
+
+class PrepareJob(Stage):
+    """Turn raw logs into a data set directory."""
+
+    stage: ClassVar = "prepare"
+    makes_data: ClassVar = True
+    for_scoring: ClassVar[bool] = False
+    """Whether the rows are only scored, by a job whose own keys are the settings of `prepare`."""
+    out: Operational[str]
+    """Directory of the data set."""
+    prepare: PrepareConfig
+    synthetic: SyntheticLogConfig | None = None
+    """Make this synthetic log first, below `out` with `-log` appended, and read it as input."""
+    ray: Operational[bool] = False
+    """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
+
+    def run(self) -> bool:
+        """Make the synthetic log, if there is one, then the data set."""
+        if self.synthetic is not None:
+            SyntheticLog(out=self._log, log=self.synthetic).run()
+        return super().run()
+
+    def own_settings(self) -> PrepareConfig:
+        """All settings of the data set."""
+        if self.synthetic is None:
+            return self.prepare
+        return self.prepare.replace(inputs=[{"path": storage.join(self._log, "*", "*.parquet")}])
+
+    def inputs(self) -> dict[str, str]:
+        """Fingerprints of the input files."""
+        return input_fingerprints(self.own_settings())
+
+    def is_done(self, origin: Origin) -> bool:
+        """Whether the data set holds the inputs, possibly beside others that were added."""
+        return is_prepared(self.out, origin)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
+        made = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
+        if not self.for_scoring and made.manifest.counts().labelled:
+            ask_of_leaks(self.out)
+
+    @property
+    def _log(self) -> str:
+        return f"{self.out.rstrip('/')}-log"
+
+
+class RowsJob(PrepareJob):
+    """Turn rows to score into a data set directory."""
+
+    for_scoring: ClassVar = True
 
 
 def _silent(_: Mapping[str, object]) -> None:
@@ -95,15 +154,15 @@ def prepare(
         fills = find_fills(work, units, before)
         work = replace(work, config=filled(config, fills))
         new, totals = _write(work, units, commit, folder, before, origin, ray=ray)
-        _check(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
-        _check_expected(config.expect, new)
+        check_rows(new.accounting, totals.first_rejections, work, key="" if for_scoring else "prepare.")
+        check_expected(config.expect, new)
         manifest = new if before is None else additions.joined(before.manifest, new)
         commit.finish(manifest.model_dump(mode="json"))
-    _report(out, new, report, added=before is not None)
+    report_counts(out, new, report, added=before is not None)
     if not for_scoring:
-        _warn_of_labels(out, manifest, config.source)
-        _log_shortcuts(new)
-        _warn_of_places(out, totals.places.among(new.features))
+        warn_of_labels(out, manifest, config.source)
+        log_shortcuts(new)
+        warn_of_places(out, totals.places.among(new.features))
     return Dataset(out, manifest)
 
 
@@ -236,123 +295,4 @@ class _Totals:
             fills=fills_of(self._work.config.source),
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
-        )
-
-
-def _check(accounting: Accounting, first_rejections: Sequence[Rejection], work: Work, *, key: str) -> None:
-    """Raise InputError if there are no rows, or too few good ones; `key` is the start of the keys that it names."""
-    rows, rejected, config = accounting.rows_in, accounting.rows_rejected, work.config
-    if not rows:
-        raise InputError(f"{', '.join(entry.path for entry in config.inputs)}: no rows; check the paths and the format")
-    if rejected > config.max_rejected * rows or not accounting.rows_kept:
-        first = "; ".join(f"{r.file}:{r.line} {r.rule} ({r.found or repr(r.text[:40])})" for r in first_rejections)
-        sort = (
-            f"set {key}sort=true if the rows of a query do not lie together, "
-            if _is_scattered(accounting, work)
-            else ""
-        )
-        raise InputError(
-            f"{rejected:,} of {rows:,} rows rejected ({rejected / rows:.2%}), max_rejected is "
-            f"{config.max_rejected:.2%}: {_by_rule(accounting)}; the first: {first}; all are in "
-            f"{storage.join(work.out, QUARANTINE)}; {sort}mend the input or raise {key}max_rejected"
-        )
-
-
-def _is_scattered(accounting: Accounting, work: Work) -> bool:
-    """Whether query ids returned, as they do in a log that is sorted by time and not by query."""
-    return bool(accounting.rules.get("returning_query")) and not work.config.sort
-
-
-def _by_rule(accounting: Accounting) -> str:
-    """The number of rejected rows of each rule."""
-    return ", ".join(f"{rule} {count:,}" for rule, count in accounting.rules.items()) or "none"
-
-
-def _check_expected(expect: Mapping[str, Expected], manifest: Manifest) -> None:
-    """Raise InputError if a period has other counts than expected."""
-    wrong = []
-    for period, expected in expect.items():
-        cells = [cell for file in manifest.files if file.period == period for cell in file.row_groups]
-        found = {"groups": sum(cell.groups for cell in cells), "documents": sum(cell.documents for cell in cells)}
-        stated = {name: count for name, count in expected if count is not None}
-        if any(found[name] != count for name, count in stated.items()):
-            wanted = " and ".join(f"{count:,} {name}" for name, count in stated.items())
-            there = " and ".join(f"{found[name]:,}" for name in stated)
-            wrong.append(f"period {period!r}: expected {wanted}, found {there}")
-    if wrong:
-        rejected = manifest.accounting.rows_rejected
-        raise InputError(
-            f"{'; '.join(wrong)} ({rejected:,} rows were rejected; periods found: {', '.join(manifest.periods)}); "
-            "check that each file is complete and belongs to the collection, or mend expect"
-        )
-
-
-def _report(out: str, new: Manifest, report: Report, *, added: bool) -> None:
-    """Log and report the counts of the data set or addition."""
-    a, counts = new.accounting, new.counts()
-    merged = f" + {a.rows_merged:,} merged into another row of their document" if a.rows_merged else ""
-    log.info(
-        "prepare: %s%s: %s rows in = %s kept + %s rejected (%s)%s; %s groups in = %s kept + %s rejected; "
-        "%s labelled, longest %s, %s period%s",
-        *("added to " if added else "", out),
-        *(f"{a.rows_in:,}", f"{a.rows_kept:,}", f"{a.rows_rejected:,}", _by_rule(a), merged),
-        *(f"{a.groups_in:,}", f"{a.groups_kept:,}", f"{a.groups_rejected:,}"),
-        *(f"{counts.labelled:,}", f"{new.longest:,}", f"{len(new.periods):,}", "s"[len(new.periods) == 1 :]),
-    )
-    for column, found in new.token_summaries.items():
-        shown = (
-            f"{value:,}" for value in (found.lists, found.tokens, found.longest, found.cut_lists, found.cut_tokens)
-        )
-        log.info("prepare: %s: %s texts, %s tokens, longest %s; %s texts cut, by %s tokens", column, *shown)
-    tokens = {column: found.model_dump() for column, found in new.token_summaries.items()}
-    counted = {"labelled": counts.labelled, "longest": new.longest} | ({"tokens": tokens} if tokens else {})
-    report({"stage": "prepare", **a.model_dump(), **counted})
-
-
-def _warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
-    """Warn if no document of a labelled data set is relevant: training would refuse it."""
-    if not manifest.label_counts or any(map(float, manifest.label_counts)):
-        return
-    match source:
-        case Letor():
-            label = "the first number of each line"
-        case Items(columns=columns):
-            label = f"column {columns.label!r}"
-        case BaiduUltr():
-            label = "the clicks or labels of the lines"
-        case GroupRows(columns=lists):
-            label = f"column {lists.labels!r}"
-    wrong = none_relevant(manifest.counts().labelled)
-    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, label)
-
-
-def _log_shortcuts(new: Manifest) -> None:
-    """Log the features by which a document may be recognised, with what they harm and what to do about them."""
-    ids, suspects = identifying(new.features, [summary.unique_in_group for summary in new.summaries])
-    for found, remedy in (
-        (
-            ids,
-            "pretraining hides these categories by itself; trees and networks memorise by them the documents that have "
-            "labels, which is worth nothing for new ones: exclude an id or a title, unless documents return",
-        ),
-        (
-            suspects,
-            "exclude what is an id, by which pretraining solves its contrast, and trees memorise documents; what is a "
-            "quantity, such as a count or a rank, may stay",
-        ),
-    ):
-        if found:
-            shares = ", ".join(f"{name} for {share:.0%} of the documents" for name, share in found.items())
-            log.info("prepare: unique within its query: %s; %s", shares, remedy)
-
-
-def _warn_of_places(out: str, names: Sequence[str]) -> None:
-    """Warn of features that are the place at which a document was shown, or are made from it."""
-    if names:
-        which = f"features {', '.join(names)} order" if len(names) > 1 else f"feature {names[0]!r} orders"
-        log.warning(
-            "prepare: %s: %s every list as its positions do: a place is not known before a list is ranked, and a model "
-            "that has it repeats what was shown; leave it out, unless it is a score that is known then",
-            out,
-            which,
         )

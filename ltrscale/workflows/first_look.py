@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ltrscale.evaluation.leaks import questions
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
+from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.structure import Lists, Structure, read_structure
 from ltrscale.ranking.alone import alone
 

@@ -30,12 +30,12 @@ from ltrscale.ingest.guess import doubtful
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.logs import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of
 from ltrscale.ingest.sources import Items, for_scoring
 from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
-from ltrscale.workflows.stages import PrepareJob, RowsJob
 
 _LOOKED_AT = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""

@@ -21,13 +21,14 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
+from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.sources import Source, for_scoring, missing_columns
 from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig, make_plan
 from ltrscale.skew import FEW, Finding, Kind, find_skew, look
 from ltrscale.stages.runs import check_replaceable, held
-from ltrscale.workflows.stages import RowsJob, ScoreJob
+from ltrscale.workflows.stages import ScoreJob
 
 _SAID = 10
 """Features of a period that are named one by one."""

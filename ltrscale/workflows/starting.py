@@ -14,6 +14,7 @@ from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import Column, dialect_of, look
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import read_structure
@@ -27,7 +28,6 @@ from ltrscale.workflows.first_sizes import LogSize
 from ltrscale.workflows.first_study import first_runs
 from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig
-from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.weekly import WeeklyJob
 

@@ -28,6 +28,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.gate import PRODUCTION, of_drift
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
 from ltrscale.stages.runs import recorded
@@ -39,7 +40,7 @@ from ltrscale.workflows.next_steps import predict_command, weekly_command
 from ltrscale.workflows.refit import RefitJob
 from ltrscale.workflows.register import RegisterJob
 from ltrscale.workflows.service import SERVICE, InService, Week, folder_of
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob
+from ltrscale.workflows.stages import EvaluateJob
 from ltrscale.workflows.trial import Trial
 from ltrscale.workflows.weekly import WeeklyJob, named, steps
 

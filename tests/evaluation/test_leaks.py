@@ -19,9 +19,11 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
-from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
+from ltrscale.evaluation.leaks import check_leaks, importances, leaning
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
+from ltrscale.ingest.leaks import look, questions
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import look as look_at
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
@@ -32,7 +34,7 @@ from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob
+from ltrscale.workflows.stages import EvaluateJob
 from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.tree_stages import GBDTJob
 

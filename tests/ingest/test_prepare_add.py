@@ -14,8 +14,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
-from ltrscale.workflows.stages import PrepareJob
+from ltrscale.ingest.prepare import PrepareJob, prepare
 
 COLUMNS = {"query": "q", "item": "d", "label": "y", "features": ["f*"], "time": "day", "period": "day"}
 SOURCE = {"kind": "items", "columns": COLUMNS}

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.derive.matching.match import MatchJob
+from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.gate import GateJob
-from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob

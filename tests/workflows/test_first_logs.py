@@ -16,9 +16,9 @@ from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.sources import Items, Letor
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-data.md"

@@ -15,10 +15,10 @@ from ltrscale import bundle
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.workflows.methods import NeuralMethod
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.refit import RefitSettings
-from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.study_grid import StudyConfig
 

@@ -8,7 +8,7 @@ Shapes: N documents, Q groups, F features before, K new ones.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow.compute as pc
@@ -17,13 +17,16 @@ from pydantic import model_validator
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Feature, open_dataset
+from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.split import PeriodTexts, Texts
+from ltrscale.derive.derivation import Derivation
 from ltrscale.derive.matching import statistics as kept
 from ltrscale.derive.matching.measures import MEASURES, Lists, Smoothing, measure
 from ltrscale.derive.matching.statistics import Statistics
 from ltrscale.derive.rewrite import GroupBlock, GroupWriter, periods_of, read_groups
 from ltrscale.errors import InputError, suggestion
 from ltrscale.progress import Report, log, progress
+from ltrscale.stages.stage import Origin
 
 TOGETHER = "all"
 """The name of the text of all fields together."""
@@ -50,6 +53,25 @@ class MatchConfig(Config):
         if bool(self.periods) == (self.statistics is not None):
             raise ValueError("name the periods of training under periods, or an earlier output under statistics")
         return self
+
+
+class MatchJob(Derivation):
+    """Append exact-match features to a data set."""
+
+    stage: ClassVar = "match"
+    match: MatchConfig
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set, and of the statistics of another one."""
+        found = super().inputs()
+        if self.match.statistics is not None:
+            known = open_dataset(self.match.statistics).manifest.statistics
+            found[STATISTICS] = known.sha256 if known else ""
+        return found
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Make the data set with more features."""
+        match(self.match, self.data, self.out, origin=origin, report=report)
 
 
 def match(config: MatchConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:

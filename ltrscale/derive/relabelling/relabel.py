@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
+from ltrscale.derive.derivation import Derivation
 from ltrscale.derive.relabelling.cleaning import (
     ClickRatioWeights,
     RandomNegatives,
@@ -53,6 +54,7 @@ from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, perio
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
+from ltrscale.stages.stage import Origin
 from ltrscale.storage import Commit
 
 Step = Annotated[
@@ -94,6 +96,17 @@ class RelabelConfig(Config):
                 "put click_ratio_weights before it"
             )
         return self
+
+
+class RelabelJob(Derivation):
+    """Simulate or clean the labels of a data set."""
+
+    stage: ClassVar = "relabel"
+    relabel: RelabelConfig
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Make the data set with the new labels."""
+        relabel(self.relabel, self.data, self.out, origin=origin, report=report)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from reference import matching as slow
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
+from ltrscale.derive.matching.match import MatchJob
 from ltrscale.derive.matching.measures import MEASURES
 from ltrscale.derive.matching.statistics import gather
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
@@ -22,7 +23,6 @@ from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.workflows.match import MatchJob
 
 SIZE = 30
 WEEKS = ("w1", "w1", "w1", "w2", "w2")

@@ -17,10 +17,10 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.split import Splits
 from ltrscale.derive.relabelling import relabel as module
+from ltrscale.derive.relabelling.relabel import RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.workflows.stages import RelabelJob
 
 ROOT = Path(__file__).resolve().parents[3]
 BINARY = {"kind": "binary_feedback", "tau": 2}
