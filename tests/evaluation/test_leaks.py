@@ -20,6 +20,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.leaks import check_leaks, importances, leaning
+from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.look import asked_of
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess
 from ltrscale.ingest.leaks import look, questions
@@ -32,10 +34,8 @@ from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.stages import EvaluateJob
-from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]

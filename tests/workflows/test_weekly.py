@@ -21,10 +21,10 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.experiments.first.weekly import weekly_text
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
 from ltrscale.workflows import week as steps
-from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.service import InService, Week
 from ltrscale.workflows.tree_stages import GBDTJob

@@ -15,11 +15,11 @@ from ltrscale import bundle
 from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.workflows.methods import NeuralMethod
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.refit import RefitSettings
-from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.study_grid import StudyConfig
 
 
@@ -257,7 +257,7 @@ def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -
 def test_the_file_stands_alone_on_the_command_line(tmp_path: Path) -> None:
     shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
     command = [sys.executable, "-m", "jobs.init", "shop.csv", "--print-config"]
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
     )

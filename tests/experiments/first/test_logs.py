@@ -15,13 +15,13 @@ from first_logs import LOGS
 from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.sources import Items, Letor
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.starting import InitConfig, init
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-data.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "own-data.md"
 
 
 def start(folder: Path, name: str) -> Path:

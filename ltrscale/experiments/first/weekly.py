@@ -1,7 +1,7 @@
 """The first weekly.yaml of a log: what `jobs.weekly` does with each new period, with what each choice means."""
 
 from ltrscale import storage
-from ltrscale.workflows.first_pipeline import plain
+from ltrscale.experiments.first.pipeline import plain
 
 _METHOD = "trees"
 

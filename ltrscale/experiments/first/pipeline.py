@@ -10,7 +10,7 @@ import yaml
 
 from ltrscale import storage
 from ltrscale.data.times import Period
-from ltrscale.workflows.first_sizes import (
+from ltrscale.experiments.first.sizes import (
     FINETUNED,
     PRETRAINED,
     SMALL,

@@ -17,13 +17,13 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.pipeline import plain
 from ltrscale.ingest import roles, tables
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.profile import batches, columns_of
 from ltrscale.ingest.structure import of_table
-from ltrscale.workflows.first_pipeline import plain
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _INDEX = re.compile(rb"\s(\d+):")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.config import CHECK
 from ltrscale.data.times import ISO, Clock, Period, periods
+from ltrscale.experiments.first.pipeline import Plan, plain
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.inputs import PrepareConfig
@@ -21,7 +22,6 @@ from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.profile import Column
 from ltrscale.ingest.roles import Choice, is_asked
 from ltrscale.ingest.structure import Structure
-from ltrscale.workflows.first_pipeline import Plan, plain
 
 FEWEST = 3
 """Periods that a comparison needs: to train, to validate and to test."""

@@ -12,6 +12,13 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.forms import other_form
+from ltrscale.experiments.first.look import asked_of
+from ltrscale.experiments.first.pipeline import Plan, engine_score
+from ltrscale.experiments.first.prepare import FEWEST, clicks_text, count, prepare_text, summary
+from ltrscale.experiments.first.sizes import LogSize
+from ltrscale.experiments.first.study import first_runs
+from ltrscale.experiments.first.weekly import weekly_text
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.prepare import PrepareJob
@@ -20,13 +27,6 @@ from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.first_forms import other_form
-from ltrscale.workflows.first_look import asked_of
-from ltrscale.workflows.first_pipeline import Plan, engine_score
-from ltrscale.workflows.first_prepare import FEWEST, clicks_text, count, prepare_text, summary
-from ltrscale.workflows.first_sizes import LogSize
-from ltrscale.workflows.first_study import first_runs
-from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.weekly import WeeklyJob

@@ -11,10 +11,10 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.evaluation.crossed import Spread
-from ltrscale.workflows.first_pipeline import Plan, divided, pipeline_text
-from ltrscale.workflows.first_prepare import told_apart
-from ltrscale.workflows.first_sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
-from ltrscale.workflows.first_study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
+from ltrscale.experiments.first.pipeline import Plan, divided, pipeline_text
+from ltrscale.experiments.first.prepare import told_apart
+from ltrscale.experiments.first.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
+from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.study_grid import StudyConfig
@@ -181,7 +181,7 @@ def test_queries_whose_labels_differ_are_those_that_a_slow_count_finds() -> None
 
 
 def test_the_table_in_the_docs_is_computed() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "own-data.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "own-data.md").read_text()
     rows = re.findall(r"^\| (\d[\d,]*) \| ([\d,]+) \| (.*) \|$", page, re.MULTILINE)
     assert len(rows) == 5
     for documents, told, figures in rows:
@@ -199,7 +199,7 @@ def test_the_table_in_the_docs_is_computed() -> None:
 
 
 def test_the_study_in_the_docs_sees_what_it_says() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "study.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "study.md").read_text()
     lists = re.search(r"tested on about ([\d,]+) lists", page)
     assert lists is not None
     study = StudySize((100, 300, 1000, 3000), 10, 0, int(lists[1].replace(",", "")), 0.0)
