@@ -6,7 +6,7 @@ Uses of columns are guessed from names and values; name those that are guessed w
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.starting import InitConfig, init
+from ltrscale.experiments.first.init import InitConfig, init
 
 COMMAND = Command("init", InitConfig, init, __doc__, argument="file")
 

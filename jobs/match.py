@@ -7,7 +7,7 @@ After `python -m jobs.prepare --config jobs/configs/prepare-nfcorpus.yaml`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.match import MatchJob
+from ltrscale.derive.matching.match import MatchJob
 
 COMMAND = Command(
     "match",

@@ -8,7 +8,7 @@ From LETOR text, where each file becomes a period:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import PrepareJob
+from ltrscale.ingest.prepare import PrepareJob
 
 COMMAND = Command(
     "prepare",

@@ -7,7 +7,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import RelabelJob
+from ltrscale.derive.relabelling.relabel import RelabelJob
 
 COMMAND = Command(
     "relabel",

@@ -133,8 +133,8 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small data set, made like a user makes one: a synthetic log of four weeks, prepared."""
     from synthetic_columns import COLUMN_MAPPING
 
-    from ltrscale.data.ingest.inputs import PrepareConfig
-    from ltrscale.data.ingest.prepare import prepare
+    from ltrscale.ingest.inputs import PrepareConfig
+    from ltrscale.ingest.prepare import prepare
     from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 
     folder = tmp_path_factory.mktemp("synthetic")

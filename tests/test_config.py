@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from ltrscale import storage
 from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
+from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
 from ltrscale.scoring import ScoreConfig
-from ltrscale.simulate.relabel import RelabelConfig
 
 PIECES = [
     "a", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ", ", "&x ", "*x", "<<: ", "!!binary ", "!!int ", "!!set ", "? ",

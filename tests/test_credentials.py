@@ -17,9 +17,9 @@ import pytest
 from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.errors import InputError, UnavailableError, without_credentials
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
 from ltrscale.stages.runs import environment
-from ltrscale.workflows.stages import PrepareJob
 
 ROOT = Path(__file__).resolve().parents[1]
 CANARY = "canary0123456789"

@@ -22,9 +22,9 @@ from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.scores import find_scores
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest import additions
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.ingest import additions
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig

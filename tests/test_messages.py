@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob, PretrainJob
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob, prepare
+from ltrscale.workflows.stages import EvaluateJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel
 
 from ltrscale.experiments.methods import Method
+from ltrscale.derive.relabelling.relabel import Step
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.ranking.choices import LetorMetricConfig, LossConfig, MetricConfig
-from ltrscale.simulate.relabel import Step
 from ltrscale.training.ranking import DebiasConfig
 from ltrscale.training.settings import ScheduleConfig
 from ltrscale.trees.configs import GBDTConfig

@@ -17,9 +17,9 @@ import torch
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.scores import find_scores, period_url, ranks, read_period
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig

@@ -8,9 +8,9 @@ from pydantic import Field
 from sklearn.exceptions import NotFittedError
 
 from ltrscale.config import Config, by_kind, check_keys, overlay, validate
-from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError, suggestion
 from ltrscale.experiments.methods import GBDTMethod, NeuralMethod, SemiMethod
+from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.launch.workers import Workers
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import METRIC

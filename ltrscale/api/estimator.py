@@ -27,8 +27,6 @@ from ltrscale.api.conventions import Arguments, NotFitted, as_value_errors, inne
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
@@ -36,6 +34,8 @@ from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.experiments.methods import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.experiments.trial import Trial
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import named
 from ltrscale.stages.runs import check_replaceable
 

@@ -22,20 +22,20 @@ from ltrscale.config import validate
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.fills import completed
-from ltrscale.data.ingest.guess import doubtful
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.logs import read_table as read_rows
-from ltrscale.data.ingest.mapping import ColumnMapping
-from ltrscale.data.ingest.profile import columns_of
-from ltrscale.data.ingest.sources import Items, for_scoring
-from ltrscale.data.ingest.structure import of_table
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.fills import completed
+from ltrscale.ingest.guess import doubtful
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.logs import read_table as read_rows
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.prepare import PrepareJob, RowsJob
+from ltrscale.ingest.profile import columns_of
+from ltrscale.ingest.sources import Items, for_scoring
+from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
-from ltrscale.workflows.stages import PrepareJob, RowsJob
 
 _LOOKED_AT = 100_000
 """First rows that decide whether a column looks like a feature, as many as those of `jobs.init`."""

@@ -17,7 +17,7 @@ from ltrscale.config import Config
 from ltrscale.data.columns import spread
 from ltrscale.data.dataset.selection import RowGroup, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.seen import hash_ids
+from ltrscale.data.ids import hash_ids
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError

@@ -14,6 +14,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ltrscale.derive.relabelling.clicks import User, draw_clicks
+from ltrscale.derive.relabelling.step import Doubles, place_in_group
+from ltrscale.derive.rewrite import Ints, offsets
 from ltrscale.draws import open_uniforms, random_bits, uniforms
 from ltrscale.evaluation.interleaving import (
     Bools,
@@ -25,9 +28,6 @@ from ltrscale.evaluation.interleaving import (
     team_draft,
     total,
 )
-from ltrscale.simulate.clicks import User, draw_clicks
-from ltrscale.simulate.rewrite import Ints, offsets
-from ltrscale.simulate.step import Doubles, place_in_group
 
 METHODS: Final = ("team_draft", "balanced", "debiased", "separate")
 """The ways to compare two rankers; `separate` shows each user one ranking, as an A/B test does."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.simulate.clicks import examination
-from ltrscale.simulate.rewrite import Ints
-from ltrscale.simulate.step import Doubles, place_in_group
+from ltrscale.derive.relabelling.clicks import examination
+from ltrscale.derive.relabelling.step import Doubles, place_in_group
+from ltrscale.derive.rewrite import Ints
 
 Bools = NDArray[np.bool_]
 _NOBODY = -1

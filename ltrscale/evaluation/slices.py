@@ -32,11 +32,11 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.ingest.categories import encode
 from ltrscale.errors import InputError, nearest
 from ltrscale.evaluation.conditions import Columns, Condition, Kind, Truths, check, named, parse, with_codes
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.seen import Seen
+from ltrscale.ingest.categories import encode
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""

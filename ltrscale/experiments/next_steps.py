@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.ingest.inputs import PrepareConfig
 
 
 def command(job: str, **settings: str) -> str:

@@ -19,7 +19,9 @@ from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
-from ltrscale.data.ingest.inputs import PrepareConfig
+from ltrscale.derive.matching.match import MatchConfig, MatchJob
+from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
+from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings, correction_of
 from ltrscale.evaluation.shown import AS_SHOWN
@@ -28,18 +30,16 @@ from ltrscale.experiments.next_steps import command, predict_command, rank_comma
 from ltrscale.experiments.presets import for_all
 from ltrscale.experiments.refit import RefitJob, RefitSettings, is_refittable
 from ltrscale.experiments.trial import Trial
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
-from ltrscale.matching.append import MatchConfig
 from ltrscale.progress import log
-from ltrscale.simulate.relabel import RelabelConfig
-from ltrscale.simulate.rewrite import column_names
 from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
-from ltrscale.workflows.match import MatchJob
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
+from ltrscale.workflows.stages import EvaluateJob
 
 
 class LearnFrom(Config):

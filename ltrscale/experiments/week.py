@@ -33,6 +33,7 @@ from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
 from ltrscale.experiments.trial import Trial
 from ltrscale.experiments.weekly import WeeklyJob, named, steps
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
 from ltrscale.stages.runs import recorded
@@ -41,7 +42,7 @@ from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.register import RegisterJob
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob
+from ltrscale.workflows.stages import EvaluateJob
 
 
 def run_weekly(job: WeeklyJob) -> None:

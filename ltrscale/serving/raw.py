@@ -16,11 +16,11 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.origin import RAW, fills_of, settings_of
-from ltrscale.data.ingest import csvtext
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.joins import Joined, load
-from ltrscale.data.ingest.mapping import ColumnMapping
-from ltrscale.data.ingest.sources import Items, for_scoring
+from ltrscale.ingest import csvtext
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.joins import Joined, load
+from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.sources import Items, for_scoring
 from ltrscale.serving import raw_rows
 
 CODE = "raw_rows.py"

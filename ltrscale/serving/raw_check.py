@@ -23,12 +23,12 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import inputs_of
-from ltrscale.data.ingest import parquet
-from ltrscale.data.ingest.fills import completed
-from ltrscale.data.ingest.inputs import Input, PrepareConfig, list_inputs
-from ltrscale.data.ingest.rows import RowBlock, concat, cut, keep
-from ltrscale.data.ingest.sources import File, open_source
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest import parquet
+from ltrscale.ingest.fills import completed
+from ltrscale.ingest.inputs import Input, PrepareConfig, list_inputs
+from ltrscale.ingest.rows import RowBlock, concat, cut, keep
+from ltrscale.ingest.sources import File, open_source
 from ltrscale.progress import log
 from ltrscale.serving import raw
 

@@ -28,6 +28,7 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,7 @@ from pydantic import Field, field_validator
 from ltrscale import storage
 from ltrscale.config import Config, is_current, made_by
 from ltrscale.progress import Report, log
+from ltrscale.stages.stage import Origin, Stage
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -96,6 +98,22 @@ class SyntheticLogConfig(Config):
     def _is_a_week(cls, value: str) -> str:
         _monday(value)
         return value
+
+
+class SyntheticLog(Stage):
+    """Make a synthetic log."""
+
+    stage: ClassVar = "synthetic_log"
+    makes_data: ClassVar = True
+    log: SyntheticLogConfig
+
+    def inputs(self) -> dict[str, str]:
+        """The version of the generator."""
+        return GENERATOR
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Write the files."""
+        write_log(self.log, self.out, report=report)
 
 
 def write_log(config: SyntheticLogConfig, out: str, *, report: Report) -> list[str]:

@@ -24,10 +24,11 @@ from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, judge, page, table
-from ltrscale.evaluation.leaks import check_leaks, look
+from ltrscale.evaluation.leaks import check_leaks
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.ingest.leaks import look
 from ltrscale.ranking.choices import metric_label
 from ltrscale.stages.origins import content_of
 from ltrscale.stages.runs import recorded

@@ -1,6 +1,6 @@
 """Prediction: raw rows in, ranked items out. It reads rows as the training data were read, then scores them.
 
-    OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.data.ingest.prepare`)
+    OUT-data/   the rows as a data set, with quarantine and accounting (`ltrscale.ingest.prepare`)
     OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
 
 Both stages skip what is up to date, so a repeated command goes on where it was stopped. Between them the periods to
@@ -19,15 +19,16 @@ from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
-from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
-from ltrscale.data.ingest.quarantine import QUARANTINE
-from ltrscale.data.ingest.sources import Source, for_scoring, missing_columns
 from ltrscale.errors import InputError, Refused
+from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
+from ltrscale.ingest.prepare import RowsJob
+from ltrscale.ingest.quarantine import QUARANTINE
+from ltrscale.ingest.sources import Source, for_scoring, missing_columns
 from ltrscale.progress import log
 from ltrscale.scoring import ScorerConfig, make_plan
 from ltrscale.skew import FEW, Finding, Kind, find_skew, look
 from ltrscale.stages.runs import check_replaceable, held
-from ltrscale.workflows.stages import RowsJob, ScoreJob
+from ltrscale.workflows.stages import ScoreJob
 
 _SAID = 10
 """Features of a period that are named one by one."""

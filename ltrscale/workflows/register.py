@@ -10,8 +10,8 @@ from ltrscale import storage
 from ltrscale.api import frames
 from ltrscale.api.estimator import Ranker
 from ltrscale.config import Config, validate
-from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.errors import InputError, without_credentials
+from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
 from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
 

@@ -9,136 +9,23 @@ from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
-from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.data.stream.parts import run_with_ray
 from ltrscale.engine import ray_cluster
-from ltrscale.errors import InputError
 from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.judged import judged_split
-from ltrscale.evaluation.leaks import look, of_queries, questions
 from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
-from ltrscale.progress import Report, log
+from ltrscale.progress import Report
 from ltrscale.scoring import ScoreConfig, is_scored, score
-from ltrscale.simulate.relabel import RelabelConfig, relabel
-from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
-from ltrscale.stages.inputs import BundleUrl, DataUrl
+from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.stages.stage import LabelledStage, Origin, Stage
 from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
 from ltrscale.training.finetune import FinetuneConfig, finetune, kept_encoders
 from ltrscale.training.pretrain import PretrainConfig, pretrain
-
-
-class SyntheticLog(Stage):
-    """Make a synthetic log."""
-
-    stage: ClassVar = "synthetic_log"
-    makes_data: ClassVar = True
-    log: SyntheticLogConfig
-
-    def inputs(self) -> dict[str, str]:
-        """The version of the generator."""
-        return GENERATOR
-
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Write the files."""
-        write_log(self.log, self.out, report=report)
-
-
-class PrepareJob(Stage):
-    """Turn raw logs into a data set directory."""
-
-    stage: ClassVar = "prepare"
-    makes_data: ClassVar = True
-    for_scoring: ClassVar[bool] = False
-    """Whether the rows are only scored, by a job whose own keys are the settings of `prepare`."""
-    out: Operational[str]
-    """Directory of the data set."""
-    prepare: PrepareConfig
-    synthetic: SyntheticLogConfig | None = None
-    """Make this synthetic log first, below `out` with `-log` appended, and read it as input."""
-    ray: Operational[bool] = False
-    """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
-
-    def run(self) -> bool:
-        """Make the synthetic log, if there is one, then the data set."""
-        if self.synthetic is not None:
-            SyntheticLog(out=self._log, log=self.synthetic).run()
-        return super().run()
-
-    def own_settings(self) -> PrepareConfig:
-        """All settings of the data set."""
-        if self.synthetic is None:
-            return self.prepare
-        return self.prepare.replace(inputs=[{"path": storage.join(self._log, "*", "*.parquet")}])
-
-    def inputs(self) -> dict[str, str]:
-        """Fingerprints of the input files."""
-        return input_fingerprints(self.own_settings())
-
-    def is_done(self, origin: Origin) -> bool:
-        """Whether the data set holds the inputs, possibly beside others that were added."""
-        return is_prepared(self.out, origin)
-
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Make the data set, or add to it; and ask of features that may be known only after users have acted."""
-        made = prepare(self.own_settings(), self.out, ray=self.ray, report=report, for_scoring=self.for_scoring)
-        if not self.for_scoring and made.manifest.counts().labelled:
-            found = look(Split(data=self.out))
-            for line in of_queries(found):
-                log.info("prepare: %s", line)
-            for question in questions(found).values():
-                log.warning("prepare: %s If not, leave it out of prepare.source.columns", question)
-
-    @property
-    def _log(self) -> str:
-        return f"{self.out.rstrip('/')}-log"
-
-
-class RowsJob(PrepareJob):
-    """Turn rows to score into a data set directory."""
-
-    for_scoring: ClassVar = True
-
-
-class RelabelJob(Stage):
-    """Simulate or clean the labels of a data set."""
-
-    stage: ClassVar = "relabel"
-    makes_data: ClassVar = True
-    out: Operational[str]
-    """Directory of the new data set."""
-    data: DataUrl
-    """Data set directory to start from; it is not changed."""
-    relabel: RelabelConfig
-
-    def check(self) -> None:
-        """Refuse to replace the data set itself."""
-        check_elsewhere(self.out, self.data)
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Make the data set with the new labels."""
-        relabel(self.relabel, self.data, self.out, origin=origin, report=report)
-
-
-def check_elsewhere(out: str, data: str) -> None:
-    """Refuse to replace the data set that a stage starts from.
-
-    Raises:
-        InputError: both are the same directory.
-    """
-    if _place(out) == _place(data):
-        raise InputError(f"{out}: out is the data set itself; choose another directory")
-
-
-def _place(url: str) -> str:
-    """A text that is equal for equal directories."""
-    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
 
 
 class TrainingStage(Stage):

@@ -29,14 +29,15 @@ from ltrscale.api import frames
 from ltrscale.config import digest
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 TRAIN, VALIDATION, NEW = searches(60, 0), searches(20, 1), searches(25, 2)

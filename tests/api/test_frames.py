@@ -10,8 +10,8 @@ from shopping_log import shopping_log
 
 from ltrscale.api.frames import prepare_tables, to_table, with_features
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.ingest.mapping import ColumnMapping, resolve
 from ltrscale.errors import InputError
+from ltrscale.ingest.mapping import ColumnMapping, resolve
 
 TABLE = to_table(searches(12, 0))
 

@@ -14,12 +14,12 @@ from linear_teacher import linear_teacher
 
 from ltrscale import storage
 from ltrscale.config import validate
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import read_log
 from ltrscale.evaluation.clicks import ClicksConfig, understand
 from ltrscale.evaluation.clicks_page import UnderstoodLog, page, tables
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.workflows.clicks import ClicksJob
 
 NAN = math.nan

@@ -15,14 +15,14 @@ from reference import metrics as oracle
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members, validate
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
 from ltrscale.ranking.metrics import Metric

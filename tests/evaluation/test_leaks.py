@@ -17,23 +17,25 @@ from ltrscale.bundle import FeatureOrder, load
 from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.csvtext import Dialect
-from ltrscale.data.ingest.guess import Guess
-from ltrscale.data.ingest.profile import look as look_at
-from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
-from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
+from ltrscale.evaluation.leaks import check_leaks, importances, leaning
+from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.experiments.first.look import asked_of
+from ltrscale.ingest.csvtext import Dialect
+from ltrscale.ingest.guess import Guess
+from ltrscale.ingest.leaks import look, questions
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.ingest.profile import look as look_at
+from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob
-from ltrscale.workflows.starting import InitConfig, init
+from ltrscale.workflows.stages import EvaluateJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]

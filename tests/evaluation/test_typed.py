@@ -13,9 +13,9 @@ from linear_teacher import linear_teacher
 
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.ingest.prepare import PrepareConfig, prepare
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.ingest.prepare import PrepareConfig, prepare
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,

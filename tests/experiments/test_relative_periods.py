@@ -14,11 +14,11 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import resolve, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.progress import Report
-from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.stages.stage import Origin
 from ltrscale.workflows.stages import EvaluateJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob

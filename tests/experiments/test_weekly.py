@@ -26,9 +26,9 @@ from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.week import run_weekly
 from ltrscale.experiments.weekly import WeeklyJob
+from ltrscale.experiments.first.weekly import weekly_text
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
-from ltrscale.workflows.first_weekly import weekly_text
-from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 SOURCE = {

@@ -29,13 +29,13 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import RowGroup, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.parquet import read_batches
-from ltrscale.data.ingest.prepare import prepare
-from ltrscale.data.ingest.seen import SeenHashes
+from ltrscale.data.ids import SeenHashes
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.parquet import read_batches
+from ltrscale.ingest.prepare import prepare
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.storage.patience import PATIENCE, patience_s
 from ltrscale.storage.s3 import PatientS3

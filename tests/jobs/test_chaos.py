@@ -23,7 +23,8 @@ from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, ScoreJob
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob, ScoreJob
 
 
 def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:

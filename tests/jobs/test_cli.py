@@ -16,11 +16,13 @@ from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.tuning.tune import TuneJob
+from ltrscale.derive.matching.match import MatchJob
+from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.gate import GateJob
-from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]

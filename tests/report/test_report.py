@@ -28,6 +28,7 @@ from ltrscale.evaluation.opening import best_of, opening
 from ltrscale.evaluation.pages import number, write_report
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
 from ltrscale.report import groups
 from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
@@ -38,7 +39,7 @@ from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow

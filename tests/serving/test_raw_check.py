@@ -17,10 +17,10 @@ from ltrscale.api.estimator import Ranker
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import raw
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow

@@ -25,8 +25,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.errors import InputError
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import raw, raw_rows
-from ltrscale.workflows.stages import PrepareJob
 
 Row = Mapping[str, Any]
 TABLE = {"item": ["a", "b", "7"], "weight": [1.5, None, 0.1], "maker": ["x", None, "löwe"], "new": [True, False, None]}

@@ -15,15 +15,15 @@ from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.ingest.inputs import PrepareConfig
-from ltrscale.data.ingest.prepare import prepare
 from ltrscale.data.stream import weighing
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.weighing import warn_of_weights
+from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
-from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import train_gbdt

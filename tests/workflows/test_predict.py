@@ -21,11 +21,13 @@ from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.ingest.categories import CategoryEncoder
+from ltrscale.derive.relabelling.relabel import RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.experiments.listing import read_run
+from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
 
 Rows = list[dict[str, Any]]

@@ -15,10 +15,11 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.skew import find_skew, look, reference_of
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob
+from ltrscale.workflows.stages import CombineJob, FinetuneJob
 from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 
 SOURCE = {

@@ -15,9 +15,10 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import evaluate
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.stages.origins import bundle_hashes
 from ltrscale.workflows import stages
-from ltrscale.workflows.stages import CombineJob, EvaluateJob, FinetuneJob, PrepareJob
+from ltrscale.workflows.stages import CombineJob, EvaluateJob, FinetuneJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 

@@ -16,8 +16,8 @@ from writer_tokens import files_without_writer
 from ltrscale.data.dataset import writer as writer_module
 from ltrscale.data.dataset.manifest import DataFile
 from ltrscale.data.dataset.writer import DatasetWriter, split_evenly
-from ltrscale.data.ingest.rows import RowBlock
-from ltrscale.data.ingest.validate import Groups, to_table
+from ltrscale.ingest.rows import RowBlock
+from ltrscale.ingest.validate import Groups, to_table
 from ltrscale.storage import Commit
 
 F = 8
