@@ -6,8 +6,8 @@ from typing import Any
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.workflows import frames
 from ltrscale.workflows.estimator import Ranker, Settings
 from ltrscale.workflows.stages import EvaluateJob

@@ -27,11 +27,11 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
-from ltrscale.evaluation.agreement import AgreementConfig, agree
-from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
-from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.group_file import GROUPS
+from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
+from ltrscale.evaluation.measure.evaluate import CutOff, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
+from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig

@@ -5,11 +5,11 @@ from typing import ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.evaluation.decay import Decay, chart, decay, page, tables
-from ltrscale.evaluation.drift import DriftSettings, measure_drift
-from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.pages import print_report, write_report
-from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.weeks.decay import Decay, chart, decay, page, tables
+from ltrscale.evaluation.weeks.drift import DriftSettings, measure_drift
 from ltrscale.progress import Report
 from ltrscale.stages.origins import bundle_hashes, content_of, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ltrscale.data.ingest.csvtext import Dialect
 from ltrscale.data.ingest.guess import Guess, grades_of
 from ltrscale.data.ingest.structure import Lists, Structure, read_structure
-from ltrscale.evaluation.leaks import questions
+from ltrscale.evaluation.measure.leaks import questions
 from ltrscale.ranking.alone import alone
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ltrscale import storage
-from ltrscale.evaluation.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
 from ltrscale.workflows.first_pipeline import Plan, divided, methods_text, period_range, pipeline_text, plain
 from ltrscale.workflows.first_sizes import BOOSTED, FINETUNED, STUDIED, LogSize, epoch_minutes, first_sizes
 

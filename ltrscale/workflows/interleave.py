@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from ltrscale.config import Operational
-from ltrscale.evaluation.interleave import InterleaveConfig, interleave
-from ltrscale.evaluation.interleave_page import print_table
+from ltrscale.evaluation.interleaving.interleave import InterleaveConfig, interleave
+from ltrscale.evaluation.interleaving.interleave_page import print_table
 from ltrscale.progress import Report
 from ltrscale.stages.origins import bundle_hashes, check_unseen, dataset_hashes, scored_by
 from ltrscale.stages.stage import Origin, Stage

@@ -21,8 +21,8 @@ from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings, correction_of
-from ltrscale.evaluation.shown import AS_SHOWN
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig, EvaluateSettings, correction_of
+from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.matching.append import MatchConfig

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.evaluation import reconcile as reconciliation
-from ltrscale.evaluation.reconcile import BundleSource, ReconcileConfig
-from ltrscale.evaluation.scored_table import TableSource
+from ltrscale.evaluation.measure import reconcile as reconciliation
+from ltrscale.evaluation.measure.reconcile import BundleSource, ReconcileConfig
+from ltrscale.evaluation.measure.scored_table import TableSource
 from ltrscale.progress import Report
 from ltrscale.stages.origins import bundle_hashes, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage

@@ -14,11 +14,11 @@ from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.data.stream.parts import run_with_ray
 from ltrscale.engine import ray_cluster
 from ltrscale.errors import InputError
-from ltrscale.evaluation import contrast as contrasts
-from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
-from ltrscale.evaluation.judged import judged_split
-from ltrscale.evaluation.leaks import look, of_queries, questions
-from ltrscale.evaluation.report import print_table
+from ltrscale.evaluation.measure import contrast as contrasts
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.judged import judged_split
+from ltrscale.evaluation.measure.leaks import look, of_queries, questions
+from ltrscale.evaluation.measure.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log

@@ -25,9 +25,9 @@ from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.periods import in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused
-from ltrscale.evaluation.decay import Decay
-from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.gate import PRODUCTION, of_drift
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.weeks.decay import Decay
+from ltrscale.evaluation.weeks.gate import PRODUCTION, of_drift
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
 from ltrscale.stages.runs import recorded

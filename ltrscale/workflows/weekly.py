@@ -14,9 +14,9 @@ from ltrscale.data.dataset.periods import among, in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.errors import InputError, suggestion
-from ltrscale.evaluation.drift import DriftSettings
-from ltrscale.evaluation.evaluate import EvaluateSettings
-from ltrscale.evaluation.gate import Bounds
+from ltrscale.evaluation.measure.evaluate import EvaluateSettings
+from ltrscale.evaluation.weeks.drift import DriftSettings
+from ltrscale.evaluation.weeks.gate import Bounds
 from ltrscale.serving.features import Format
 from ltrscale.storage import join
 from ltrscale.workflows.methods import MethodName

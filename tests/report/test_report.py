@@ -22,12 +22,12 @@ from headless import opened
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.gate import Check, Verdict
-from ltrscale.evaluation.opening import best_of, opening
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.opening import best_of, opening
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import number, write_report
-from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.slices import ALL
+from ltrscale.evaluation.weeks.gate import Check, Verdict
 from ltrscale.markdown import escape
 from ltrscale.report import groups
 from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table

@@ -20,9 +20,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.crossed import Floats
-from ltrscale.evaluation.distillation import Distillation
-from ltrscale.evaluation.report import Evaluation
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.statistics.crossed import Floats
+from ltrscale.evaluation.studies.distillation import Distillation
 from ltrscale.serving import export
 from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.export import ExportJob

@@ -19,9 +19,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.folds import Crossval
-from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.study import Study
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.studies.folds import Crossval
+from ltrscale.evaluation.studies.study import Study
 from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stages import ScoreJob

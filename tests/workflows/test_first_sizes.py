@@ -10,7 +10,7 @@ import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
-from ltrscale.evaluation.crossed import Spread
+from ltrscale.evaluation.statistics.crossed import Spread
 from ltrscale.workflows.first_pipeline import Plan, divided, pipeline_text
 from ltrscale.workflows.first_prepare import told_apart
 from ltrscale.workflows.first_sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes

@@ -15,7 +15,7 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import resolve, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.evaluate import EvaluateConfig
 from ltrscale.progress import Report
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.stages.stage import Origin

@@ -11,7 +11,7 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.leaks import importances
+from ltrscale.evaluation.measure.leaks import importances
 from ltrscale.stages.origins import check_unseen
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stack import StackJob, run_stack
