@@ -14,7 +14,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.ingest.mapping import ColumnMapping
 from ltrscale.data.ingest.sources import Items
-from ltrscale.evaluation.measure.evaluate import EvaluateSettings
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.workflows.starting import InitConfig, init

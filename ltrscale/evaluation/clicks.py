@@ -42,7 +42,7 @@ from ltrscale.evaluation.clicks_page import (
     Trust,
     UnderstoodLog,
 )
-from ltrscale.evaluation.measure.evaluate import CutOff
+from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.lift import Difference
 from ltrscale.progress import log
 from ltrscale.ranking.choices import named

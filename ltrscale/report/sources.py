@@ -20,9 +20,9 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
 from ltrscale.evaluation.measure.leaks import leaning, look, questions
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.ranking.alone import Alone

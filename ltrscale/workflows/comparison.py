@@ -6,11 +6,11 @@ from typing import Any
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.workflows import frames
 from ltrscale.workflows.estimator import Ranker, Settings
-from ltrscale.workflows.stages import EvaluateJob
 
 
 def compare(

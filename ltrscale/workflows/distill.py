@@ -28,8 +28,9 @@ from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
-from ltrscale.evaluation.measure.evaluate import CutOff, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
 from ltrscale.launch.start import cluster_for
@@ -49,7 +50,7 @@ from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 

@@ -5,8 +5,8 @@ from typing import ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.pages import print_report, write_report
 from ltrscale.evaluation.weeks.decay import Decay, chart, decay, page, tables
 from ltrscale.evaluation.weeks.drift import DriftSettings, measure_drift

@@ -20,9 +20,10 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import Refused
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import look
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import DriftSettings
@@ -33,7 +34,6 @@ from ltrscale.stages.origins import content_of
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
-from ltrscale.workflows.stages import EvaluateJob
 
 
 class GateJob(Config):

@@ -21,7 +21,8 @@ from ltrscale.data.dataset.selection import check_relevant, select
 from ltrscale.data.dataset.split import LabelColumn, Splits, SplitsWithTest
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, EvaluateSettings, correction_of
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
@@ -38,7 +39,7 @@ from ltrscale.workflows.methods import FeatureMethod, Method, MethodName, Readin
 from ltrscale.workflows.next_steps import command, predict_command, rank_command, weekly_command
 from ltrscale.workflows.presets import for_all
 from ltrscale.workflows.refit import RefitJob, RefitSettings, is_refittable
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob
+from ltrscale.workflows.stages import PrepareJob, RelabelJob
 from ltrscale.workflows.trial import Trial
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, digest, result_of
 from ltrscale.data.dataset.split import Split, SplitsWithTest
-from ltrscale.evaluation.measure.evaluate import EvaluateSettings
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import About
 from ltrscale.launch.workers import ONE
 from ltrscale.stages.tasks import TaskWorkers, TaskWorkersConfig

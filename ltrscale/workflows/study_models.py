@@ -12,8 +12,9 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateSettings, metrics_of
+from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study

@@ -25,7 +25,8 @@ from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.periods import in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.gate import PRODUCTION, of_drift
 from ltrscale.launch.start import cluster_for
@@ -39,7 +40,7 @@ from ltrscale.workflows.next_steps import predict_command, weekly_command
 from ltrscale.workflows.refit import RefitJob
 from ltrscale.workflows.register import RegisterJob
 from ltrscale.workflows.service import SERVICE, InService, Week, folder_of
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob
+from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.trial import Trial
 from ltrscale.workflows.weekly import WeeklyJob, named, steps
 

@@ -14,7 +14,7 @@ from ltrscale.data.dataset.periods import among, in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.errors import InputError, suggestion
-from ltrscale.evaluation.measure.evaluate import EvaluateSettings
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.gate import Bounds
 from ltrscale.serving.features import Format

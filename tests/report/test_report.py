@@ -22,9 +22,10 @@ from headless import opened
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.opening import best_of, opening
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import number, write_report
 from ltrscale.evaluation.weeks.gate import Check, Verdict
@@ -38,7 +39,7 @@ from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob
+from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow

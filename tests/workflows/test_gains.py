@@ -21,7 +21,8 @@ from ltrscale.data.stream import weighing
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.ranking.metrics import gain_ndcg
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.training.finetune import FinetuneConfig, finetune

@@ -15,12 +15,13 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import resolve, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.progress import Report
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.stages.stage import Origin
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import EvaluateJob, ScoreJob
+from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 5)]

@@ -25,9 +25,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave_page import PICTURE, Compared, Interleaved, RankerPair, chart, page
-from ltrscale.evaluation.measure.evaluate import CutOff
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift

@@ -22,8 +22,8 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.evaluation.measure.evaluate import CutOff
 from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.crossed import Floats

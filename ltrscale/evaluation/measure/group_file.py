@@ -5,31 +5,18 @@ Shapes: Q groups, T trials, M metrics.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale.evaluation.measure.parts import Values
+from ltrscale.evaluation.measure.trials import Trial
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
 _ROWS = 1 << 16
-
-
-class Trial(Protocol):
-    """The `number`-th bundle of a method."""
-
-    @property
-    def method(self) -> str:
-        """Name of the method."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """From 0."""
-        ...
 
 
 class GroupFile:

@@ -74,7 +74,7 @@ class Measuring:
     """The row groups of committed scores by their place in the data, for the models that are such."""
     slicer: Slicer
     metrics: Callable[[Tensor, QueryGroups], Tensor]
-    """The metrics [M, Q] of some scores; see `evaluate.values_of`."""
+    """The metrics [M, Q] of some scores; see `metrics.values_of`."""
     features: tuple[Feature, ...]
     """Those of the data, which bundles match to their own."""
     docs_per_batch: int

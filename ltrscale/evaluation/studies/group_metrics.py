@@ -24,16 +24,13 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import (
-    EvaluateSettings,
-    fit_detector,
-    metrics_of,
-    values_of,
-)
+from ltrscale.evaluation.measure.evaluate import fit_detector
 from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.metrics import metrics_of, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.parts import Measuring
 from ltrscale.evaluation.measure.report import EvaluatedData
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.statistics.crossed import Floats

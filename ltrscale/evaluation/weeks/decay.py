@@ -20,8 +20,8 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import POSITIONS
 from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number
 from ltrscale.evaluation.statistics.summarise import Scope

@@ -26,7 +26,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.weeks.histograms import Codes, Counts, Numbers, chance_psi, psi
 from ltrscale.progress import progress
 

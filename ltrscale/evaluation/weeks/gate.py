@@ -12,9 +12,9 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig
 from ltrscale.evaluation.measure.leaks import ASK, leaning, questions
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
 from ltrscale.evaluation.statistics.summarise import Comparison, holm

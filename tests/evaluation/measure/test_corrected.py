@@ -15,8 +15,9 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Correction, Counts, Gathered, PropensitiesConfig, Sums, summarised
 from ltrscale.evaluation.measure.debiasing import Trained, debiased, otherwise, stated
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.blocks import Tally
@@ -25,7 +26,6 @@ from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.stages import EvaluateJob
 
 CLICKS = PropensitiesConfig(clicks="clicks", clip=4)
 PROPENSITIES = np.array([1.0, 0.5, np.nan, 0.2, 0.1])

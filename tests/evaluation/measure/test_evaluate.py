@@ -25,9 +25,10 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import parts
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.opening import opening
 from ltrscale.evaluation.measure.report import Evaluation, page, print_table, table
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform

@@ -16,7 +16,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.scoring import ScoreConfig, score
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

@@ -18,9 +18,9 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateSettings
 from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
 from ltrscale.ranking.metrics import Metric

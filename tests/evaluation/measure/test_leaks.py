@@ -22,6 +22,7 @@ from ltrscale.data.ingest.guess import Guess
 from ltrscale.data.ingest.profile import look as look_at
 from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances, leaning, look, questions
 from ltrscale.evaluation.weeks.gate import Bounds, Verdict, check_leaks
 from ltrscale.progress import log
@@ -32,7 +33,7 @@ from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob
+from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.tree_stages import GBDTJob
 

@@ -19,15 +19,15 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stages import EvaluateJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

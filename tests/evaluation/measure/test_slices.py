@@ -18,9 +18,10 @@ from ltrscale.data.dataset.manifest import Counts, DataFile, Feature, Manifest
 from ltrscale.data.stream.parts import Part, run_with_ray
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import parts
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.seen import Seen
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics import blocks
 from ltrscale.evaluation.statistics.summarise import PATTERNS, holm
 from ltrscale.scoring import ScoreConfig, score

@@ -14,8 +14,9 @@ from linear_teacher import linear_teacher
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.ingest.prepare import PrepareConfig, prepare
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,

@@ -13,7 +13,8 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.evaluate import EvaluateConfig, EvaluateSettings, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies import group_metrics as module
 from ltrscale.evaluation.studies.group_metrics import (
     Measured,
