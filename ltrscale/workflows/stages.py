@@ -11,7 +11,6 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.ingest.inputs import PrepareConfig, input_fingerprints
 from ltrscale.data.ingest.prepare import is_prepared, prepare
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure import contrast as contrasts
 from ltrscale.evaluation.measure.leaks import look, of_queries, questions
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
@@ -265,36 +264,3 @@ class ScoreJob(ScoreConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Score the remaining periods, and commit each."""
         score(self, self.out, report=report)
-
-
-class ContrastJob(contrasts.ContrastConfig, Stage):
-    """Report which features solve the contrast of a pretrained bundle."""
-
-    stage: ClassVar = "contrast"
-    out: Operational[str]
-    """Directory of the report."""
-
-    def run(self) -> bool:
-        """Make the report, and print its first rows."""
-        ran = super().run()
-        contrasts.print_table(self.out)
-        return ran
-
-    def splits_read(self) -> list[Split]:
-        """The documents."""
-        return [self._documents]
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data set and the bundle."""
-        return dataset_hashes([self._documents]) | bundle_hashes([self.bundle])
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Measure, and commit the report."""
-        contrasts.contrast(self._settings(), self.out, made_by=origin, report=report)
-
-    def _settings(self) -> contrasts.ContrastConfig:
-        return contrasts.ContrastConfig.model_validate(self.model_dump(exclude={"out"}))
-
-    @property
-    def _documents(self) -> Split:
-        return Split(data=(self.data,), periods=self.periods)

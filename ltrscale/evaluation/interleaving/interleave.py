@@ -4,8 +4,7 @@ Shapes: N documents, Q groups, R rankers, P pairs, M methods.
 """
 
 import itertools
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Scorer, load, reading
-from ltrscale.config import Config, Operational
+from ltrscale.config import Operational
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -24,7 +23,15 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
-from ltrscale.evaluation.interleaving.interleave_page import PICTURE, Compared, Interleaved, RankerPair, chart, page
+from ltrscale.evaluation.interleaving.interleave_page import (
+    PICTURE,
+    Compared,
+    Interleaved,
+    RankerPair,
+    chart,
+    page,
+    print_table,
+)
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.parts import look_up
 from ltrscale.evaluation.measure.settings import CutOff
@@ -37,12 +44,18 @@ from ltrscale.simulate.clicks import PositionBased, User, attraction
 from ltrscale.simulate.feedback import highest_grade
 from ltrscale.simulate.rewrite import Ints
 from ltrscale.simulate.step import relevance_probability
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.origins import check_unseen, scored_by
+from ltrscale.stages.stage import Origin, Stage
 
 
-class InterleaveConfig(Config):
-    """The rankers, the groups, the users who look at their interleaved lists, and the settings of the comparison."""
+class InterleaveJob(Stage):
+    """Compare rankers by simulated interleaving: credit, lift, and the impressions that it takes to see it."""
 
-    models: dict[str, str] = Field(default_factory=dict)
+    stage: ClassVar = "interleave"
+    out: Operational[str]
+    """Directory of the report."""
+    models: dict[str, BundleUrl] = Field(default_factory=dict)
     """Bundles by name. All pairs of `models` and `scores` are compared; from three rankers on the report says how well
     a metric predicts the lift."""
     scores: dict[str, str] = Field(default_factory=dict)
@@ -99,6 +112,30 @@ class InterleaveConfig(Config):
             return self.eta
         return self.user.eta if isinstance(self.user, PositionBased) else 1.0
 
+    @property
+    def scored(self) -> list[Split]:
+        """The test split with each of the scores as its labels."""
+        return [self.test.with_scores(url) for url in self.scores.values()]
+
+    def run(self) -> bool:
+        """Make the report, and print its table."""
+        ran = super().run()
+        print_table(self.out)
+        return ran
+
+    def check(self) -> None:
+        """Refuse rankers that have seen test periods."""
+        for url in [*self.models.values(), *(url for split in self.scored for url in scored_by(split))]:
+            check_unseen(url, self.test)
+
+    def inputs(self) -> dict[str, str]:
+        """The inputs by their types, and the scores."""
+        return hashes_of(self, *self.scored)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Interleave, and commit the report."""
+        interleave(self, made_by=origin, report=report)
+
 
 class _Measured(NamedTuple):
     """Results of every group, sorted by id: sums of `impressions.Outcome`, and the metric, NaN where undefined."""
@@ -110,15 +147,14 @@ class _Measured(NamedTuple):
     metric_QR: Floats
 
 
-def interleave(config: InterleaveConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Interleaved:
+def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interleaved:
     """Compare all pairs of rankers by interleaving, and commit the findings to a directory.
 
     The directory holds `report.md` with its picture, `metrics.json` (`Interleaved.read` reads it) and `groups.parquet`
     with a row for each group and pair. Groups stream past; some 100 bytes of each and of every pair stay in memory.
 
     Args:
-        config: see `InterleaveConfig`.
-        out: URL of the directory.
+        job: names the directory.
         made_by: origin, recorded in the manifest; see `ltrscale.config.made_by`.
         report: receives the lifts of each pair.
 
@@ -126,34 +162,34 @@ def interleave(config: InterleaveConfig, out: str, *, made_by: Mapping[str, Any]
         InputError: a bundle or scores are missing or do not fit the data, a score is not finite, or a label is above
             the highest grade.
     """
-    measured = _measure(config)
-    found = _summarise(measured, config)
-    with storage.Commit(out) as commit:
+    measured = _measure(job)
+    found = _summarise(measured, job)
+    with storage.Commit(job.out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(_table(measured, found), path)
         write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
         commit.finish({"made_by": made_by})
     for pair in found.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
-        report({"one": pair.one, "other": pair.other, config.metric: pair.metric.mean, **lifts})
+        report({"one": pair.one, "other": pair.other, job.metric: pair.metric.mean, **lifts})
     return found
 
 
-def _measure(config: InterleaveConfig) -> _Measured:
+def _measure(job: InterleaveJob) -> _Measured:
     """Score the groups with every ranker and simulate their impressions, in one pass over the data."""
-    test, top = select(config.test, labelled=True), _top(config)
-    bundles = {name: load(url) for name, url in config.models.items()}
+    test, top = select(job.test, labelled=True), _top(job)
+    bundles = {name: load(url) for name, url in job.models.items()}
     test = reading(test, bundles.values())
     scorers = {name: bundle.scorer(features=test.features) for name, bundle in bundles.items()}
-    scorers |= {name: look_up(url, scored.committed(url, config.test)) for name, url in config.scores.items()}
-    traffic = Traffic(config.user, config.depth, config.assumed_eta, config.impressions / test.n_groups, config.seed)
-    metric, parts, documents = named(config.metric), [], 0
+    scorers |= {name: look_up(url, scored.committed(url, job.test)) for name, url in job.scores.items()}
+    traffic = Traffic(job.user, job.depth, job.assumed_eta, job.impressions / test.n_groups, job.seed)
+    metric, parts, documents = named(job.metric), [], 0
     with progress("interleave", test.n_documents) as advance:
-        for groups in iterate(test, docs_per_batch=config.docs_per_batch):
+        for groups in iterate(test, docs_per_batch=job.docs_per_batch):
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
-            scores = [_scores(name, scorers[name], groups) for name in config.rankers]
-            outcome = simulate(_lists(groups, scores, config, top), config.pairs, traffic)
+            scores = [_scores(name, scorers[name], groups) for name in job.rankers]
+            outcome = simulate(_lists(groups, scores, job, top), job.pairs, traffic)
             values_QR = torch.stack([metric.of(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
             documents += groups.n_documents
@@ -164,14 +200,14 @@ def _measure(config: InterleaveConfig) -> _Measured:
     return _Measured(documents, *(values[order_Q] for values in columns))
 
 
-def _top(config: InterleaveConfig) -> float:
+def _top(job: InterleaveJob) -> float:
     """The highest grade."""
-    if config.test.labels != "labels" and config.max_relevance is None:
-        raise InputError(f"the manifest does not count {config.test.labels}; give the highest grade as max_relevance")
+    if job.test.labels != "labels" and job.max_relevance is None:
+        raise InputError(f"the manifest does not count {job.test.labels}; give the highest grade as max_relevance")
     counts: dict[str, int] = {}
-    for url in config.test.data:
+    for url in job.test.data:
         counts |= open_dataset(url).manifest.label_counts
-    return highest_grade(config.max_relevance, counts)
+    return highest_grade(job.max_relevance, counts)
 
 
 def _scores(name: str, scorer: Scorer, groups: QueryGroups) -> torch.Tensor:
@@ -181,27 +217,27 @@ def _scores(name: str, scorer: Scorer, groups: QueryGroups) -> torch.Tensor:
     return scores_N
 
 
-def _lists(groups: QueryGroups, scores: list[torch.Tensor], config: InterleaveConfig, top: float) -> Lists:
+def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> Lists:
     assert groups.labels_N is not None
     assert groups.ids_Q is not None
     labels_N = groups.labels_N.double().numpy()
     if labels_N.max() > top:
-        raise InputError(f"{', '.join(config.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
+        raise InputError(f"{', '.join(job.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
     return Lists(
         groups.ids_Q.numpy(),
         groups.offsets_Q1.numpy(),
-        attraction(relevance_probability(labels_N, top=top), noise=config.noise),
+        attraction(relevance_probability(labels_N, top=top), noise=job.noise),
         torch.stack(scores).double().numpy(),
     )
 
 
-def _summarise(measured: _Measured, config: InterleaveConfig) -> Interleaved:
+def _summarise(measured: _Measured, job: InterleaveJob) -> Interleaved:
     """Compute all figures of the report."""
-    names, impressions = list(config.rankers), int(measured.impressions_Q.sum())
+    names, impressions = list(job.rankers), int(measured.impressions_Q.sum())
     pairs = []
-    for p, (one, other, _) in enumerate(config.pairs):
+    for p, (one, other, _) in enumerate(job.pairs):
         methods = {
-            method: _compared(measured.sums_QPM3[:, p, m].T, impressions, config.power, separate=method == METHODS[-1])
+            method: _compared(measured.sums_QPM3[:, p, m].T, impressions, job.power, separate=method == METHODS[-1])
             for m, method in enumerate(METHODS)
         }
         metric = Difference.of(measured.metric_QR[:, one] - measured.metric_QR[:, other])
@@ -209,21 +245,21 @@ def _summarise(measured: _Measured, config: InterleaveConfig) -> Interleaved:
     offline = [pair.metric for pair in pairs]
     defined_QR = measured.metric_QR[~np.isnan(measured.metric_QR[:, 0])]
     return Interleaved(
-        rankers=config.rankers,
+        rankers=job.rankers,
         means=dict(zip(names, defined_QR.mean(axis=0).tolist(), strict=True)) if len(defined_QR) else {},
         pairs=tuple(pairs),
         agreement={method: agreement(offline, [pair.methods[method].lift for pair in pairs]) for method in METHODS},
-        data=config.test.data,
+        data=job.test.data,
         groups=len(measured.gids_Q),
         defined=len(defined_QR),
         documents=measured.documents,
         impressions=impressions,
-        user=config.user,
-        noise=config.noise,
-        depth=config.depth,
-        eta=config.assumed_eta,
-        metric=config.metric,
-        power=config.power,
+        user=job.user,
+        noise=job.noise,
+        depth=job.depth,
+        eta=job.assumed_eta,
+        metric=job.metric,
+        power=job.power,
     )
 
 

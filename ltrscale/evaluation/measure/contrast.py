@@ -6,8 +6,7 @@ found. Features that describe the document share the work, and none of them alon
 Shapes: N documents, F features, P projection, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -16,7 +15,7 @@ from torch import Tensor
 from ltrscale import bundle, storage
 from ltrscale.batch import group_index
 from ltrscale.bundle.opened import fitting
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
@@ -42,16 +41,21 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, rivals
 from ltrscale.pretext.watch import measure
 from ltrscale.progress import Report, progress
+from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.stage import Origin, Stage
 
 _BATCH = 512
 _SHOWN = 15
 _PICTURE = "contrast.png"
 
 
-class ContrastConfig(Config):
-    """The pretrained bundle, and the query groups to look at."""
+class ContrastJob(Stage):
+    """Report which features solve the contrast of a pretrained bundle."""
 
-    bundle: str
+    stage: ClassVar = "contrast"
+    out: Operational[str]
+    """Directory of the report."""
+    bundle: BundleUrl
     """Bundle made by jobs.pretrain, by a method that compares two views of a document."""
     data: str
     """Data set directory, best the one that the bundle was pretrained on; labels are not read."""
@@ -61,6 +65,29 @@ class ContrastConfig(Config):
     """About how many query groups to sample, in whole row groups; the time grows with them and with the features."""
     seed: int = 0
     """Seed of the views and the permutations."""
+
+    @property
+    def documents(self) -> Split:
+        """The documents to sample from."""
+        return Split(data=(self.data,), periods=self.periods)
+
+    def run(self) -> bool:
+        """Make the report, and print its first rows."""
+        ran = super().run()
+        print_table(self.out)
+        return ran
+
+    def splits_read(self) -> list[Split]:
+        """The documents."""
+        return [self.documents]
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the bundle and the documents."""
+        return hashes_of(self, self.documents)
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Measure, and commit the report."""
+        contrast(self, made_by=origin, report=report)
 
 
 class Permuted(Config):
@@ -103,34 +130,33 @@ class _Settings(Config, extra="ignore"):
     stream: StreamConfig = StreamConfig()
 
 
-def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Contrast:
+def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
     """Measure the contrast of a pretrained bundle, as trained and with each feature permuted, and commit the report.
 
     Args:
-        config: see `ContrastConfig`.
-        out: URL of the directory for `report.md`, `metrics.json` and `contrast.png`.
+        job: its directory receives `report.md`, `metrics.json` and `contrast.png`.
         made_by: origin, recorded in the manifest.
         report: receives loss and accuracy.
 
     Raises:
         InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
     """
-    opened = bundle.load(config.bundle)
+    opened = bundle.load(job.bundle)
     if opened.kind != "pretrained":
-        raise InputError(f"{config.bundle}: no pretrained encoder; name the bundle that jobs.pretrain made")
-    settings = validate(_Settings, opened.config, config.bundle)
+        raise InputError(f"{job.bundle}: no pretrained encoder; name the bundle that jobs.pretrain made")
+    settings = validate(_Settings, opened.config, job.bundle)
     method = settings.method
     if not isinstance(method, Siamese) or opened.network().projector is None:
         raise InputError(
-            f"{config.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
+            f"{job.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
             "name a bundle of another method, such as simclr_rank"
         )
-    whole = select(Split(data=(config.data,), periods=config.periods), labelled=False)
-    whole = whole.serving(opened.features, whose=config.bundle)
-    sample = spread(whole, documents=round(config.groups * whole.n_documents / whole.n_groups))
+    whole = select(job.documents, labelled=False)
+    whole = whole.serving(opened.features, whose=job.bundle)
+    sample = spread(whole, documents=round(job.groups * whole.n_documents / whole.n_groups))
     net = _network(opened, settings, sample)
     stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
-    sums_V4 = _measured(net, method, stream, sample, seed=config.seed)
+    sums_V4 = _measured(net, method, stream, sample, seed=job.seed)
     (loss, uninformed, found, rivalled), *permuted = sums_V4.tolist()
     n = sample.n_documents
     rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
@@ -139,8 +165,8 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
         for feature, kind, rate, of in zip(opened.features, net.transform.kinds, rates, permuted, strict=True)
     ]
     contrast = Contrast(
-        bundle=config.bundle,
-        data=config.data,
+        bundle=job.bundle,
+        data=job.data,
         method=method.kind,
         groups=sample.n_groups,
         documents=n,
@@ -149,7 +175,7 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
         accuracy=found / rivalled if rivalled else None,
         features=tuple(sorted(features, key=lambda feature: -feature.loss)),
     )
-    with storage.Commit(out) as commit:
+    with storage.Commit(job.out) as commit:
         write_report(commit, contrast, page=page(contrast), picture=_PICTURE, chart=chart(contrast))
         commit.finish({"made_by": made_by})
     report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})

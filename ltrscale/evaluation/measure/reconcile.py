@@ -7,8 +7,8 @@ differ, as a rule for ties matters less where float32 makes none.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,17 +17,9 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.batch import to_offsets
-from ltrscale.bundle import load, reading
-from ltrscale.config import Config
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.scored import committed
-from ltrscale.errors import InputError
+from ltrscale.config import Config, Operational
 from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.parts import look_up
-from ltrscale.evaluation.measure.scored_table import Lists, TableSource, read_lists
+from ltrscale.evaluation.measure.scored_lists import Lists, ListSource
 from ltrscale.evaluation.pages import Findings, bullets, markdown, number, print_report, write_report
 from ltrscale.markdown import code
 from ltrscale.progress import Report, progress
@@ -35,38 +27,19 @@ from ltrscale.ranking.choices import metric_label, named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metrics import Metric
 from ltrscale.ranking.rules import Rules
+from ltrscale.stages.stage import Origin, Stage
 
 _SAME = 1e-12
 """Values of a group that differ by less are equal: rounding."""
 
 
-class BundleSource(Config):
-    """The labelled groups of a split, scored by a bundle."""
+class ReconcileJob(Stage):
+    """Report which rules explain the difference between our figures and those of other programs."""
 
-    kind: Literal["bundle"] = "bundle"
-    bundle: str
-    """The bundle."""
-    split: Split
-    """Its labelled groups are scored. Items are named by their place, as a data set is read without item names."""
-
-
-class ScoresSource(Config):
-    """The labelled groups of a split, with committed scores."""
-
-    kind: Literal["scores"] = "scores"
-    scores: str
-    """Directory of scores that jobs.score made on the split's data set."""
-    split: Split
-    """Its labelled groups are read. Items are named by their place, as a data set is read without item names."""
-
-
-Source = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
-
-
-class ReconcileConfig(Config):
-    """Scores and labels, and the metrics to compare."""
-
-    source: Source
+    stage: ClassVar = "reconcile"
+    out: Operational[str]
+    """Directory of the report."""
+    source: ListSource
     """Where scores and labels are: a `table`, a `bundle` on a split, or committed `scores`."""
     metrics: tuple[str, ...] = Field(("ndcg@5", "ndcg@10", "map", "mrr", "precision@5"), min_length=1)
     """Our metrics by name: ndcg, precision, recall or success with @K, map or mrr."""
@@ -84,6 +57,20 @@ class ReconcileConfig(Config):
             if named(name).kind not in KINDS:
                 raise ValueError(f"{name}: no program's rules are known; take one of {', '.join(KINDS)}")
         return names
+
+    def run(self) -> bool:
+        """Make the report, and print its table."""
+        ran = super().run()
+        print_table(self.out)
+        return ran
+
+    def inputs(self) -> dict[str, str]:
+        """Content of what the source reads."""
+        return self.source.inputs()
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Compare, and commit the report."""
+        reconcile(self, made_by=origin, report=report)
 
 
 class Shown(Config):
@@ -145,31 +132,30 @@ class Reconciliation(Findings):
     metrics: tuple[OfMetric, ...]
 
 
-def reconcile(config: ReconcileConfig, out: str, *, made_by: Mapping[str, Any], report: Report) -> Reconciliation:
+def reconcile(job: ReconcileJob, *, made_by: Origin, report: Report) -> Reconciliation:
     """Compute each metric by our rules and by those of other programs, and commit which rules explain the differences.
 
     The directory holds `report.md`, `metrics.json` and `groups.parquet`, with every value of every group.
 
     Args:
-        config: see `ReconcileConfig`.
-        out: URL of the directory.
+        job: names the directory.
         made_by: origin, recorded in the manifest.
         report: receives our figures and the differences.
 
     Raises:
         InputError: the table, the bundle or the scores cannot be used.
     """
-    lists = _lists(config)
+    lists = job.source.lists()
     columns: dict[str, Tensor] = {}
     found = []
-    with progress("reconcile", len(config.metrics)) as advance:
-        for name in config.metrics:
-            found.append(_of_metric(named(name, threshold=config.relevant_from), lists, config, columns))
+    with progress("reconcile", len(job.metrics)) as advance:
+        for name in job.metrics:
+            found.append(_of_metric(named(name, threshold=job.relevant_from), lists, job, columns))
             advance(1)
     result = Reconciliation(
         groups=len(lists.queries), documents=len(lists.scores_N), tied=_tied(lists), metrics=tuple(found)
     )
-    with storage.Commit(out) as commit:
+    with storage.Commit(job.out) as commit:
         with commit.file(GROUPS) as path:
             values = {name: pa.array(v.numpy(), mask=v.isnan().numpy()) for name, v in columns.items()}
             pq.write_table(
@@ -180,26 +166,6 @@ def reconcile(config: ReconcileConfig, out: str, *, made_by: Mapping[str, Any], 
     for of_metric in result.metrics:
         report({"metric": of_metric.metric, "figure": of_metric.figure})
     return result
-
-
-def _lists(config: ReconcileConfig) -> Lists:
-    source = config.source
-    if isinstance(source, TableSource):
-        return read_lists(source)
-    test = select(source.split, labelled=True)
-    if isinstance(source, BundleSource):
-        url, bundle = source.bundle, load(source.bundle)
-        test, score = reading(test, [bundle]), bundle.scorer(features=test.features)
-    else:
-        url, score = source.scores, look_up(source.scores, committed(source.scores, source.split))
-    parts = list(iterate(test, docs_per_batch=65_536))
-    scores_N = torch.cat([score(part).double() for part in parts])
-    if not torch.isfinite(scores_N).all():
-        raise InputError(f"{url}: gives scores that are not finite; train it again")
-    lengths_Q = torch.cat([part.lengths_Q for part in parts])
-    labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
-    gids = [str(gid) for part in parts if part.ids_Q is not None for gid in part.ids_Q.tolist()]
-    return Lists(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
 
 
 def _tied(lists: Lists) -> int:
@@ -218,14 +184,14 @@ def _mean(values_Q: Tensor) -> float | None:
     return float(known_Q.mean()) if len(known_Q) else None
 
 
-def _of_metric(metric: Metric, lists: Lists, config: ReconcileConfig, columns: dict[str, Tensor]) -> OfMetric:
+def _of_metric(metric: Metric, lists: Lists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
     ours_Q = _values(Rules(), metric, lists)
     columns[metric.name] = ours_Q
     programs = []
     for policy in POLICIES:
-        if policy.kind == metric.kind and policy.program in (config.programs or PROGRAMS):
-            reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q, config.groups_shown)
+        if policy.kind == metric.kind and policy.program in (job.programs or PROGRAMS):
+            reconciled, values_Q = _reconciled(policy, metric, lists, ours_Q, job.groups_shown)
             columns[f"{policy.program} {reconciled.spelled}"] = values_Q
             programs.append(reconciled)
     return OfMetric(

@@ -17,11 +17,11 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving import impressions
 from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
+from ltrscale.evaluation.interleaving.interleave import InterleaveJob
 from ltrscale.evaluation.interleaving.interleave_page import Interleaved, page
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.simulate.clicks import Cascade, PositionBased, User
-from ltrscale.workflows.interleave import InterleaveJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

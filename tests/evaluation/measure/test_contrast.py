@@ -11,9 +11,8 @@ from ltrscale import storage
 from ltrscale.batch import group_index
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.contrast import Contrast, shuffled
+from ltrscale.evaluation.measure.contrast import Contrast, ContrastJob, shuffled
 from ltrscale.training.pretrain import pretrain
-from ltrscale.workflows.stages import ContrastJob
 
 NAMES = {"f_age", "f_pop", "f_place", "c_id", "c_os"}
 

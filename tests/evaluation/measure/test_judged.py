@@ -29,7 +29,7 @@ from ltrscale.workflows.study_grid import StudyConfig
 
 METRICS: list[Metric] = [cls.made(k=k) for cls in members(MetricConfig) for k in (1, 3)]
 METRICS.append(GainNDCGConfig(k=3, gains=(0, 1, 10, 11, 12)))
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def slow(metric: Metric, scores: list[float], own: list[float], judged: list[float]) -> float:

@@ -37,7 +37,7 @@ from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.tree_stages import GBDTJob
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LEAK = "page_seconds"
 HONEST = ["list_price", "margin", "rating", "n_reviews", "text_match", "sales_30d"]
 PERIODS = {"train": ["2026-W01..2026-W02"], "validation": ["2026-W03"], "test": ["2026-W04"]}

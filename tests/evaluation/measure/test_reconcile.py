@@ -18,12 +18,11 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.reconcile import ReconcileConfig, Reconciliation
-from ltrscale.evaluation.measure.scored_table import TableSource, read_lists
+from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation
+from ltrscale.evaluation.measure.scored_lists import TableSource, read_lists
 from ltrscale.ranking.choices import named
 from ltrscale.ranking.libraries import POLICIES, under
 from ltrscale.scoring import ScoreConfig, score
-from ltrscale.workflows.reconcile import ReconcileJob
 
 Rows = list[tuple[str, str, float, float]]  # query, item, label, score
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -187,4 +186,4 @@ def test_a_bundle_committed_scores_and_a_table_of_them_agree(write_dataset: Writ
 
 def test_metrics_without_known_rules_are_refused() -> None:
     with pytest.raises(ValueError, match=r"err@5: no program's rules are known; take one of ndcg, map"):
-        ReconcileConfig.model_validate({"source": {"kind": "table", "path": "x"}, "metrics": ["err@5"]})
+        ReconcileJob.model_validate({"source": {"kind": "table", "path": "x"}, "metrics": ["err@5"]})

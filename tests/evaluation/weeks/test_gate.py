@@ -25,7 +25,7 @@ from ltrscale.evaluation.weeks.gate import CANDIDATE, Bounds, Verdict, judge
 from ltrscale.evaluation.weeks.power import Power, foreseen
 from ltrscale.workflows.gate import GateJob, run_gate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}
 LOOSE: dict[str, Any] = {
     "margin": 0.9,

@@ -1,11 +1,11 @@
-"""Scores and labels from a table of documents: a row has a query, an item, a label and a score.
+"""Scored and labelled lists: from a table of documents, a bundle on a split, or committed scores.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,28 +13,20 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, to_offsets
+from ltrscale.bundle import Scorer, load, reading
 from ltrscale.config import Config
+from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.batches import iterate
+from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError, nearest
-
-
-class TableSource(Config):
-    """A table with a row for each document, in Parquet or CSV; the rows of a query may lie apart."""
-
-    kind: Literal["table"] = "table"
-    path: str
-    """File or URL; a name that ends in .parquet is Parquet, any other CSV with a header, which may be packed (.gz)."""
-    query: str = "query"
-    """Column of the query: the rows with the same value are one group."""
-    item: str = "item"
-    """Column of the item's name, by which trec_eval orders ties; different within a query."""
-    label: str = "label"
-    """Column of the label, 0 or more."""
-    score: str = "score"
-    """Column of the score."""
+from ltrscale.evaluation.measure.parts import look_up
+from ltrscale.stages.inputs import BundleUrl, hashes_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,93 @@ class Lists:
     def group_N(self) -> Tensor:
         """The group of each document."""
         return group_index(self.offsets_Q1)
+
+
+class TableSource(Config):
+    """A table with a row for each document, in Parquet or CSV; the rows of a query may lie apart."""
+
+    kind: Literal["table"] = "table"
+    path: str
+    """File or URL; a name that ends in .parquet is Parquet, any other CSV with a header, which may be packed (.gz)."""
+    query: str = "query"
+    """Column of the query: the rows with the same value are one group."""
+    item: str = "item"
+    """Column of the item's name, by which trec_eval orders ties; different within a query."""
+    label: str = "label"
+    """Column of the label, 0 or more."""
+    score: str = "score"
+    """Column of the score."""
+
+    def inputs(self) -> dict[str, str]:
+        """The fingerprint of the table."""
+        return {self.path: storage.fingerprint(self.path)}
+
+    def lists(self) -> Lists:
+        """The lists of the table, see `read_lists`."""
+        return read_lists(self)
+
+
+class BundleSource(Config):
+    """The labelled groups of a split, scored by a bundle."""
+
+    kind: Literal["bundle"] = "bundle"
+    bundle: BundleUrl
+    """The bundle."""
+    split: Split
+    """Its labelled groups are scored. Items are named by their place, as a data set is read without item names."""
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set and the bundle."""
+        return hashes_of(self)
+
+    def lists(self) -> Lists:
+        """The groups with the scores of the bundle.
+
+        Raises:
+            InputError: the bundle or the data set is missing, they do not fit, or a score is not finite.
+        """
+        bundle = load(self.bundle)
+        test = reading(select(self.split, labelled=True), [bundle])
+        return _scored(test, bundle.scorer(features=test.features), self.bundle)
+
+
+class ScoresSource(Config):
+    """The labelled groups of a split, with committed scores."""
+
+    kind: Literal["scores"] = "scores"
+    scores: str
+    """Directory of scores that jobs.score made on the split's data set."""
+    split: Split
+    """Its labelled groups are read. Items are named by their place, as a data set is read without item names."""
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set and the scores."""
+        return hashes_of(self, self.split.with_scores(self.scores))
+
+    def lists(self) -> Lists:
+        """The groups with their scores.
+
+        Raises:
+            InputError: the scores or the data set are missing, or a group has no scores.
+        """
+        score = look_up(self.scores, committed(self.scores, self.split))
+        return _scored(select(self.split, labelled=True), score, self.scores)
+
+
+ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
+"""Where scored and labelled lists are."""
+
+
+def _scored(test: Selection, score: Scorer, url: str) -> Lists:
+    """The groups of a selection with the scores of the bundle or directory `url`."""
+    parts = list(iterate(test, docs_per_batch=65_536))
+    scores_N = torch.cat([score(part).double() for part in parts])
+    if not torch.isfinite(scores_N).all():
+        raise InputError(f"{url}: gives scores that are not finite; train it again")
+    lengths_Q = torch.cat([part.lengths_Q for part in parts])
+    labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
+    gids = [str(gid) for part in parts if part.ids_Q is not None for gid in part.ids_Q.tolist()]
+    return Lists(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
 
 
 def read_lists(source: TableSource) -> Lists:
@@ -87,7 +166,7 @@ def _read(source: TableSource) -> pa.Table:
     data = storage.read_bytes(source.path)
     try:
         if source.path.endswith(".parquet"):
-            there = pq.read_schema(pa.BufferReader(data)).names
+            names = pq.read_schema(pa.BufferReader(data)).names
         else:
             stream: Any = pa.input_stream(
                 pa.BufferReader(data), compression="gzip" if source.path.endswith(".gz") else None
@@ -95,9 +174,9 @@ def _read(source: TableSource) -> pa.Table:
             # names as text: a query 007 is not 7
             texts = pyarrow.csv.ConvertOptions(column_types={source.query: pa.string(), source.item: pa.string()})
             table = pyarrow.csv.read_csv(stream, convert_options=texts)
-            there = table.column_names
-        if missing := [name for name in columns if name not in there]:
-            near = nearest(missing[0], there)
+            names = table.column_names
+        if missing := [name for name in columns if name not in names]:
+            near = nearest(missing[0], names)
             raise InputError(f"{source.path}: no column {missing[0]!r}; did you mean {near!r}? Set it in source")
         if source.path.endswith(".parquet"):
             table = pq.read_table(pa.BufferReader(data), columns=columns)
@@ -106,7 +185,7 @@ def _read(source: TableSource) -> pa.Table:
     if not len(table):
         raise InputError(f"{source.path}: has no rows; name another file")
     for name in columns[:2]:
-        _check_there(source, table[name].is_null().to_numpy(), name)
+        _check_present(source, table[name].is_null().to_numpy(), name)
     return table
 
 
@@ -115,11 +194,11 @@ def _numbers(table: pa.Table, name: str, source: TableSource) -> np.ndarray[Any,
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
         raise InputError(f"{source.path}: column {name!r} has values that are no numbers ({column.type}); correct them")
     values = column.cast(pa.float64(), safe=False).to_numpy()
-    _check_there(source, ~np.isfinite(values), name)
+    _check_present(source, ~np.isfinite(values), name)
     return np.ascontiguousarray(values)
 
 
-def _check_there(source: TableSource, bad: np.ndarray[Any, Any], name: str) -> None:
+def _check_present(source: TableSource, bad: np.ndarray[Any, Any], name: str) -> None:
     if bad.any():
         raise InputError(
             f"{source.path}: row {int(bad.argmax()) + 1}: {name} is missing or not finite; leave the row out"
