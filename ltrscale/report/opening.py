@@ -12,7 +12,7 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.weeks.decay import Decay, drifted
-from ltrscale.evaluation.weeks.gate import Verdict
+from ltrscale.evaluation.weeks.verdict import Verdict
 from ltrscale.report.document import Command, Text
 from ltrscale.report.sources import Sources
 

@@ -12,7 +12,7 @@ from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
 from ltrscale.evaluation.weeks.decay import Decay, decay_chart, drift_chart, drift_rows, drifted, metric_rows
 from ltrscale.evaluation.weeks.drift import MUCH, SOME
-from ltrscale.evaluation.weeks.gate import Verdict
+from ltrscale.evaluation.weeks.verdict import Verdict
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
 from ltrscale.report.sources import SUMMARY, Sources

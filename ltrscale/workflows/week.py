@@ -27,15 +27,14 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.gate import PRODUCTION, of_drift
+from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.verdict import PRODUCTION, of_drift
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
-from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.next_steps import predict_command, weekly_command
 from ltrscale.workflows.refit import RefitJob
 from ltrscale.workflows.register import RegisterJob

@@ -16,7 +16,7 @@ from ltrscale.data.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.errors import InputError, suggestion
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.gate import Bounds
+from ltrscale.evaluation.weeks.verdict import Bounds
 from ltrscale.serving.features import Format
 from ltrscale.storage import join
 from ltrscale.workflows.methods import MethodName

@@ -9,10 +9,10 @@ import pytest
 
 from ltrscale import config as configs
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
-from ltrscale.workflows.gate import GateJob
 from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig

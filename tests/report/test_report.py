@@ -28,7 +28,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import number, write_report
-from ltrscale.evaluation.weeks.gate import Check, Verdict
+from ltrscale.evaluation.weeks.decay import DriftJob
+from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.markdown import escape
 from ltrscale.report import groups
 from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
@@ -37,7 +38,6 @@ from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
-from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob

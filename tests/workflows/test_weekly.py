@@ -20,7 +20,7 @@ from ltrscale.config import load, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.weeks.gate import Bounds, Verdict
+from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.progress import log
 from ltrscale.workflows import week as steps
 from ltrscale.workflows.first_weekly import weekly_text

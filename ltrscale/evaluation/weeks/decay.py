@@ -7,15 +7,17 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from ltrscale import storage
 from ltrscale.bundle import read_manifest
 from ltrscale.bundle.provenance import Provenance
-from ltrscale.config import Config, validate
+from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.errors import InputError
@@ -23,15 +25,30 @@ from ltrscale.evaluation import charts
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import POSITIONS
-from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number
+from ltrscale.evaluation.pages import (
+    Cells,
+    Findings,
+    against,
+    against_header,
+    bullets,
+    markdown,
+    number,
+    print_report,
+    write_report,
+)
 from ltrscale.evaluation.statistics.summarise import Scope
-from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, PeriodDrift
+from ltrscale.evaluation.weeks.drift import MUCH, SOME, Drift, DriftSettings, PeriodDrift, measure_drift
 from ltrscale.markdown import code, escape
+from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
+from ltrscale.stages.inputs import OutputUrl, hashes_of
+from ltrscale.stages.origins import bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Stage
 
 FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""
 _EXACT, _PERMUTATIONS = 7, 10_000
+_PICTURE = "decay.png"
 _FEATURES_SHOWN = 10
 _NAMED, _DRAWN = 5, 3
 _SINCE = "periods since the end of training"
@@ -79,6 +96,42 @@ class Decay(Findings):
     curves: dict[str, Curve]
     drift: Drift
     foretold: tuple[Foretold, ...]
+
+
+class DriftJob(DriftSettings, Stage):
+    """Report the metrics of an evaluation by period, and the drift of its periods from training."""
+
+    stage: ClassVar = "drift"
+    out: Operational[str]
+    """Directory of the report."""
+    evaluation: OutputUrl
+    """Directory that jobs.evaluate made with `slice_by: [period]`; its splits, bundles and settings are used."""
+
+    def run(self, *, show: bool = True) -> bool:
+        """Make the report, and print its tables if `show` is set."""
+        ran = super().run()
+        if show:
+            print_report(self.out, tables(Decay.read(self.out)))
+        return ran
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the evaluation, its data sets and its bundles."""
+        splits = self._evaluated.splits
+        data = dataset_hashes([splits.train, splits.validation, splits.test])
+        return hashes_of(self) | data | bundle_hashes(self._evaluated.bundles)
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Measure drift, and commit the report."""
+        result = decay(Evaluation.read(self.evaluation), self._evaluated, measure_drift(self._evaluated, self))
+        with storage.Commit(self.out) as commit:
+            text = page(result, picture=_PICTURE, evaluation=self.evaluation)
+            write_report(commit, result, page=text, picture=_PICTURE, chart=chart(result))
+            commit.finish({"made_by": origin})
+
+    @cached_property
+    def _evaluated(self) -> EvaluateConfig:
+        """The config that the evaluation records."""
+        return EvaluateConfig.recorded(self.evaluation)
 
 
 def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay:

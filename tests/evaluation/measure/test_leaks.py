@@ -24,7 +24,8 @@ from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances, leaning, look, questions
-from ltrscale.evaluation.weeks.gate import Bounds, Verdict, check_leaks
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
 from ltrscale.progress import log
 from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
@@ -32,7 +33,6 @@ from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
-from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
 from ltrscale.workflows.tree_stages import GBDTJob

@@ -12,7 +12,7 @@ from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
 from ltrscale.evaluation.weeks.decay import drifted
 from ltrscale.evaluation.weeks.drift import Drift, FeatureDrift, PeriodDrift
-from ltrscale.evaluation.weeks.gate import Check, Verdict
+from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.report.opening import next_step
 
 PRIMARY = "ndcg@5"

@@ -23,10 +23,10 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
+from ltrscale.evaluation.weeks.decay import DriftJob
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.drift import DriftJob
-from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.report import ReportJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

@@ -20,10 +20,9 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import Decay, Foretold, page, rank_correlation, tables, trained_until
+from ltrscale.evaluation.weeks.decay import Decay, DriftJob, Foretold, page, rank_correlation, tables, trained_until
 from ltrscale.evaluation.weeks.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.histograms import Codes, Numbers, psi
-from ltrscale.workflows.drift import DriftJob
 
 FEATURES = [Feature(name="x"), Feature(name="steps"), Feature(name="never"), Feature(name="c", kind="categorical")]
 WEIGHTS = [1.0, -0.5, 0.0, 0.0]

@@ -21,9 +21,9 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 from ltrscale.evaluation.weeks.decay import Decay
-from ltrscale.evaluation.weeks.gate import CANDIDATE, Bounds, Verdict, judge
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
 from ltrscale.evaluation.weeks.power import Power, foreseen
-from ltrscale.workflows.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.verdict import CANDIDATE, Bounds, Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[3]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}
