@@ -8,7 +8,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import ContrastJob
+from ltrscale.evaluation.measure.contrast import ContrastJob
 
 COMMAND = Command("contrast", ContrastJob, ContrastJob.run, __doc__)
 

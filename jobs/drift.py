@@ -8,7 +8,7 @@ After the example of `python -m jobs.evaluate --help` with `--set 'evaluate.slic
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.drift import DriftJob
+from ltrscale.evaluation.weeks.decay import DriftJob
 
 COMMAND = Command("drift", DriftJob, DriftJob.run, __doc__)
 

@@ -18,7 +18,7 @@ docs/methods.md has the language of conditions and all columns.
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import EvaluateJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 
 COMMAND = Command(
     "evaluate",

@@ -25,7 +25,7 @@ The same command with --plan says, before a candidate is trained, how many group
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
 
 COMMAND = Command(
     "gate",

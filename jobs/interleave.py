@@ -9,7 +9,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.interleave import InterleaveJob
+from ltrscale.evaluation.interleaving.interleave import InterleaveJob
 
 COMMAND = Command(
     "interleave",

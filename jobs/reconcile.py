@@ -14,7 +14,7 @@ committed scores, or from a Parquet or CSV table of query, item, label and score
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.reconcile import ReconcileJob
+from ltrscale.evaluation.measure.reconcile import ReconcileJob
 
 COMMAND = Command(
     "reconcile",

@@ -22,7 +22,8 @@ from ltrscale.data.dataset.manifest import DataFile, Feature, Manifest, open_dat
 from ltrscale.data.dataset.scores import PeriodScores, Scored, ScoreFile, file_name, period_url, write_file
 from ltrscale.data.dataset.writer import DatasetWriter, to_lists
 from ltrscale.devices import cpu_seconds
-from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 
 GROUPS = 200_000
 _BLOCK = 1 << 11

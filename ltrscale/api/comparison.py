@@ -8,9 +8,9 @@ from ltrscale.api import frames
 from ltrscale.api.estimator import Ranker, Settings
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.report import Evaluation
-from ltrscale.workflows.stages import EvaluateJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 
 
 def compare(

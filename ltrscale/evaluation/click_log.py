@@ -21,7 +21,7 @@ from ltrscale.data.ids import hash_ids
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import CutOff
+from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.progress import progress
 
 NEEDED = {

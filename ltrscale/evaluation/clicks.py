@@ -42,8 +42,8 @@ from ltrscale.evaluation.clicks_page import (
     Trust,
     UnderstoodLog,
 )
-from ltrscale.evaluation.evaluate import CutOff
-from ltrscale.evaluation.lift import Difference
+from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.statistics.lift import Difference
 from ltrscale.progress import log
 from ltrscale.ranking.choices import named
 

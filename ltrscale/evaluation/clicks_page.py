@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.lift import Difference
 from ltrscale.evaluation.pages import Findings, bullets, markdown, number
+from ltrscale.evaluation.statistics.lift import Difference
 from ltrscale.markdown import code
 
 PICTURE = "clicks.png"

@@ -10,8 +10,8 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.statistics.summarise import PATTERNS, Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
 

@@ -27,12 +27,13 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
-from ltrscale.evaluation.agreement import AgreementConfig, agree
-from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
-from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.group_file import GROUPS
+from ltrscale.evaluation.measure.agreement import AgreementConfig, agree
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.experiments.methods import MethodName
+from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig
@@ -49,7 +50,7 @@ from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 

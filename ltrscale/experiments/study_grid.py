@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, digest, result_of
 from ltrscale.data.dataset.split import Split, SplitsWithTest
-from ltrscale.evaluation.evaluate import EvaluateSettings
-from ltrscale.evaluation.study import About
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.studies.study import About
 from ltrscale.experiments.methods import (
     CombinedMethod,
     EnsembleMethod,

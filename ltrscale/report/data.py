@@ -7,7 +7,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.outliers import BINS, histograms
+from ltrscale.evaluation.measure.outliers import BINS, histograms
 from ltrscale.report.document import Block, Chart, Charts, Table, Text
 from ltrscale.report.sources import Sources
 

@@ -8,7 +8,7 @@ from typing import Any
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.leaks import importances
+from ltrscale.evaluation.measure.leaks import importances
 from ltrscale.report.document import Block, Chart, Charts, LeftOut, Table, Text
 from ltrscale.report.results import study_costs
 from ltrscale.report.sources import Sources, minutes, pretrained_for, records

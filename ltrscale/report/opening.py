@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ltrscale.errors import InputError
-from ltrscale.evaluation.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.decay import Decay, drifted
-from ltrscale.evaluation.gate import Verdict
-from ltrscale.evaluation.opening import best_of, is_shown, opening, rival_of
-from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.shown import AS_SHOWN
+from ltrscale.evaluation.measure.opening import best_of, is_shown, opening, rival_of
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.weeks.decay import Decay, drifted
+from ltrscale.evaluation.weeks.verdict import Verdict
 from ltrscale.report.document import Command, Text
 from ltrscale.report.sources import Sources
 

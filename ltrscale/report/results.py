@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
-from ltrscale.evaluation.decay import Decay, decay_chart, drift_chart, drift_rows, drifted, metric_rows
-from ltrscale.evaluation.drift import MUCH, SOME
-from ltrscale.evaluation.gate import Verdict
-from ltrscale.evaluation.opening import FEW
+from ltrscale.evaluation.measure.opening import FEW
+from ltrscale.evaluation.measure.report import Evaluation, leaderboard, leaders_chart, slice_rows
+from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
-from ltrscale.evaluation.report import Evaluation, leaderboard, leaders_chart, slice_rows
-from ltrscale.evaluation.slices import ALL
-from ltrscale.evaluation.study import Study
-from ltrscale.evaluation.study_page import cost_rows, curves_chart, differences_chart, sentences
+from ltrscale.evaluation.studies.study import Study
+from ltrscale.evaluation.studies.study_page import cost_rows, curves_chart, differences_chart, sentences
+from ltrscale.evaluation.weeks.decay import Decay, decay_chart, drift_chart, drift_rows, drifted, metric_rows
+from ltrscale.evaluation.weeks.drift import MUCH, SOME
+from ltrscale.evaluation.weeks.verdict import Verdict
 from ltrscale.ranking.choices import metric_label
 from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
 from ltrscale.report.sources import SUMMARY, Sources

@@ -20,12 +20,13 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.leaks import leaning
-from ltrscale.evaluation.report import Evaluation, MethodResult
-from ltrscale.evaluation.shown import AS_SHOWN
-from ltrscale.evaluation.slices import ALL
 from ltrscale.ingest.leaks import look, questions
+from ltrscale.evaluation.measure.leaks import leaning, look, questions
+from ltrscale.evaluation.measure.report import Evaluation, MethodResult
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.shown import AS_SHOWN
+from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.ranking.alone import Alone
 
 SUMMARY = "summary"

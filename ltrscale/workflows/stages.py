@@ -6,21 +6,15 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.parts import run_with_ray
-from ltrscale.engine import ray_cluster
-from ltrscale.evaluation import contrast as contrasts
-from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
-from ltrscale.evaluation.judged import judged_split
-from ltrscale.evaluation.report import print_table
+from ltrscale.evaluation.measure.leaks import look, of_queries, questions
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
+from ltrscale.stages.origins import bundle_hashes, dataset_hashes
 from ltrscale.stages.stage import LabelledStage, Origin, Stage
 from ltrscale.training import resumption
 from ltrscale.training.combine import CombineConfig, combine
@@ -158,77 +152,3 @@ class ScoreJob(ScoreConfig, Stage):
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Score the remaining periods, and commit each."""
         score(self, self.out, report=report)
-
-
-class EvaluateJob(Stage):
-    """Evaluate bundles on the test split, with slices and significance."""
-
-    stage: ClassVar = "evaluate"
-    out: Operational[str]
-    """Directory of the report."""
-    evaluate: EvaluateConfig
-    ray: Operational[bool] = False
-    """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""
-
-    def run(self, *, show: bool = True) -> bool:
-        """Evaluate, and print the table if `show` is set."""
-        ran = super().run()
-        if show:
-            print_table(self.out)
-        return ran
-
-    def check(self) -> None:
-        """Refuse splits that overlap, and bundles that have seen test periods."""
-        config = self.evaluate
-        check_disjoint(config.splits)
-        for url in [*config.bundles, *(url for split in config.scored for url in scored_by(split))]:
-            check_unseen(url, config.splits.test)
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data sets, the scores and the bundles."""
-        config = self.evaluate
-        judged = [] if config.judged is None else [judged_split(config.judged, config.splits.test)]
-        splits = [config.splits.validation, config.splits.test, *config.scored, *judged]
-        looked_at = [] if config.propensities is None else [config.propensities.clicks]
-        return dataset_hashes(splits) | bundle_hashes(config.bundles) | {url: content_of(url) for url in looked_at}
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Evaluate, and commit the report."""
-        if not self.ray:
-            evaluate(self.evaluate, self.out, made_by=origin, report=report)
-            return
-        with ray_cluster(1):
-            evaluate(self.evaluate, self.out, made_by=origin, report=report, run=run_with_ray, threads=1)
-
-
-class ContrastJob(contrasts.ContrastConfig, Stage):
-    """Report which features solve the contrast of a pretrained bundle."""
-
-    stage: ClassVar = "contrast"
-    out: Operational[str]
-    """Directory of the report."""
-
-    def run(self) -> bool:
-        """Make the report, and print its first rows."""
-        ran = super().run()
-        contrasts.print_table(self.out)
-        return ran
-
-    def splits_read(self) -> list[Split]:
-        """The documents."""
-        return [self._documents]
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data set and the bundle."""
-        return dataset_hashes([self._documents]) | bundle_hashes([self.bundle])
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Measure, and commit the report."""
-        contrasts.contrast(self._settings(), self.out, made_by=origin, report=report)
-
-    def _settings(self) -> contrasts.ContrastConfig:
-        return contrasts.ContrastConfig.model_validate(self.model_dump(exclude={"out"}))
-
-    @property
-    def _documents(self) -> Split:
-        return Split(data=(self.data,), periods=self.periods)

@@ -19,7 +19,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import read_log
 from ltrscale.evaluation.clicks import ClicksConfig, understand
 from ltrscale.evaluation.clicks_page import UnderstoodLog, page, tables
-from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
+from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.workflows.clicks import ClicksJob
 
 NAN = math.nan

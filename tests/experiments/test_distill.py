@@ -20,13 +20,14 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.crossed import Floats
-from ltrscale.evaluation.distillation import Distillation
-from ltrscale.evaluation.report import Evaluation
 from ltrscale.experiments.distill import DistillJob, run_distill
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.statistics.crossed import Floats
+from ltrscale.evaluation.studies.distillation import Distillation
 from ltrscale.serving import export
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

@@ -23,8 +23,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.refit import RefitJob, _Learned
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.training import validation
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}

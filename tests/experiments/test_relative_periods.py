@@ -16,11 +16,12 @@ from ltrscale.data.dataset.periods import resolve, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.progress import Report
 from ltrscale.stages.stage import Origin
-from ltrscale.workflows.stages import EvaluateJob, ScoreJob
+from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 5)]

@@ -11,11 +11,11 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.evaluation.leaks import importances
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.stack import StackJob, run_stack
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.leaks import importances
 from ltrscale.stages.origins import check_unseen
-from ltrscale.workflows.stages import EvaluateJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}

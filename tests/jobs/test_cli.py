@@ -19,10 +19,12 @@ from ltrscale.tuning.tune import TuneJob
 from ltrscale.derive.matching.match import MatchJob
 from ltrscale.derive.relabelling.relabel import RelabelJob
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.gate import GateJob
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,13 +22,15 @@ from headless import opened
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.gate import Check, Verdict
-from ltrscale.evaluation.opening import best_of, opening
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.opening import best_of, opening
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import number, write_report
-from ltrscale.evaluation.report import Evaluation
-from ltrscale.evaluation.slices import ALL
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.evaluation.weeks.decay import DriftJob
+from ltrscale.evaluation.weeks.verdict import Check, Verdict
 from ltrscale.markdown import escape
 from ltrscale.report import groups
 from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
@@ -37,9 +39,9 @@ from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
-from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob
+from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.agreement import kendall_tau
+from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.trees.configs import TreesStudent
 from ltrscale.trees.gbdt import train_gbdt

@@ -20,8 +20,9 @@ from ltrscale import experiments, tuning, workflows
 from ltrscale.config import is_made_by, made_by, validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.stages.stage import Stage
-from ltrscale.workflows.stages import EvaluateJob, ScoreJob
+from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
 _SPLIT = r"(\.(data|periods|scores|leave_out|label.*|relevant_groups|fold.*))?"
@@ -74,11 +75,10 @@ NEED_OTHERS = {
 
 def stages(of: type[Stage] = Stage) -> Iterator[type[Stage]]:
     """All stages of the package."""
-    for room in (experiments, tuning, workflows):
-        for module in pkgutil.iter_modules(room.__path__):
-            importlib.import_module(f"{room.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(ltrscale.__path__, "ltrscale."):
+        importlib.import_module(module.name)
     for stage in of.__subclasses__():
-        if stage.__module__.startswith(ltrscale.__name__) and not inspect.isabstract(stage):
+        if stage.__module__.startswith("ltrscale.") and not inspect.isabstract(stage):
             yield stage
         yield from stages(stage)
 

@@ -1,0 +1,35 @@
+"""What a candidate leans on, and the gate's check that no feature that may be a leak is among it.
+
+`ltrscale.ingest.leaks` finds such features and asks of them; `bounds.expected` has the answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ltrscale import boosters
+from ltrscale.bundle import Bundle
+from ltrscale.ingest.leaks import ASK, questions
+from ltrscale.ranking.alone import Alone
+from ltrscale.storage import join
+
+
+def importances(bundle: Bundle) -> dict[str, float] | None:
+    """The importance of each column that trees see, the highest first; None for a network."""
+    if bundle.trees is None:
+        return None
+    every = tuple(feature.name for feature in bundle.features)
+    seen = every if bundle.trees.sees is None else bundle.trees.sees  # a stack may see none
+    names = [*seen, *(f"component {i}" for i in range(bundle.trees.projection)), *bundle.trees.members]
+    models = {join(bundle.url, name): content for name, content in bundle.contents.items()}
+    shares = boosters.importances(bundle.trees.library, models, len(names))
+    return dict(sorted(zip(names, shares.tolist(), strict=True), key=lambda pair: -pair[1]))
+
+
+def leaning(bundle: Bundle) -> Mapping[str, float | None]:
+    """The features that a ranker leans on, with their importance to plain trees.
+
+    A network, or trees that see components or other rankers' scores, lean on every feature that they read.
+    """
+    every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
+    if bundle.trees is None or bundle.trees.projection or bundle.trees.members:
+        return every
+    return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}

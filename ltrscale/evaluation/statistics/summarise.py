@@ -1,0 +1,377 @@
+"""From the metrics of every group and trial to means, intervals and comparisons: is one method better than another?
+
+Trials with the same labels enter with each group's mean, so several seeds count as one draw of labels. Between methods
+of one draw each, the query group is the unit: a result holds for other queries, not for other labels. Both resamplings
+draw the same groups or signs for all columns, which keeps methods and metrics paired. Several draws of labels are a
+second sample, crossed with the groups: see `crossed`. Of very many groups only sums over blocks are known, and a block
+is then what is resampled: see `blocks`.
+
+Shapes: Q groups, B blocks of groups, t trials of one method, T draws of labels, K methods, M metrics or columns
+(methods, metrics), S resamples. NaN marks a group that a metric leaves undefined.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ltrscale.config import Config
+from ltrscale.evaluation.statistics.blocks import Blocks
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, Floats, crossed_means, looks_skewed
+
+_DRAWS = 1 << 22
+"""Random signs that are drawn at once."""
+_RESAMPLED = 1 << 18
+"""Blocks that are drawn at once: their counts then stay in the cache."""
+_INTERVAL = (0.025, 0.975)
+PATTERNS = 40
+"""The fewest random sign patterns for each comparison that Holm adjusts with others: p may fall to a fortieth then."""
+
+
+def bootstrap_means(sums_BM: Floats, defined_BM: Floats, *, samples: int, seed: int) -> Floats:
+    """Means of each column over bootstrap resamples of the blocks, shape [S, M] (Efron 1979).
+
+    Each resample draws B of the B blocks with replacement, and divides the sum of their values by the number of groups
+    that define them; it is NaN if there are none. Percentiles of column differences give paired intervals; with fewer
+    than about 30 groups these are too narrow.
+
+    Args:
+        sums_BM: sum over the groups of a block.
+        defined_BM: groups of the block that the sum is over.
+        samples: number of resamples.
+        seed: of the resampling.
+
+    Example:
+        >>> means_SM = bootstrap_means(np.array([[0.0], [1.0]]), np.ones((2, 1)), samples=1000, seed=0)
+        >>> sorted(set(means_SM[:, 0].tolist()))
+        [0.0, 0.5, 1.0]
+    """
+    rng, (b, m) = np.random.default_rng(seed), sums_BM.shape
+    if b == 0:
+        return np.full((samples, m), np.nan)
+    columns_B2M = np.concatenate([sums_BM, defined_BM], axis=1)
+    sums_S2M = np.zeros((samples, 2 * m))
+    for first, last in _parts(samples, b, _RESAMPLED):
+        draws_SB = rng.integers(0, b, size=(last - first, b))
+        draws_SB += np.arange(last - first)[:, None] * b  # separate ranges, so that one bincount counts all resamples
+        times_SB = np.bincount(draws_SB.ravel(), minlength=draws_SB.size).reshape(draws_SB.shape)
+        sums_S2M[first:last] = times_SB.astype(np.float64) @ columns_B2M
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums_S2M[:, :m] / sums_S2M[:, m:])
+
+
+def sign_flip_p(differences_QM: Floats, *, samples: int, seed: int) -> Floats:
+    """Two-sided p value of each column's mean difference by the paired randomisation test, shape [M] (Fisher 1935).
+
+    If two methods are equally good, the sign of each group's difference is a coin toss. So p is the share of random
+    sign patterns whose mean is at least as far from 0; the observed pattern counts as one of them, so that p is never
+    0. Columns without a difference, or without a group, have p = 1.
+
+    Example:
+        >>> p_M = sign_flip_p(np.array([[1.0, 1.0], [1.0, -1.0], [1.0, 1.0], [1.0, -1.0]]), samples=10_000, seed=0)
+        >>> [round(float(p), 2) for p in p_M]  # 2 of the 16 patterns are as far out as the first column
+        [0.12, 1.0]
+    """
+    rng, (q, m) = np.random.default_rng(seed), differences_QM.shape
+    filled_QM = np.nan_to_num(differences_QM, nan=0.0)
+    total_M = filled_QM.sum(axis=0)
+    limit_M = np.abs(total_M) * (1 - 1e-9)  # equal sums differ by rounding
+    as_far_M = np.ones(m)
+    for first, last in _parts(samples, q, _DRAWS):
+        kept_SQ = rng.integers(0, 2, size=(last - first, q), dtype=np.int8).astype(np.float64)
+        # the sum with random signs is that of the kept groups minus that of the others: twice the first minus all
+        as_far_M += (np.abs(2 * kept_SQ @ filled_QM - total_M) >= limit_M).sum(axis=0)
+    return np.asarray(as_far_M / (samples + 1))
+
+
+def holm(p_M: Floats) -> Floats:
+    """P values adjusted for testing several methods (Holm 1979), shape [M].
+
+    Example:
+        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+        [0.03, 0.06, 0.06]
+    """
+    order_M = np.argsort(p_M, kind="stable")
+    factors_M = np.arange(len(p_M), 0, -1)
+    adjusted_M = np.empty_like(p_M)
+    adjusted_M[order_M] = np.minimum(np.maximum.accumulate(p_M[order_M] * factors_M), 1.0)
+    return adjusted_M
+
+
+def _parts(samples: int, groups: int, draws: int) -> Iterator[tuple[int, int]]:
+    """Cut the resamples into parts that draw about so many groups each, which bounds memory."""
+    size = max(1, draws // max(groups, 1))
+    for first in range(0, samples, size):
+        yield first, min(first + size, samples)
+
+
+class Summary(Config):
+    """A metric of one method over query groups; None where no group defines it."""
+
+    mean: float | None
+    """Mean over the groups where the metric is defined, and over trials."""
+    low: float | None
+    """Lower end of the 95% interval of the mean: over groups by the bootstrap, or over several draws too."""
+    high: float | None
+    """Upper end."""
+    trials: tuple[float | None, ...]
+    """The mean of each trial."""
+    std_error: float | None
+    """Standard error of the mean over trials; None with one trial."""
+    groups: int
+    """Groups where the metric is defined."""
+    undefined: int
+    """Groups without a relevant document, where it is undefined."""
+    as_zero: float | None
+    """The mean with undefined values counted as 0."""
+    as_one: float | None
+    """The mean with undefined values counted as 1."""
+    draws: int = 1
+    """Different labels among the trials; with several the interval is over groups and draws."""
+
+
+class Comparison(Config):
+    """A method against the baseline, on the groups where both are defined; positive differences favour the method."""
+
+    difference: float
+    low: float | None
+    """Lower end of the 95% interval of the difference; None, as is all below, if the draws are too few to judge."""
+    high: float | None
+    """Upper end."""
+    p: float | None
+    """Two-sided p value: of the sign-flip test for one draw, of the crossed t test for several."""
+    p_holm: float | None
+    """The p value, adjusted by Holm for the number of compared methods; in a slice, for that of the slices too."""
+    draws: int = 1
+    """Draws of labels that the methods share; a method with one draw is compared with each of the other's."""
+    detectable: float | None = None
+    """The smallest difference that the design would have seen (two-sided 5%, power 80%)."""
+    skewed: bool = False
+    """Whether the differences of several draws look skewed, so that intervals may cover less than they say."""
+
+
+class Scope(Config):
+    """Results on some of the groups, by metric."""
+
+    summaries: dict[str, Summary]
+    comparisons: dict[str, Comparison]
+    """Comparisons with the baseline; none for the baseline itself, nor for a metric that no group defines."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A method's blocks by draw of labels, each the mean over the trials of that draw."""
+
+    draws: tuple[str | None, ...]
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, blocks: Blocks, labels_t: Sequence[str | None]) -> Self:
+        """Trials with equal labels are one draw."""
+        draws = tuple(dict.fromkeys(labels_t))
+        of_draws = ([i for i, labels in enumerate(labels_t) if labels == draw] for draw in draws)
+        sums_BTM = np.stack([blocks.sums_BTM[:, trials].mean(axis=1) for trials in of_draws], axis=1)
+        return cls(draws, replace(blocks, sums_BTM=sums_BTM))
+
+    def minus(self, other: Self) -> tuple[Blocks, int]:
+        """Differences by shared draw, and their number; one draw is compared with each of the other's.
+
+        Two methods without a shared draw have only the difference of their means, with T = 1.
+        """
+        one_BTM, other_BTM = self.blocks.sums_BTM, other.blocks.sums_BTM
+        shared = [draw for draw in self.draws if draw in other.draws]
+        if 1 in (len(self.draws), len(other.draws)):
+            n = max(len(self.draws), len(other.draws))
+        elif not shared:
+            one_BTM, other_BTM, n = one_BTM.mean(axis=1, keepdims=True), other_BTM.mean(axis=1, keepdims=True), 0
+        else:
+            one_BTM, other_BTM = (x.blocks.sums_BTM[:, [x.draws.index(draw) for draw in shared]] for x in (self, other))
+            n = len(shared)
+        return replace(self.blocks, sums_BTM=one_BTM - other_BTM), n
+
+
+def scopes(
+    blocks_K: Sequence[Blocks],
+    metrics: Sequence[str],
+    *,
+    baseline: int | None,
+    samples: int,
+    seed: int,
+    labels_K: Sequence[Sequence[str | None]] | None = None,
+    folds_Q: NDArray[np.int64] | None = None,
+    together: int | None = None,
+) -> list[Scope]:
+    """Summaries of each method over the given groups, and comparisons with the baseline.
+
+    Args:
+        blocks_K: for each method the metrics of every trial, summed over the same blocks of groups; methods may differ
+            in the number of trials.
+        metrics: names of the M metrics.
+        baseline: index of the method to compare the others with, or None.
+        samples: bootstrap resamples, and the fewest random sign patterns of the test.
+        seed: of the resampling.
+        labels_K: for each method the identity of the labels of every trial; None if all have the same.
+        folds_Q: fold of each group, if each fold has its own draws and each group is a block; None for one fold.
+        together: comparisons of a metric that p is adjusted for, each of which asks for 40 sign patterns: p of one is
+            at least 1 / (patterns + 1), and Holm multiplies it by their number. None for those of this call.
+
+    Example:
+        >>> methods = [Blocks.of(np.zeros((9, 1, 1))), Blocks.of(np.ones((9, 2, 1)))]
+        >>> worse, better = scopes(methods, ["map"], baseline=0, samples=99, seed=0)
+        >>> better.summaries["map"].mean, better.comparisons["map"].difference
+        (1.0, 1.0)
+    """
+    labels_K = labels_K or [[None] * blocks.sums_BTM.shape[1] for blocks in blocks_K]
+    drawn_K = [_Drawn.of(*of_method) for of_method in zip(blocks_K, labels_K, strict=True)]
+    means_K = _resampled(drawn_K, samples, seed)
+    comparisons: list[dict[str, Comparison]] = [{} for _ in blocks_K]
+    if baseline is not None:
+        base, compared = drawn_K[baseline], len(drawn_K) - 1 if together is None else together
+        patterns = max(samples, PATTERNS * compared - 1)
+        verdicts = {
+            k: _verdict(*drawn_K[k].minus(base), _minus(means_K[k], means_K[baseline]), patterns, seed, folds_Q)
+            for k in range(len(drawn_K))
+            if k != baseline
+        }
+        for k, of_method in _comparisons(verdicts, metrics).items():
+            comparisons[k] = of_method
+    found = []
+    for blocks, drawn, means_SM, of_method in zip(blocks_K, drawn_K, means_K, comparisons, strict=True):
+        crossed = crossed_means(drawn.blocks.values_BTM(), folds_Q)
+        ends_2M = _ends(means_SM) if means_SM is not None else crossed.interval()
+        summaries = {
+            metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
+            for j, metric in enumerate(metrics)
+        }
+        found.append(Scope(summaries=summaries, comparisons=of_method))
+    return found
+
+
+def judged_together(found: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scope]]:
+    """The scopes of several slices, by method, with Holm's correction over slices and methods for each metric."""
+    by_metric: dict[str, dict[tuple[str, int], float]] = {}
+    for name, of_slice in found.items():
+        for k, scope in enumerate(of_slice):
+            for metric, comparison in scope.comparisons.items():
+                if comparison.p is not None:
+                    by_metric.setdefault(metric, {})[name, k] = comparison.p
+    holms = {
+        metric: dict(zip(p, holm(np.array(list(p.values()))).tolist(), strict=True)) for metric, p in by_metric.items()
+    }
+
+    def judged(name: str, k: int, scope: Scope) -> Scope:
+        comparisons = {
+            metric: comparison.replace(p_holm=holms.get(metric, {}).get((name, k)))
+            for metric, comparison in scope.comparisons.items()
+        }
+        return scope.replace(comparisons=comparisons)
+
+    return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in found.items()}
+
+
+def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Floats | None]:
+    """Bootstrap means [S, M] of the methods of one draw, all from the same resamples; None for the others."""
+    single = [drawn.blocks for drawn in drawn_K if len(drawn.draws) == 1]
+    if not single:
+        return [None] * len(drawn_K)
+    sums_BM = np.concatenate([blocks.sums_BTM[:, 0] for blocks in single], axis=1)
+    defined_BM = np.concatenate([blocks.defined_BM for blocks in single], axis=1)
+    means_SM = bootstrap_means(sums_BM, defined_BM, samples=samples, seed=seed)
+    parts = iter(np.split(means_SM, len(single), axis=1))
+    return [next(parts) if len(drawn.draws) == 1 else None for drawn in drawn_K]
+
+
+def _minus(one: Floats | None, other: Floats | None) -> Floats | None:
+    return None if one is None or other is None else one - other
+
+
+def _ends(means_SM: Floats) -> tuple[Floats, Floats]:
+    """Ends of the bootstrap intervals; NaN for a column that no group defines."""
+    low_M, high_M = np.full((2, means_SM.shape[1]), math.nan)
+    for m in np.flatnonzero(~np.isnan(means_SM).all(axis=0)):
+        low_M[m], high_M[m] = np.nanquantile(means_SM[:, m], _INTERVAL)
+    return low_M, high_M
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """The differences of one method from the baseline, by metric; NaN where nothing can be said."""
+
+    difference_M: Floats
+    low_M: Floats
+    high_M: Floats
+    p_M: Floats
+    detectable_M: Floats
+    skewed_M: NDArray[np.bool_]
+    draws: int
+
+
+def _verdict(
+    differences: Blocks,
+    draws: int,
+    resampled_SM: Floats | None,
+    patterns: int,
+    seed: int,
+    folds_Q: NDArray[np.int64] | None,
+) -> _Verdict:
+    """Interval and test of paired differences, by resampling if neither method has several draws."""
+    values_BTM = differences.values_BTM()
+    means, skewed_M = crossed_means(values_BTM, folds_Q), looks_skewed(values_BTM, folds_Q)
+    if resampled_SM is not None:
+        p_M = sign_flip_p(differences.sums_BTM[:, 0], samples=patterns, seed=seed)
+        return _Verdict(means.mean_M, *_ends(resampled_SM), p_M, means.detectable(), skewed_M, draws)
+    if draws < FEWEST_DRAWS:
+        unknown_M = np.full_like(means.mean_M, math.nan)
+        return _Verdict(means.mean_M, unknown_M, unknown_M, unknown_M, unknown_M, skewed_M, draws)
+    return _Verdict(means.mean_M, *means.interval(), means.p(), means.detectable(), skewed_M, draws)
+
+
+def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
+    """Comparisons by method, for each metric that at least one group defines."""
+    found: dict[int, dict[str, Comparison]] = {k: {} for k in verdicts}
+    for j, metric in enumerate(metrics):
+        tested = [k for k, verdict in verdicts.items() if not math.isnan(verdict.p_M[j])]
+        adjusted = dict(zip(tested, holm(np.array([verdicts[k].p_M[j] for k in tested])), strict=True))
+        for k, verdict in verdicts.items():
+            if math.isnan(verdict.difference_M[j]):
+                continue
+            found[k][metric] = Comparison(
+                difference=verdict.difference_M[j],
+                low=_known(verdict.low_M[j]),
+                high=_known(verdict.high_M[j]),
+                p=_known(verdict.p_M[j]),
+                p_holm=_known(adjusted.get(k, math.nan)),
+                draws=verdict.draws,
+                detectable=_known(verdict.detectable_M[j]),
+                skewed=bool(verdict.skewed_M[j]),
+            )
+    return found
+
+
+def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> Summary:
+    """Metric j of one method."""
+    defined_B = blocks.defined_BM[:, j]
+    n = float(defined_B.sum())
+    undefined = blocks.groups - int(n)
+    total_t = blocks.sums_BTM[:, :, j][defined_B > 0].sum(axis=0)
+    trials = [total / n if n else math.nan for total in total_t.tolist()]
+    mean = float(np.mean(trials))
+    return Summary(
+        mean=_known(mean),
+        low=_known(ends[0]),
+        high=_known(ends[1]),
+        trials=tuple(map(_known, trials)),
+        std_error=_known(np.std(trials, ddof=1) / math.sqrt(len(trials))) if len(trials) > 1 else None,
+        groups=int(n),
+        undefined=undefined,
+        as_zero=_known(float(np.mean(total_t)) / (n + undefined)) if n + undefined else None,
+        as_one=_known((float(np.mean(total_t)) + undefined) / (n + undefined)) if n + undefined else None,
+        draws=draws,
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
