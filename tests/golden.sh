@@ -49,6 +49,5 @@ job study --config configs/study-mq2008.yaml grid="[{labelled: [24, 118], draws:
 #: news
 job prepare --config configs/prepare-news-sample.yaml
 job init ../shared/data/news/sample out=runs/first
-job relabel data=runs/data/news-sample out=runs/binary relabel.steps="[{kind: shuffle_groups, seed: 1}]"
 #: text
 job pipeline --config configs/sun23.yaml

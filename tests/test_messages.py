@@ -18,12 +18,11 @@ from ltrscale import config as configs
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
-from ltrscale.workflows.stages import EvaluateJob, PretrainJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.workflows.stages import PrepareJob, PretrainJob
+from ltrscale.workflows.stages import PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]

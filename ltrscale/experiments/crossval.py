@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
-from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on, run_pipeline
 from ltrscale.evaluation.studies.folds import print_crossval, summarise_folds
+from ltrscale.experiments.pipeline import PipelineConfig, evaluation_on, run_pipeline
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import OutputUrl

@@ -32,8 +32,8 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
-from ltrscale.experiments.methods import MethodName
 from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
+from ltrscale.experiments.methods import MethodName
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig

@@ -23,6 +23,9 @@ from ltrscale.derive.matching.match import MatchConfig, MatchJob
 from ltrscale.derive.relabelling.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
+from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.experiments.methods import FeatureMethod, Method, MethodName, ReadingMethod, check_methods
 from ltrscale.experiments.next_steps import command, predict_command, rank_command, weekly_command
 from ltrscale.experiments.presets import for_all
@@ -30,9 +33,6 @@ from ltrscale.experiments.refit import RefitJob, RefitSettings, is_refittable
 from ltrscale.experiments.trial import Trial
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
-from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import log
@@ -40,8 +40,6 @@ from ltrscale.simulate.synthetic import SyntheticLogConfig
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.training.presets import Preset
-from ltrscale.workflows.stages import EvaluateJob
-from ltrscale.workflows.stages import PrepareJob, RelabelJob
 
 
 class LearnFrom(Config):

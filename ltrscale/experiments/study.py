@@ -21,11 +21,11 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
+from ltrscale.evaluation.studies.study import Cost, Design, Model
+from ltrscale.evaluation.studies.study_page import print_study
 from ltrscale.experiments.methods import built_on
 from ltrscale.experiments.study_grid import StudyConfig, about, cells_of, encoder_of, shared_encoders
 from ltrscale.experiments.study_models import Spent, Summarised, Summary, Work
-from ltrscale.evaluation.studies.study import Cost, Design, Model
-from ltrscale.evaluation.studies.study_page import print_study
 from ltrscale.progress import log, progress
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.tasks import Costs, Task, run_all

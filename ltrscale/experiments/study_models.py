@@ -12,15 +12,15 @@ from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Dataset, one_view
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods import GBDTMethod, Method, SemiMethod, StackMethod
-from ltrscale.experiments.study_grid import MOST_DRAWS, Cell, StudyConfig, shared_encoders
-from ltrscale.experiments.trial import Trial
 from ltrscale.evaluation.measure.metrics import metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study
+from ltrscale.experiments.methods import GBDTMethod, Method, SemiMethod, StackMethod
+from ltrscale.experiments.study_grid import MOST_DRAWS, Cell, StudyConfig, shared_encoders
+from ltrscale.experiments.trial import Trial
 from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import BundleUrl, OutputUrl

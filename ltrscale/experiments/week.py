@@ -25,25 +25,23 @@ from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.periods import in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.evaluation.weeks.decay import Decay, DriftJob
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.verdict import PRODUCTION, of_drift
 from ltrscale.experiments.next_steps import predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
 from ltrscale.experiments.trial import Trial
 from ltrscale.experiments.weekly import WeeklyJob, named, steps
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import Decay, DriftJob
-from ltrscale.evaluation.weeks.gate import GateJob, run_gate
-from ltrscale.evaluation.weeks.verdict import PRODUCTION, of_drift
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.register import RegisterJob
-from ltrscale.workflows.stages import EvaluateJob
-from ltrscale.workflows.stages import PrepareJob
 
 
 def run_weekly(job: WeeklyJob) -> None:

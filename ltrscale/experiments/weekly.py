@@ -13,14 +13,14 @@ from ltrscale.data.dataset.origin import read_as, settings_of
 from ltrscale.data.dataset.periods import among, in_few_words
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, suggestion
+from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.weeks.drift import DriftSettings
+from ltrscale.evaluation.weeks.verdict import Bounds
 from ltrscale.experiments.methods import MethodName
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.refit import is_refittable
 from ltrscale.experiments.service import SERVICE, InService
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
-from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.evaluation.weeks.drift import DriftSettings
-from ltrscale.evaluation.weeks.verdict import Bounds
 from ltrscale.serving.features import Format
 from ltrscale.storage import join
 from ltrscale.workflows.register import Registry

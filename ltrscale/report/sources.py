@@ -20,13 +20,12 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.errors import InputError
-from ltrscale.evaluation.leaks import leaning
-from ltrscale.ingest.leaks import look, questions
-from ltrscale.evaluation.measure.leaks import leaning, look, questions
+from ltrscale.evaluation.measure.leaks import leaning
 from ltrscale.evaluation.measure.report import Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.ingest.leaks import look, questions
 from ltrscale.ranking.alone import Alone
 
 SUMMARY = "summary"

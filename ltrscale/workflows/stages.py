@@ -8,7 +8,6 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.data.dataset.periods import chosen_files
 from ltrscale.data.dataset.split import Split
-from ltrscale.evaluation.measure.leaks import look, of_queries, questions
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report

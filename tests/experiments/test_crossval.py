@@ -12,9 +12,9 @@ from written_directories import written_directories
 from ltrscale import storage
 from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
-from ltrscale.experiments.crossval import CrossvalConfig, of_fold, run_crossval
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.folds import Crossval
+from ltrscale.experiments.crossval import CrossvalConfig, of_fold, run_crossval
 from ltrscale.ranking.choices import MetricConfig
 
 FOLDS = ("Fold1", "Fold2", "Fold3")

@@ -20,11 +20,11 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.experiments.distill import DistillJob, run_distill
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.studies.distillation import Distillation
+from ltrscale.experiments.distill import DistillJob, run_distill
 from ltrscale.serving import export
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.stages import FinetuneJob, ScoreJob

@@ -21,9 +21,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.refit import RefitJob, _Learned
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.training import validation
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob

@@ -16,9 +16,9 @@ from ltrscale.data.dataset.periods import resolve, with_relative_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.progress import Report
 from ltrscale.stages.stage import Origin
 from ltrscale.workflows.stages import ScoreJob

@@ -19,9 +19,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.trial import Trial
-from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.launch.workers import ONE
 from ltrscale.stages.origins import check_unseen
 

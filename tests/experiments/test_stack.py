@@ -11,10 +11,10 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.experiments.stack import StackJob, run_stack
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.stack import StackJob, run_stack
 from ltrscale.stages.origins import check_unseen
 from ltrscale.workflows.tree_stages import GBDTJob
 

@@ -18,11 +18,11 @@ from ltrscale.bundle import load
 from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.errors import InputError, Stopped
+from ltrscale.evaluation.statistics.crossed import crossed_means
+from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.study import run_study
 from ltrscale.experiments.study_grid import StudyConfig, about, cells_of, shared_encoders
 from ltrscale.experiments.study_models import Spent
-from ltrscale.evaluation.statistics.crossed import crossed_means
-from ltrscale.evaluation.studies.study import Study
 from ltrscale.stages.runs import heard_by
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"

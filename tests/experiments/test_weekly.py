@@ -19,15 +19,15 @@ from ltrscale import bundle, storage
 from ltrscale.config import load, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.experiments import week as steps
+from ltrscale.experiments.first.weekly import weekly_text
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.week import run_weekly
 from ltrscale.experiments.weekly import WeeklyJob
-from ltrscale.experiments.first.weekly import weekly_text
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.weeks.verdict import Bounds, Verdict
 from ltrscale.progress import log
 from ltrscale.workflows.tree_stages import GBDTJob
 

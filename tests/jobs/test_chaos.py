@@ -22,11 +22,10 @@ from jobs.chaos.report import Diary, write_report
 from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.tuning.tune import TuneJob
-from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, ScoreJob
+from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.tuning.tune import TuneJob
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob, ScoreJob
 
 
 def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.derive.matching.match import MatchJob
+from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.crossval import CrossvalConfig
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods import GBDTMethod
@@ -15,16 +19,11 @@ from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
-from ltrscale.tuning.tune import TuneJob
-from ltrscale.derive.matching.match import MatchJob
-from ltrscale.derive.relabelling.relabel import RelabelJob
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.weeks.gate import GateJob
+from ltrscale.tuning.tune import TuneJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob, ScoreJob
-from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob, ScoreJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -28,9 +28,9 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import number, write_report
-from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.evaluation.weeks.decay import DriftJob
 from ltrscale.evaluation.weeks.verdict import Check, Verdict
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
 from ltrscale.report import groups
 from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
@@ -40,8 +40,7 @@ from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob
-from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob
+from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow

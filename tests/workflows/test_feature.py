@@ -19,13 +19,13 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.studies.folds import Crossval
+from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.study import run_study
 from ltrscale.experiments.study_grid import StudyConfig
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.studies.folds import Crossval
-from ltrscale.evaluation.studies.study import Study
 from ltrscale.workflows.stages import ScoreJob
 
 SPLITS = {

@@ -20,10 +20,10 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.weighing import warn_of_weights
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.prepare import prepare
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
 from ltrscale.training.finetune import FinetuneConfig, finetune
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig

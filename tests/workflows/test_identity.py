@@ -16,7 +16,6 @@ from config_keys import Key, Values, example, keys_of
 from dataset_changes import with_clicks
 
 import ltrscale
-from ltrscale import experiments, tuning, workflows
 from ltrscale.config import is_made_by, made_by, validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError

@@ -13,13 +13,12 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.stages.origins import bundle_hashes
 from ltrscale.workflows import stages
-from ltrscale.workflows.stages import CombineJob, EvaluateJob, FinetuneJob
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob
+from ltrscale.workflows.stages import CombineJob, FinetuneJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 

@@ -3,12 +3,10 @@
 `ltrscale.ingest.leaks` finds such features and asks of them; `bounds.expected` has the answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from ltrscale import boosters
 from ltrscale.bundle import Bundle
-from ltrscale.ingest.leaks import ASK, questions
-from ltrscale.ranking.alone import Alone
 from ltrscale.storage import join
 
 

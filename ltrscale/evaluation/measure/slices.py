@@ -33,10 +33,10 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
-from ltrscale.ingest.categories import encode
 from ltrscale.evaluation.measure.conditions import Columns, Condition, Kind, Truths, check, named, parse, with_codes
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.seen import Seen
+from ltrscale.ingest.categories import encode
 
 ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""

@@ -20,17 +20,15 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import Refused
-from ltrscale.evaluation.leaks import check_leaks
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.leaks import look
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
-from ltrscale.ingest.leaks import look
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.power import foreseen, plan_table
 from ltrscale.evaluation.weeks.verdict import CANDIDATE, PRODUCTION, Bounds, Check, check_leaks, judge, page, table
+from ltrscale.ingest.leaks import look
 from ltrscale.ranking.choices import metric_label
 from ltrscale.stages.origins import content_of
 from ltrscale.stages.runs import recorded

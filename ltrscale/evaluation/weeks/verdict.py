@@ -12,7 +12,7 @@ from ltrscale.bundle import Bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Texts
-from ltrscale.evaluation.measure.leaks import ASK, leaning, questions
+from ltrscale.evaluation.measure.leaks import leaning
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
@@ -21,6 +21,7 @@ from ltrscale.evaluation.statistics.summarise import Comparison, holm
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
+from ltrscale.ingest.leaks import ASK, questions
 from ltrscale.markdown import code
 from ltrscale.ranking.alone import Alone
 from ltrscale.ranking.choices import metric_label

@@ -12,9 +12,6 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study_grid import StudyConfig
-from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.experiments.first.pipeline import Plan, engine_score
@@ -22,6 +19,9 @@ from ltrscale.experiments.first.prepare import FEWEST, clicks_text, count, prepa
 from ltrscale.experiments.first.sizes import LogSize
 from ltrscale.experiments.first.study import first_runs
 from ltrscale.experiments.first.weekly import weekly_text
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.prepare import PrepareJob

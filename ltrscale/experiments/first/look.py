@@ -10,7 +10,6 @@ from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
 from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.structure import Lists, Structure, read_structure
-from ltrscale.evaluation.measure.leaks import questions
 from ltrscale.ranking.alone import alone
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ltrscale import storage
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
 from ltrscale.experiments.first.pipeline import Plan, divided, methods_text, period_range, pipeline_text, plain
 from ltrscale.experiments.first.sizes import BOOSTED, FINETUNED, STUDIED, LogSize, epoch_minutes, first_sizes
-from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS, MOST_DRAWS, Spread
 
 OVER_DRAWS = 0.14
 """Deviation of a network's difference from tuned trees in NDCG@5 over draws of n labelled lists, times the root of n.

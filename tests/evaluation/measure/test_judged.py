@@ -16,13 +16,13 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members, validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
+from ltrscale.evaluation.measure.judged import Judged
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.evaluation.measure.judged import Judged
-from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.ranking.choices import MetricConfig, metric_class
 from ltrscale.ranking.graded import GainNDCGConfig
 from ltrscale.ranking.metrics import Metric

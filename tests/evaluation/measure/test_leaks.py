@@ -18,7 +18,10 @@ from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
-from ltrscale.evaluation.leaks import check_leaks, importances, leaning
+from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.evaluation.measure.leaks import importances, leaning
+from ltrscale.evaluation.weeks.gate import GateJob, run_gate
+from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.ingest.csvtext import Dialect
@@ -27,18 +30,12 @@ from ltrscale.ingest.leaks import look, questions
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.ingest.profile import look as look_at
 from ltrscale.ingest.structure import read_structure
-from ltrscale.evaluation.measure.evaluate import EvaluateJob
-from ltrscale.evaluation.measure.leaks import importances, leaning, look, questions
-from ltrscale.evaluation.weeks.gate import GateJob, run_gate
-from ltrscale.evaluation.weeks.verdict import Bounds, Verdict, check_leaks
 from ltrscale.progress import log
 from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.stages import EvaluateJob
-from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,10 +13,10 @@ from linear_teacher import linear_teacher
 
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.ingest.prepare import PrepareConfig, prepare
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
+from ltrscale.ingest.prepare import PrepareConfig, prepare
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,

@@ -10,14 +10,14 @@ import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
-from ltrscale.experiments.methods import GBDTMethod, NeuralMethod
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.study_grid import StudyConfig
+from ltrscale.evaluation.statistics.crossed import Spread
 from ltrscale.experiments.first.pipeline import Plan, divided, pipeline_text
 from ltrscale.experiments.first.prepare import told_apart
 from ltrscale.experiments.first.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
-from ltrscale.evaluation.statistics.crossed import Spread
+from ltrscale.experiments.methods import GBDTMethod, NeuralMethod
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.study_grid import StudyConfig
 
 MINUTES = 15
 WEEKS = Plan("week", tuple(f"2026-W{i:02}" for i in range(1, 12)), ("iso",))
