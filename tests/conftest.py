@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
+from made_once import MadeOnce
 from numpy.typing import NDArray
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale import storage
@@ -27,10 +30,33 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
 
 
+PAGES = "test_pages.py"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest file first, then those with slow tests, so that no process is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.name != "test_pages.py", item.path not in slow))
+    items.sort(key=lambda item: (item.path.name != PAGES, item.path not in slow))
+
+
+class FilesAndPages(LoadFileScheduling):
+    """Gives the tests of a file to one process, but for the pages, which take minutes each."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if PAGES in nodeid else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Stands for `--dist loadfile`."""
+    return FilesAndPages(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Makes directories that all processes of the tests share."""
+    base = tmp_path_factory.getbasetemp()
+    return MadeOnce(base.parent if hasattr(request.config, "workerinput") else base)
 
 
 @pytest.fixture(scope="session", autouse=True)
