@@ -155,7 +155,7 @@ def reorder(tmp_path_factory: pytest.TempPathFactory) -> Reorder:
 
 
 @pytest.fixture(scope="session")
-def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+def synthetic_dataset(made_once: MadeOnce) -> str:
     """A small data set, made like a user makes one: a synthetic log of four weeks, prepared."""
     from synthetic_columns import COLUMN_MAPPING
 
@@ -163,31 +163,33 @@ def synthetic_dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     from ltrscale.data.ingest.prepare import prepare
     from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 
-    folder = tmp_path_factory.mktemp("synthetic")
-    config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
-    files = write_log(config, str(folder / "log"), report=lambda _: None)
-    source = {"kind": "items", "columns": COLUMN_MAPPING}
-    prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
-    return str(folder / "data")
+    def make(folder: Path) -> None:
+        config = SyntheticLogConfig(weeks=4, groups_per_week=120, mean_documents=12, n_features=12, labelled=0.7)
+        files = write_log(config, str(folder / "log"), report=lambda _: None)
+        source = {"kind": "items", "columns": COLUMN_MAPPING}
+        prepare(PrepareConfig.model_validate({"inputs": files, "source": source}), str(folder / "data"))
+
+    return str(made_once("synthetic", make) / "data")
 
 
 @pytest.fixture(scope="session")
-def texts(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def texts(synthetic_dataset: str, made_once: MadeOnce) -> str:
     """The synthetic data set with texts, whose titles name the relevant documents."""
     from text_log import add_text
 
-    url = str(tmp_path_factory.mktemp("texts") / "data")
-    shutil.copytree(synthetic_dataset, url)
-    add_text(url)
-    return url
+    def make(folder: Path) -> None:
+        shutil.copytree(synthetic_dataset, folder / "data")
+        add_text(str(folder / "data"))
+
+    return str(made_once("texts", make) / "data")
 
 
 @pytest.fixture(scope="session")
-def clicked_texts(texts: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def clicked_texts(texts: str, made_once: MadeOnce) -> str:
     """These texts with clicks as labels, at positions."""
     from dataset_changes import with_clicks
 
-    return with_clicks(texts, str(tmp_path_factory.mktemp("clicked") / "data"))
+    return str(made_once("clicked", lambda folder: with_clicks(texts, str(folder / "data"))) / "data")
 
 
 @pytest.fixture(scope="module")
