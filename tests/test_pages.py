@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from made_once import MadeOnce
+from nightly import nightly
 from pages import PAGES, ROOT, blocks, configs, lines, link_data, short
 from shopping_log import shopping_log
 
@@ -40,6 +41,8 @@ AFTER = {
     "trees": "guide",
     "scoring": "distillation",
 }
+# Pages of several whole comparisons, which run at night.
+LONG = {"methods", "cross-encoder", "study"}
 # Commands, by page and first words, that are read only (tests/test_readme.py).
 LEFT_OUT = {
     ("README", "make test"): "it runs this file",
@@ -91,7 +94,7 @@ serve() { # runs a server until it answers
 }
 tensorboard() { serve "$(type -P tensorboard)" "$@"; }
 optuna-dashboard() { serve "$(type -P optuna-dashboard)" "$@"; }
-trap '[ ! -d runs/dev-s3 ] || { python cluster/local.py stop; python cluster/dev_s3.py stop; }' EXIT
+trap 'times; [ ! -d runs/dev-s3 ] || { python cluster/local.py stop; python cluster/dev_s3.py stop; }' EXIT
 PS4='+ $SECONDS s: '
 set -x
 """
@@ -212,7 +215,7 @@ def has_run(page: str) -> set[str]:
     return jobs | has_run(before)
 
 
-@pytest.mark.parametrize("page", IN_ORDER)
+@pytest.mark.parametrize("page", [nightly(page) if page in LONG else page for page in IN_ORDER])
 def test_commands_run(checkout: Callable[[str], Path], page: str) -> None:
     wrong = checkout(page) / "wrong"
     assert not wrong.exists(), wrong.read_text()
