@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from command_lines import run_here
 from numpy.typing import NDArray
 
 from ltrscale import config as configs
@@ -278,8 +279,7 @@ def test_the_repeat_line_of_a_report_works_from_where_it_lies(
 def test_a_log_that_is_no_terminal_has_times(tmp_path: Path) -> None:
     log = write(tmp_path / "log.csv", rows())
     job = [f"out={tmp_path / 'out'}", f"prepare={{inputs: [{log}], source: {{kind: items, columns: {COLUMNS}}}}}"]
-    command = [sys.executable, "-m", "jobs.prepare", *(f"--set={setting}" for setting in job)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_here("prepare", *(f"--set={setting}" for setting in job))
     lines = done.stderr.splitlines()
     assert len(lines) >= 2
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d prepare: ", line) for line in lines), lines

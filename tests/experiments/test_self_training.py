@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nightly import nightly
 from numpy.typing import NDArray
 from written_directories import written_directories
 
@@ -56,6 +57,9 @@ STUDENTS: dict[str, dict[str, Any]] = {
     "semi": {"of": "semi", "runs": 2, "student_as": "trees", "student": REGRESSION},
     "both": {"of": "both", "runs": 2, "student_as": "tuned", "student": {**LEARN, "loss": {"kind": "list_net"}}},
 }
+
+
+FOLD = {"number": 0, "of": 2}
 
 
 def made(count: int, seed: int) -> Groups:
@@ -202,8 +206,9 @@ def test_a_student_may_learn_some_groups_only(url: str, tmp_path: Path, groups: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fold", [None, {"number": 0, "of": 2}], ids=["sample", "fold"])
-@pytest.mark.parametrize("name", ["tuned", "trees"])
+@pytest.mark.parametrize(
+    ("name", "fold"), [("tuned", FOLD), nightly("tuned", None), nightly("trees", FOLD), ("trees", None)], ids=str
+)
 def test_labels_that_are_not_in_use_are_not_read(
     write_dataset: WriteDataset, url: str, tmp_path: Path, name: str, fold: dict[str, int] | None
 ) -> None:

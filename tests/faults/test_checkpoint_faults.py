@@ -191,6 +191,7 @@ def killed_at_requests(_: int, data: str, folder: str, s3: str) -> None:
 
 @pytest.mark.s3
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_around_each_request_of_an_upload(synthetic_dataset: str, tmp_path: Path, s3: str) -> None:
     mp.spawn(killed_at_requests, args=(synthetic_dataset, str(tmp_path), storage.join(s3, tmp_path.name)))
 
@@ -338,6 +339,7 @@ def test_a_checkpoint_that_cannot_be_reached_is_not_taken_for_a_damaged_one(
 
 @pytest.mark.slow
 @pytest.mark.s3
+@pytest.mark.nightly
 def test_a_store_that_is_gone_for_a_while_stops_no_run(
     synthetic_dataset: str,
     s3: str,

@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from waiting import wait_until
 
 from jobs.chaos import processes
 from jobs.chaos.commands import judge
@@ -142,16 +142,14 @@ def test_what_no_manifest_lists_is_found(tmp_path: Path, name: str) -> None:
     assert differences(outcome(url), undisturbed) == [f"left over: {name}"]
 
 
-# --- processes
+# --- processes: for a moment after a program's start, its environment cannot be read yet
 
 
 def test_all_that_a_command_started_is_found_and_ended(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('on', flush=True)"
     environment = {**os.environ, MARK: f"test-{tmp_path.name}.1"}
     subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True)
-    until = time.monotonic() + 10
-    while not marked(f"test-{tmp_path.name}") and time.monotonic() < until:
-        time.sleep(0.01)  # for a moment after its start, a program's environment cannot be read yet
+    wait_until(lambda: marked(f"test-{tmp_path.name}"))
     (orphan,) = marked(f"test-{tmp_path.name}")
     assert orphan.title == "sleep 60"
     assert marked("test-of-another") == []
@@ -163,7 +161,7 @@ def test_all_that_a_command_started_is_found_and_ended(tmp_path: Path) -> None:
 
 def test_a_process_of_a_later_start_is_another() -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: "test-later"}) as sleeper:
-        time.sleep(0.1)
+        wait_until(lambda: marked("test-later"))
         (process,) = marked("test-later")
         assert not Process(process.pid, "1", process.mark, process.title).signal(signal.SIGKILL)
         assert sleeper.poll() is None
@@ -181,7 +179,7 @@ def test_each_role_is_equally_likely() -> None:
 
 def test_stacks_name_the_process() -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: "test-stacks"}) as sleeper:
-        time.sleep(0.1)
+        wait_until(lambda: marked("test-stacks"))
         assert "sleep 60" in processes.stacks("test-stacks")
         sleeper.kill()
 

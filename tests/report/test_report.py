@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from headless import opened
+from nightly import nightly
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -249,7 +250,7 @@ def test_markdown_has_the_same_figures_and_escapes_too(places: Mapping[str, str]
     assert all(figure in text for figure in figures)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (400, False), (400, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), nightly(1400, True), nightly(400, False), (400, True)])
 def test_opens_in_a_browser(places: Mapping[str, str], page: Read, tmp_path: Path, width: int, dark: bool) -> None:
     found = opened(Path(places["page"], "report.html"), tmp_path, width=width, dark=dark)
     assert found.problems == []

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ import pytest
 import yaml
 from pydantic import Field
 from small_disks import fill_disk, small_disk_at
+from waiting import wait_until
 
 from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
@@ -180,10 +180,7 @@ def test_on_s3_the_record_is_there_while_the_stage_runs_and_goes_on_in_the_next_
 
     def interrupted(_: Origin, report: Report) -> None:
         report({"loss": 1.0})
-        deadline = time.monotonic() + 30
-        while records() != [1.0]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: records() == [1.0])
         raise InputError("interrupted")
 
     with pytest.raises(InputError, match="interrupted"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from dataset_changes import add_period, with_renamed_files
+from nightly import nightly
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -128,8 +129,7 @@ def test_the_state_of_every_optimizer_is_resumed(synthetic_dataset: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [2, 3])
-@pytest.mark.parametrize("patience", [2, 20])
+@pytest.mark.parametrize(("patience", "first"), [(2, 2), nightly(2, 3), nightly(20, 2), (20, 3)])
 def test_finetuning_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, first: int, patience: int
 ) -> None:
@@ -166,7 +166,7 @@ def test_averaged_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["simclr_rank", "scarf"])
+@pytest.mark.parametrize("method", ["simclr_rank", nightly("scarf")])
 def test_finetuning_with_an_auxiliary_loss_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, method: str
 ) -> None:

@@ -4,8 +4,6 @@ import csv
 import json
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from command_lines import run_here
 
 from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
@@ -571,11 +570,9 @@ def test_bundle_rows_and_items_may_lie_on_s3(s3: str, trees: str, week: Rows, tm
         check(f"{s3}/predict/out", rows, [trees])
 
 
-@pytest.mark.slow
 def test_the_command_line_names_bundle_inputs_and_out() -> None:
     flags = ["--bundle", "models/ranker", "--input", "next_week.parquet", "--out", "predictions/next_week"]
-    command = [sys.executable, "-m", "jobs.predict", *flags, "--print-config"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = run_here("predict", *flags, "--print-config")
     assert done.returncode == 0, done.stderr
     wanted = PredictJob.model_validate(
         {"bundle": "models/ranker", "inputs": "next_week.parquet", "out": "predictions/next_week"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
@@ -189,10 +190,8 @@ def test_closing_a_stream_of_ray_ends_its_threads_and_tasks(made: Any) -> None:
     next(tables)
     assert set(threading.enumerate()) > before
     tables.close()
-    deadline = time.monotonic() + 60
-    while set(threading.enumerate()) - before or ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
 @pytest.mark.ray

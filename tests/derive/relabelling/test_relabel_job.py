@@ -1,14 +1,13 @@
 """The relabelling stage: it runs once, replaces nothing by mistake, and takes the papers' settings on real data."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from command_lines import run_here
 
 from ltrscale import config as configs
 from ltrscale import storage
@@ -96,11 +95,9 @@ def test_shipped_configs_are_valid(path: Path) -> None:
     assert configs.load(RelabelJob, str(path)).relabel.steps
 
 
-@pytest.mark.slow
 def test_the_command_line_prints_one_line_for_a_mistake(synthetic_dataset: str, tmp_path: Path) -> None:
-    arguments = [f"out={tmp_path}/out", f"data={synthetic_dataset}", "relabel.steps=[{kind: refine, feature: f_1}]"]
-    command = [sys.executable, "-m", "jobs.relabel", *(part for given in arguments for part in ("--set", given))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    given = (f"out={tmp_path}/out", f"data={synthetic_dataset}", "relabel.steps=[{kind: refine, feature: f_1}]")
+    done = run_here("relabel", *(f"--set={setting}" for setting in given))
     assert done.returncode == 2
     assert (
         done.stderr.strip()

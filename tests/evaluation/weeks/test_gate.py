@@ -1,7 +1,5 @@
 """The gate: each bound alone, on one real evaluation of a candidate that is worse on a slice; exit statuses."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from command_lines import run_here
 from linear_teacher import linear_teacher
 from weekly_log import Row, write_log
 
@@ -334,10 +333,7 @@ def test_a_damaged_bundle_is_refused_by_the_command(places: dict[str, str], tmp_
     path = tmp_path / "gate.yaml"
     out = str(tmp_path / "gate")
     path.write_text(yaml.safe_dump(config(places, "swapped", {"margin": 0.005, "slice_margin": 0.01}, out)))
-    done = subprocess.run(
-        [sys.executable, "-m", "jobs.gate", "--config", str(path)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_here("gate", "--config", str(path))
     assert done.returncode == 3, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
     assert [line.split(":")[1].split("NDCG")[0].strip() for line in lines] == [

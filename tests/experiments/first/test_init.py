@@ -1,14 +1,13 @@
 """`jobs.init`: from a log as it lies to configs that run."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import lightgbm
 import numpy as np
 import pytest
+from command_lines import run_here
 from shopping_log import shopping_log
 
 from ltrscale import bundle
@@ -253,12 +252,7 @@ def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -
     assert open_dataset(job.out).manifest.counts().labelled == 0
 
 
-@pytest.mark.slow
 def test_the_file_stands_alone_on_the_command_line(tmp_path: Path) -> None:
     shopping_log(20).to_csv(tmp_path / "shop.csv", index=False)
-    command = [sys.executable, "-m", "jobs.init", "shop.csv", "--print-config"]
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
-    )
+    done = run_here("init", "shop.csv", "--print-config", cwd=tmp_path)
     assert "file: shop.csv" in done.stdout
