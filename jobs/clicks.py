@@ -14,13 +14,18 @@ log cannot test. If they overlap, the propensities are what
 `click_ratio_weights` and `dla` are to find. docs/clicks.md explains each table.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.clicks import ClicksJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.clicks import ClicksJob
+
+    return ClicksJob, ClicksJob.run
+
 
 COMMAND = Command(
     "clicks",
-    ClicksJob,
-    ClicksJob.run,
+    _job,
     __doc__,
     keys="""
     out log log.data log.periods held_out query depth sessions

@@ -6,13 +6,18 @@ In the pipeline's config `{fold}` stands for the name of the fold. Stages that a
       --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
+
+    return CrossvalConfig, run_crossval
+
 
 COMMAND = Command(
     "crossval",
-    CrossvalConfig,
-    run_crossval,
+    _job,
     __doc__,
     keys="""
     out folds pipeline.prepare pipeline.data pipeline.relabel

@@ -24,13 +24,18 @@ which is, in short:
 The same command with --plan says, before a candidate is trained, how many groups the margin needs.
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.gate import GateJob, run_gate
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.gate import GateJob, run_gate
+
+    return GateJob, run_gate
+
 
 COMMAND = Command(
     "gate",
-    GateJob,
-    run_gate,
+    _job,
     __doc__,
     keys="""
     out production candidate

@@ -6,13 +6,18 @@ After `python -m jobs.prepare --config jobs/configs/prepare-nfcorpus.yaml`:
       --set match.periods=train
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.match import MatchJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.match import MatchJob
+
+    return MatchJob, MatchJob.run
+
 
 COMMAND = Command(
     "match",
-    MatchJob,
-    MatchJob.run,
+    _job,
     __doc__,
     keys="""
     out data match.query match.documents match.together match.periods match.statistics match.smoothing.k1

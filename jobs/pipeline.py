@@ -6,13 +6,18 @@ Stages that are up to date are skipped.
       --set 'seeds=[0]'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
+
+    return PipelineConfig, run_pipeline
+
 
 COMMAND = Command(
     "pipeline",
-    PipelineConfig,
-    run_pipeline,
+    _job,
     __doc__,
     keys="""
     out data prepare synthetic relabel

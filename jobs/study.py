@@ -7,14 +7,19 @@ jobs.prepare makes with prepare-mq2008.yaml:
       --set out=runs/mine
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.study import run_study
-from ltrscale.workflows.study_grid import StudyConfig
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.study import run_study
+    from ltrscale.workflows.study_grid import StudyConfig
+
+    return StudyConfig, run_study
+
 
 COMMAND = Command(
     "study",
-    StudyConfig,
-    run_study,
+    _job,
     __doc__,
     keys="""
     out data splits.train.periods splits.validation.periods splits.test.periods

@@ -149,7 +149,7 @@ from ltrscale.config import Config
 def run(_):
     with pyarrow.OSFile("/dev/full", "wb") as file:
         file.write(b"bytes")
-main(Command("job", Config, run, "A job."))
+main(Command("job", lambda: (Config, run), "A job."))
 """
 
 
