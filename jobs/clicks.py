@@ -6,7 +6,7 @@ document ids: columns.positions, columns.clicks and columns.item of jobs.prepare
 
 On a simulated log, after the three commands at the head of that config:
 
-  python -m jobs.clicks --config jobs/configs/clicks-mq2008.yaml
+  python -m jobs.clicks --config jobs/configs/start/clicks-mq2008.yaml
 
 Read the report from top to bottom. If positions do not overlap, it says so and
 what to do: until then inverse propensity weights rest on an assumption that the

@@ -2,7 +2,7 @@ r"""Compare methods on each fold of a collection: run the pipeline fold by fold,
 
 In the pipeline's config `{fold}` stands for the name of the fold. Stages that are up to date are skipped.
 
-  python -m jobs.crossval --config jobs/configs/crossval-letor.yaml \
+  python -m jobs.crossval --config jobs/configs/results/crossval-letor.yaml \
       --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds
 """
 

@@ -6,7 +6,7 @@ others without a token. If they are named, also a store (read, write, conditiona
 every node of a cluster, where a small job runs the same checks:
 
   python -m jobs.doctor --store s3://ltrscale/doctor \
-      --set config=jobs/configs/pretrain-news.yaml
+      --set config=jobs/configs/results/pretrain-news.yaml
 
 `--address http://HEAD:8265` names a cluster; by default it is the one of RAY_ADDRESS or RAY_API_SERVER_ADDRESS. The
 store is then tried from its nodes, with the keys that they have.

@@ -4,7 +4,7 @@ The exit status is 0 if the candidate passes, and 3 if it is refused, with a lin
 
 After `make demo`, with the config of the example:
 
-  python -m jobs.gate --config jobs/configs/gate.yaml
+  python -m jobs.gate --config jobs/configs/start/gate.yaml
 
 which is, in short:
 

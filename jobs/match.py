@@ -1,6 +1,6 @@
 r"""Append exact-match features (TF, IDF, TF-IDF, BM25, query likelihood) to a data set with tokens.
 
-After `python -m jobs.prepare --config jobs/configs/prepare-nfcorpus.yaml`:
+After `python -m jobs.prepare --config jobs/configs/data/prepare-nfcorpus.yaml`:
 
   python -m jobs.match --set data=data/nfcorpus --set out=data/nfcorpus-match \
       --set match.periods=train

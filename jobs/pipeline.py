@@ -2,7 +2,7 @@ r"""From raw log to evaluated comparison: prepare, train every method with every
 
 Stages that are up to date are skipped.
 
-  python -m jobs.pipeline --config jobs/configs/demo.yaml --set out=runs/mine \
+  python -m jobs.pipeline --config jobs/configs/start/demo.yaml --set out=runs/mine \
       --set 'seeds=[0]'
 """
 

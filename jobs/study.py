@@ -3,7 +3,7 @@ r"""Study methods over numbers of labelled groups: from which number on does whi
 Models that are up to date are skipped; `summary/report.md` is written anew while models arrive. On the data set that
 jobs.prepare makes with prepare-mq2008.yaml:
 
-  python -m jobs.study --config jobs/configs/study-mq2008.yaml --workers 2 \
+  python -m jobs.study --config jobs/configs/start/study-mq2008.yaml --workers 2 \
       --set out=runs/mine
 """
 

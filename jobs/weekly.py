@@ -7,7 +7,7 @@ on where it was stopped, and does nothing if the week is done.
 
 With the config that `jobs.init` writes; with --dry-run it says what it would do:
 
-  python -m jobs.weekly --config jobs/configs/weekly.yaml --inputs W12.csv
+  python -m jobs.weekly --config jobs/configs/start/weekly.yaml --inputs W12.csv
 """
 
 from jobs.cli import Command, Job, main

@@ -24,7 +24,7 @@ from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.workflows.methods import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 
-CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "papers"
 PRETEXTS = {kind_of(cls): cls for cls in members(FeatureMethodConfig)}
 TREES = [kind_of(cls) for cls in members(GBDTConfig)]
 both_presets = pytest.mark.parametrize("preset", ["paper", "hou24"])

@@ -25,7 +25,7 @@ from ltrscale.workflows.study import run_study
 from ltrscale.workflows.study_grid import StudyConfig, about, cells_of, shared_encoders
 from ltrscale.workflows.study_models import Spent
 
-CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 FINETUNE = {"network": NETWORK, "head_epochs": 1, "epochs": 2, "stream": {"docs_per_batch": 500}}
 PRETRAIN = {"method": {"kind": "simclr_rank"}, "network": NETWORK, "epochs": 1, "stream": {"docs_per_batch": 2000}}
