@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml cluster/constraints.txt
 # The whole path on made-up data: log, data set, pretraining, finetuning, trees, evaluation, report. One thread, because
 # sums of several are rounded differently, and the table of README.md is to come out.
 demo: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m jobs.pipeline --config jobs/configs/demo.yaml
+	OMP_NUM_THREADS=1 $(BIN)/python -m jobs.pipeline --config jobs/configs/start/demo.yaml
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

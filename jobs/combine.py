@@ -10,13 +10,18 @@ After `make demo`:
       --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, main
-from ltrscale.workflows.stages import CombineJob
+from jobs.cli import Command, Job, main
+
+
+def _job() -> Job:
+    from ltrscale.workflows.stages import CombineJob
+
+    return CombineJob, CombineJob.run
+
 
 COMMAND = Command(
     "combine",
-    CombineJob,
-    CombineJob.run,
+    _job,
     __doc__,
     keys="""
     out bundles

@@ -2,20 +2,19 @@
 
 import importlib
 import pkgutil
-from typing import Any
 
 import jobs
 from jobs.cli import Command
 from ltrscale.errors import InputError, suggestion
 
 
-def commands() -> list[Command[Any]]:
+def commands() -> list[Command]:
     """Every job, by name."""
     found = [_of_module(name) for name in _modules()]
     return sorted(filter(None, found), key=lambda command: command.name)
 
 
-def command(name: str) -> Command[Any]:
+def command(name: str) -> Command:
     """The job with a name; imports no other.
 
     Raises:
@@ -36,7 +35,7 @@ def _modules() -> list[str]:
     return [module.name for module in pkgutil.iter_modules(jobs.__path__)]
 
 
-def _of_module(name: str) -> Command[Any] | None:
+def _of_module(name: str) -> Command | None:
     """The job of a module or package; None if it is none, as this one."""
     module = importlib.import_module(f"jobs.{name}")
     if hasattr(module, "__path__"):

@@ -7,10 +7,19 @@ After `make demo`:
       --set bundle=runs/demo/seed-0/simclr_rank/pretrained
 """
 
-from jobs.cli import Command, main
+from jobs.cli import Command
+from jobs.cli import main
 from ltrscale.evaluation.measure.contrast import ContrastJob
+from jobs.cli import Job
 
-COMMAND = Command("contrast", ContrastJob, ContrastJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.evaluation.measure.contrast import ContrastJob
+
+    return ContrastJob, ContrastJob.run
+
+
+COMMAND = Command("contrast", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

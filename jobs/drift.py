@@ -7,10 +7,19 @@ After the example of `python -m jobs.evaluate --help` with `--set 'evaluate.slic
   python -m jobs.drift --set evaluation=runs/report --set out=runs/drift
 """
 
-from jobs.cli import Command, main
+from jobs.cli import Command
+from jobs.cli import main
 from ltrscale.evaluation.weeks.decay import DriftJob
+from jobs.cli import Job
 
-COMMAND = Command("drift", DriftJob, DriftJob.run, __doc__)
+
+def _job() -> Job:
+    from ltrscale.evaluation.weeks.decay import DriftJob
+
+    return DriftJob, DriftJob.run
+
+
+COMMAND = Command("drift", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -34,7 +34,7 @@ SMALL = [
 
 def main(url: str) -> None:
     """Run all three below a URL."""
-    run_pipeline(configs.load(PipelineConfig, str(CONFIGS / "demo.yaml"), [f"out={url}/pipeline", *SMALL]))
+    run_pipeline(configs.load(PipelineConfig, str(CONFIGS / "start" / "demo.yaml"), [f"out={url}/pipeline", *SMALL]))
     data = f"{url}/pipeline/data"
     weeks = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
     job = {

@@ -9,4 +9,4 @@ from ltrscale.workflows.stages import PretrainJob
 
 if __name__ == "__main__":
     with FaultyPretraining(os.environ["FAULTY_JOB"], raises=((2, 1, "input"),)).installed():
-        main(Command("pretrain", PretrainJob, PretrainJob.run, "A test."))
+        main(Command("pretrain", lambda: (PretrainJob, PretrainJob.run), "A test."))

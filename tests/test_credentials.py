@@ -70,7 +70,7 @@ def test_no_output_of_a_job_has_the_credentials_of_its_input(
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     for given in (url, url.replace(CANARY, CANARY[::-1])):  # signed anew, the input is the same
         monkeypatch.setattr(sys, "argv", ["prepare", *settings(given, out)])
-        main(Command("prepare", PrepareJob, PrepareJob.run, "Prepare."))
+        main(Command("prepare", lambda: (PrepareJob, PrepareJob.run), "Prepare."))
     assert [path.relative_to(out) for path in files(out) if CANARY.encode() in path.read_bytes()] == []
     (quarantine,) = out.glob("quarantine/*.parquet")
     assert pq.read_table(quarantine)["file"].to_pylist() == [

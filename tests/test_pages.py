@@ -49,12 +49,12 @@ LEFT_OUT = {
     ("README", "make check"): "it is a part of make test",
     ("serving", "tritonserver"): "it needs Triton",
     ("serving", "curl"): "it needs OpenSearch with its plugin",
-    ("simulators", "python -m jobs.prepare --config jobs/configs/prepare-mslr"): "1 GB that may not be passed on",
+    ("simulators", "python -m jobs.prepare --config jobs/configs/data/prepare-mslr"): "1 GB that may not be passed on",
     ("simulators", "python -m jobs.relabel --config binary.yaml"): "the same data",
     ("methods", "python -m jobs.evaluate --config news.yaml"): "an hour: a week of the news log and models of it",
     ("tuning", "python ../shared/data/news/make_log.py"): "an hour: the figures of the section Measured",
-    ("tuning", "python -m jobs.prepare --config jobs/configs/prepare-news.yaml"): "the same",
-    ("tuning", "python -m jobs.tune --config jobs/configs/tune-lightgbm.yaml --set out=runs/tune-few"): "the same",
+    ("tuning", "python -m jobs.prepare --config jobs/configs/data/prepare-news.yaml"): "the same",
+    ("tuning", "python -m jobs.tune --config jobs/configs/start/tune-lightgbm.yaml --set"): "the same",
     ("guide", "python -m jobs.crossval"): "five folds with twenty methods each",
 }
 

@@ -16,10 +16,16 @@ to mount one.
 
 import sys
 
-from jobs.chaos.chaos import ChaosJob, chaos
-from jobs.cli import Command, main
+from jobs.cli import Command, Job, main
 
-COMMAND = Command("chaos", ChaosJob, lambda job: sys.exit(0 if chaos(job) else 1), __doc__)
+
+def _job() -> Job:
+    from jobs.chaos.chaos import ChaosJob, chaos
+
+    return ChaosJob, lambda job: sys.exit(0 if chaos(job) else 1)
+
+
+COMMAND = Command("chaos", _job, __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

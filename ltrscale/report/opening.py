@@ -113,7 +113,7 @@ def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[s
     text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
     named = {"production": production, "candidate": candidate}
     settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in named.items())
-    return text, f"python -m jobs.gate --config jobs/configs/gate.yaml --set out=gate {settings}"
+    return text, f"python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate {settings}"
 
 
 def _more(difference: float, detectable: float | None) -> str:

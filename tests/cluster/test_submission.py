@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # Ray's client says it
 ]
 
-PREPARE, PRETRAIN = "jobs/configs/prepare-distributed-dev.yaml", "jobs/configs/distributed-dev.yaml"
+PREPARE, PRETRAIN = "jobs/configs/start/prepare-distributed-dev.yaml", "jobs/configs/start/distributed-dev.yaml"
 SMALL_LOG = ("--set=synthetic.weeks=2", "--set=synthetic.groups_per_week=100")
 SMALL_RUN = (
     "--set=train.periods=2026-W01..2026-W02",

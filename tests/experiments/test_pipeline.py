@@ -25,7 +25,7 @@ def small(out: Path, *changes: str) -> PipelineConfig:
     stages = ("simclr_rank", "simsiam")
     return configs.load(
         PipelineConfig,
-        str(ROOT / "jobs" / "configs" / "demo.yaml"),
+        str(ROOT / "jobs" / "configs" / "start" / "demo.yaml"),
         [
             f"out={out}",
             "seeds=[0]",

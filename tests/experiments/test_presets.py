@@ -24,7 +24,7 @@ from ltrscale.pretext.contrast import Contrastive
 from ltrscale.ranking.losses import attention_allocation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 
-CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "papers"
 PRETEXTS = {kind_of(cls): cls for cls in members(FeatureMethodConfig)}
 TREES = [kind_of(cls) for cls in members(GBDTConfig)]
 both_presets = pytest.mark.parametrize("preset", ["paper", "hou24"])

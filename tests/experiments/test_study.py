@@ -25,7 +25,7 @@ from ltrscale.experiments.study_grid import StudyConfig, about, cells_of, shared
 from ltrscale.experiments.study_models import Spent
 from ltrscale.stages.runs import heard_by
 
-CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "results"
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 FINETUNE = {"network": NETWORK, "head_epochs": 1, "epochs": 2, "stream": {"docs_per_batch": 500}}
 PRETRAIN = {"method": {"kind": "simclr_rank"}, "network": NETWORK, "epochs": 1, "stream": {"docs_per_batch": 2000}}

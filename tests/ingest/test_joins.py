@@ -154,7 +154,7 @@ def test_the_order_of_bm25_has_its_known_quality(
     """The ideal is that of all judged documents, found by BM25 or not; a query without any found counts 0."""
     root = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(root)
-    settings = yaml.safe_load((root / "jobs" / "configs" / f"prepare-{name}.yaml").read_text())["prepare"]
+    settings = yaml.safe_load((root / "jobs" / "configs" / "data" / f"prepare-{name}.yaml").read_text())["prepare"]
     del settings["source"]["columns"]["tokens"]
     prepare(PrepareConfig.model_validate(settings), str(tmp_path / "set"))
     grades = judgements(shared_data / "text" / name / "qrels.tsv.gz")

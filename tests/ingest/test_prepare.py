@@ -425,7 +425,7 @@ def test_real_data_has_the_published_counts(
     if name.startswith("prepare-"):  # a shipped config, whose paths are those seen from the root of the repository
         monkeypatch.chdir(ROOT)
         settings = PrepareConfig.model_validate(
-            yaml.safe_load(Path(f"jobs/configs/{name}.yaml").read_text())["prepare"]
+            yaml.safe_load(Path(f"jobs/configs/data/{name}.yaml").read_text())["prepare"]
         )
     manifest = prepare(settings, str(tmp_path / "out")).manifest
     documents = sum(expected.documents.values())

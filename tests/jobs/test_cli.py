@@ -1,5 +1,6 @@
 """The command line of a job: help, printed config, one-line errors, exit status."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ def test_help_is_a_command_away() -> None:
 
 def test_unknown_key_names_the_nearest() -> None:
     assert "did you mean 'seeds'" in one_line(
-        run_here("pipeline", "--config", "jobs/configs/demo.yaml", "--set", "sedes=[1]")
+        run_here("pipeline", "--config", "jobs/configs/start/demo.yaml", "--set", "sedes=[1]")
     )
 
 
@@ -72,7 +73,7 @@ def test_missing_data_set_is_named(tmp_path: Path) -> None:
 
 
 def test_printed_config_is_a_config(tmp_path: Path) -> None:
-    done = run_here("pipeline", "--config", "jobs/configs/demo.yaml", "--set", "seeds=[3]", "--print-config")
+    done = run_here("pipeline", "--config", "jobs/configs/start/demo.yaml", "--set", "seeds=[3]", "--print-config")
     assert done.returncode == 0, done.stderr
     path = tmp_path / "printed.yaml"
     path.write_text(done.stdout)
@@ -88,7 +89,7 @@ def test_flags_are_short_for_keys(tmp_path: Path) -> None:
     assert (printed.workers.number, printed.fresh) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# "), "a shipped config says in its first line what it is for"
@@ -120,10 +121,16 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     assert configs.load(kinds.get(path.stem.partition("-")[0], PipelineConfig), urls[::-1])
 
 
+@pytest.mark.parametrize("folder", sorted((ROOT / "jobs" / "configs").iterdir()), ids=lambda folder: folder.name)
+def test_every_folder_of_configs_has_a_page_with_a_line_a_file(folder: Path) -> None:
+    named = re.findall(r"^- \[([\w-]+)\]\(\1\.yaml\): \w.+$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(path.stem for path in folder.glob("*.yaml"))
+
+
 def test_a_config_is_laid_over_the_ones_before(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("out: elsewhere\nmethods: {gbdt: {gbdt: {num_leaves: 5}}}\n")
-    one, two = "jobs/configs/demo.yaml", str(path)
+    one, two = "jobs/configs/start/demo.yaml", str(path)
     done = run_here("pipeline", "--config", one, "--config", two, "--set", "seeds=[3]", "--print-config")
     assert done.returncode == 0, done.stderr
     (tmp_path / "printed.yaml").write_text(done.stdout)
@@ -142,7 +149,7 @@ from ltrscale.config import Config
 def run(_):
     with pyarrow.OSFile("/dev/full", "wb") as file:
         file.write(b"bytes")
-main(Command("job", Config, run, "A job."))
+main(Command("job", lambda: (Config, run), "A job."))
 """
 
 

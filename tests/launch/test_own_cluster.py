@@ -119,7 +119,7 @@ def wait(config):
         threading.Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         ray.get(endless) if config.call == "get" else ray.wait([endless])
 
-main(Command("wait", Call, wait, "A test."))
+main(Command("wait", lambda: (Call, wait), "A test."))
 """
 
 

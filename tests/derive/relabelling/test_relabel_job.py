@@ -90,7 +90,9 @@ def test_a_data_set_is_not_replaced_by_mistake(synthetic_dataset: str, tmp_path:
         job(synthetic_dataset, tmp_path / "other", BINARY).run()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").glob("relabel-*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "jobs" / "configs").rglob("relabel-*.yaml")), ids=lambda path: path.stem
+)
 def test_shipped_configs_are_valid(path: Path) -> None:
     assert configs.load(RelabelJob, str(path)).relabel.steps
 

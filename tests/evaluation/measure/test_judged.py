@@ -264,7 +264,7 @@ def test_bm25_has_its_known_quality_on_nfcorpus(
     assert (shared_data / "text" / "nfcorpus").exists()
     monkeypatch.chdir(ROOT)
     for name in ("prepare-nfcorpus", "prepare-nfcorpus-judged"):
-        settings = yaml.safe_load((ROOT / "jobs" / "configs" / f"{name}.yaml").read_text())["prepare"]
+        settings = yaml.safe_load((ROOT / "jobs" / "configs" / "data" / f"{name}.yaml").read_text())["prepare"]
         settings["source"]["columns"].pop("tokens", None)
         prepare(PrepareConfig.model_validate(settings), str(tmp_path / name))
     values = {

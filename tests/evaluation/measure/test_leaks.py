@@ -257,7 +257,7 @@ def test_real_data_raise_no_question(
     assert shared_data.is_dir()
     monkeypatch.chdir(ROOT)
     caplog.set_level(logging.INFO, "ltrscale")
-    load_config(PrepareJob, f"jobs/configs/prepare-{name}.yaml", [f"out={tmp_path / 'data'}"]).run()
+    load_config(PrepareJob, f"jobs/configs/data/prepare-{name}.yaml", [f"out={tmp_path / 'data'}"]).run()
     assert asked(caplog.messages) == []
     found = look(Split(data=(str(tmp_path / "data"),)))
     assert found[0].lists >= 30

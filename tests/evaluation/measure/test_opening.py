@@ -88,7 +88,7 @@ def test_the_best_is_put_beside_what_was_shown_and_trees_each_with_its_interval(
         ON_NO_SLICE,
     ]
     assert next_step(found, None)[1] == (
-        "python -m jobs.gate --config jobs/configs/gate.yaml --set out=gate --set production=runs/gbdt "
+        "python -m jobs.gate --config jobs/configs/start/gate.yaml --set out=gate --set production=runs/gbdt "
         "--set candidate=runs/net"
     )
 
