@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ltrscale import boosters, storage
+from ltrscale import storage
+from ltrscale.bundle import boosters
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest

@@ -14,8 +14,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ltrscale import boosters, storage, views
+from ltrscale import storage
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle import boosters, views
 from ltrscale.bundle.contents import (
     CONFIG,
     PROJECTION,

@@ -6,9 +6,8 @@ people answer: jobs.prepare and the report ask it, and the gate refuses until `b
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ltrscale import boosters
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, boosters
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ltrscale import views
-from ltrscale.boosters import import_catboost
-from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees, views
+from ltrscale.bundle.boosters import import_catboost
+from ltrscale.bundle.views import View
 from ltrscale.data.dataset.disjoint import check_disjoint, joined
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
@@ -28,7 +28,6 @@ from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
 from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch, watching
-from ltrscale.views import View
 
 HIGHEST_EXPONENTIAL = 31
 """Highest label; gains 2^y - 1 of higher labels would swamp all others."""

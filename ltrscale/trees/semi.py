@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale import boosters, views
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
+from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
@@ -31,7 +31,6 @@ from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, learnt, seen_by, with_features_of
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
-from ltrscale.views import Projection, View
 
 _DOCS_PER_BATCH = 8192
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from ltrscale import views
-from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees, views
+from ltrscale.bundle.views import View
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Feature, matching
@@ -26,7 +26,6 @@ from ltrscale.skew import reference_of
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, learnt, seen_by, with_features_of
-from ltrscale.views import View
 
 _ALL = ("all",)
 

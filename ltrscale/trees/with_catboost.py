@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.boosters import CatBoostTable, import_catboost
+from ltrscale.bundle.boosters import CatBoostTable, import_catboost
 from ltrscale.errors import InputError
 from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import Codes, Labelled

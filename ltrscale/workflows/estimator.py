@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from ltrscale import boosters, storage
 from ltrscale import bundle as bundles
+from ltrscale import storage
+from ltrscale.bundle import boosters
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits

@@ -12,9 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ltrscale import views
 from ltrscale.batch import QueryGroups, rows_of
-from ltrscale.bundle import Bundle, load
+from ltrscale.bundle import Bundle, load, views
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.selection import only_relevant, select

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups
-from ltrscale.boosters import renumber
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.opened import Scorer
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select

@@ -10,7 +10,7 @@ import pytest
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from ltrscale import boosters
+from ltrscale.bundle import boosters
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split

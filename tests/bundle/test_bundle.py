@@ -16,7 +16,8 @@ from torch import nn
 
 from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
-from ltrscale.boosters import renumber
+from ltrscale.bundle.boosters import renumber
+from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.encoders import ResNetConfig
@@ -24,7 +25,6 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig, Projector, ProjectorConfig
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.views import Projection
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
 
