@@ -9,7 +9,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob
 
 COMMAND = Command(
     "train_gbdt",

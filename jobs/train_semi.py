@@ -9,7 +9,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.tree_stages import SemiJob
+from ltrscale.trees.semi import SemiJob
 
 COMMAND = Command(
     "train_semi",

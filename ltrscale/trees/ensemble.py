@@ -5,7 +5,7 @@ Shapes: N documents, C candidates.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,9 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.scored import score
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.targets import Floats
@@ -51,6 +53,18 @@ def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
             return
     if not draws:
         raise ValueError(f"{where}: these trees draw nothing at random, all candidates are equal; lower {settings}")
+
+
+class AverageJob(LabelledStage):
+    """Average the scores of runs of the same trees."""
+
+    stage: ClassVar = "average"
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
+    """Of one model each, which differ in their seed."""
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Judge the mean on validation, and commit it."""
+        average(self.bundles, self.splits.validation, self.out, made_by=origin)
 
 
 def choose(

@@ -47,10 +47,10 @@ from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 
 class MLPStudent(Config):

@@ -24,10 +24,10 @@ from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.search import ReportValue
 from ltrscale.tuning.space import Params, Space, assign, find, label
 from ltrscale.workflows.stages import FinetuneJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 
 class _SearchedJob(Config):

@@ -11,9 +11,8 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.storage import join
-from ltrscale.trees.stacking import StackConfig
+from ltrscale.trees.stacking import StackConfig, check_ready
 from ltrscale.workflows.methods import BaseMethod, MethodName, check_methods
-from ltrscale.workflows.tree_stages import check_ready
 from ltrscale.workflows.trial import Trial
 
 TRAINING = "training"

@@ -13,7 +13,10 @@ from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.trees.stacking import StackConfig, StackMember
+from ltrscale.trees.ensemble import AverageJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.semi import SemiJob
+from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.methods import (
     CombinedMethod,
@@ -33,7 +36,6 @@ from ltrscale.workflows.methods import (
 )
 from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
-from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 from ltrscale.workflows.tune import TuneJob
 
 

@@ -21,8 +21,8 @@ from ltrscale.evaluation.interleave_page import Interleaved, page
 from ltrscale.evaluation.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.scoring import ScoreConfig, score
 from ltrscale.simulate.clicks import Cascade, PositionBased, User
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.interleave import InterleaveJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -29,12 +29,12 @@ from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob
 from ltrscale.workflows.starting import InitConfig, init
-from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAK = "page_seconds"

@@ -18,9 +18,9 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.trees import data as tree_data
+from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_labels
 from ltrscale.trees.watch import watching
 from ltrscale.trees.with_xgboost import boost, parameters_of
 

@@ -34,10 +34,10 @@ from ltrscale.errors import InputError
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows import frames
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 TRAIN, VALIDATION, NEW = searches(60, 0), searches(20, 1), searches(25, 2)
 FEATURES = {"features": ["clicks", "price", "sale"], "categorical": ["kind", "shop"]}

@@ -14,9 +14,9 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.launch.workers import ONE
 from ltrscale.ranking.choices import named
+from ltrscale.trees.ensemble import AverageJob
 from ltrscale.tuning.history import History
 from ltrscale.workflows.methods import EnsembleMethod, GBDTMethod, Method, NeuralMethod, TunedMethod, check_methods
-from ltrscale.workflows.tree_stages import AverageJob
 from ltrscale.workflows.trial import Trial
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

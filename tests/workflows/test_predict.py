@@ -23,10 +23,11 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.errors import InputError
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.semi import SemiJob
 from ltrscale.workflows.listing import read_run
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
 
 Rows = list[dict[str, Any]]
 NUMERIC, CATEGORICAL = ("f_age", "f_price"), ("colour",)

@@ -16,10 +16,13 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
 from ltrscale.skew import find_skew, look, reference_of
+from ltrscale.trees.ensemble import AverageJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.semi import SemiJob
+from ltrscale.trees.stacking import StackedJob
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob
-from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 
 SOURCE = {
     "kind": "items",

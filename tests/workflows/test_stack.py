@@ -13,10 +13,10 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.leaks import importances
 from ltrscale.stages.origins import check_unseen
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.stack import StackJob, run_stack
 from ltrscale.workflows.stages import EvaluateJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}
 TREES = {"kind": "lightgbm", "num_trees": 10, "num_threads": 1, "min_data_in_leaf": 5}

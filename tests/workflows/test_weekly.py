@@ -22,12 +22,12 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.progress import log
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows import week as steps
 from ltrscale.workflows.first_weekly import weekly_text
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.service import InService, Week
 from ltrscale.workflows.stages import PrepareJob
-from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.week import run_weekly
 from ltrscale.workflows.weekly import WeeklyJob
 
