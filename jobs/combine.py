@@ -11,7 +11,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import CombineJob
+from ltrscale.training.combine import CombineJob
 
 COMMAND = Command(
     "combine",

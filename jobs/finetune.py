@@ -9,7 +9,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import FinetuneJob
+from ltrscale.training.finetune import FinetuneJob
 
 COMMAND = Command(
     "finetune",

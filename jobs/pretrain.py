@@ -7,7 +7,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import PretrainJob
+from ltrscale.training.pretrain import PretrainJob
 
 COMMAND = Command(
     "pretrain",

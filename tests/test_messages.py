@@ -20,9 +20,10 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.ingest.prepare import prepare
 from ltrscale.errors import InputError
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import EvaluateJob, PrepareJob, PretrainJob
+from ltrscale.workflows.stages import EvaluateJob, PrepareJob
 
 ROOT = Path(__file__).resolve().parents[1]
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

@@ -44,13 +44,13 @@ from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dat
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
-from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, ScoreJob
 
 
 class MLPStudent(Config):

@@ -11,13 +11,14 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join
-from ltrscale.training.combine import CombineConfig
-from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.feature import FeatureJob
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
-from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.methods import (
     CombinedMethod,
     EnsembleMethod,
@@ -35,7 +36,7 @@ from ltrscale.workflows.methods import (
     searched,
 )
 from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
+from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.tune import TuneJob
 
 

@@ -20,11 +20,11 @@ from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import AS_SHOWN, order_shown
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.stages import EvaluateJob
 
 CLICKS = PropensitiesConfig(clicks="clicks", clip=4)

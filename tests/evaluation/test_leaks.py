@@ -29,8 +29,8 @@ from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.training.feature import FeatureJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob

@@ -22,7 +22,9 @@ from jobs.chaos.report import Diary, write_report
 from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, ScoreJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.workflows.stages import EvaluateJob, PrepareJob, ScoreJob
 from ltrscale.workflows.tune import TuneJob
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
@@ -18,7 +20,7 @@ from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, PrepareJob, RelabelJob, ScoreJob
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.tune import TuneJob
 from ltrscale.workflows.weekly import WeeklyJob

@@ -35,11 +35,13 @@ from ltrscale.report.make import make_document
 from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.stages.stage import Stage
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob
+from ltrscale.workflows.stages import EvaluateJob, PrepareJob
 
 pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"

@@ -24,10 +24,11 @@ from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.serving import export
+from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, ScoreJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import shop
 import torch
+from small_trainers import finetune
 
 from ltrscale import storage
 from ltrscale.bundle import load
@@ -24,7 +25,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.ranking.metrics import gain_ndcg
 from ltrscale.simulate.relabel import RelabelConfig, relabel
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import train_gbdt
 

@@ -16,12 +16,13 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.stages.stage import Stage
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
 from ltrscale.tuning.space import Dimension
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.searched import GBDTSearch, check_space, given_params, with_params
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
 
 LEFT_OUT = ["f_1*", "categorical"]
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

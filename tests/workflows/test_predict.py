@@ -23,11 +23,14 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.errors import InputError
+from ltrscale.training.combine import CombineJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
 from ltrscale.workflows.listing import read_run
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import PrepareJob, RelabelJob, ScoreJob
 
 Rows = list[dict[str, Any]]
 NUMERIC, CATEGORICAL = ("f_age", "f_price"), ("colour",)

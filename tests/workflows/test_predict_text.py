@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ltrscale import bundle
+from ltrscale.training.finetune import FinetuneJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import FinetuneJob, PrepareJob
+from ltrscale.workflows.stages import PrepareJob
 
 WORDS = ["apple", "pear", "plum", "good", "bad", "old", "new"]
 

@@ -22,10 +22,12 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.training import validation
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.refit import RefitJob, _Learned
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PretrainJob
+from ltrscale.workflows.stages import EvaluateJob
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 STREAM = {"docs_per_batch": 500, "streams": 2}

@@ -16,9 +16,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import evaluate
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.stages.origins import bundle_hashes
+from ltrscale.training.combine import CombineJob
+from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows import stages
-from ltrscale.workflows.stages import CombineJob, EvaluateJob, FinetuneJob, PrepareJob
+from ltrscale.workflows.stages import EvaluateJob, PrepareJob
 
 
 def splits(data: str, *, train: str, validation: str, test: str) -> dict[str, Any]:
