@@ -116,11 +116,11 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
         InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
     """
     opened = bundle.load(config.bundle)
-    if opened.kind != "pretrained":
+    if not isinstance(opened, bundle.PretrainedBundle):
         raise InputError(f"{config.bundle}: no pretrained encoder; name the bundle that jobs.pretrain made")
     settings = validate(_Settings, opened.config, config.bundle)
     method = settings.method
-    if not isinstance(method, Siamese) or opened.network().projector is None:
+    if not isinstance(method, Siamese) or opened.projector() is None:
         raise InputError(
             f"{config.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
             "name a bundle of another method, such as simclr_rank"
@@ -156,9 +156,9 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
     return contrast
 
 
-def _network(opened: bundle.Bundle, settings: _Settings, sample: Selection) -> Pretrainer:
+def _network(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
     """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
-    made, transform = opened.network(), opened.transform()
+    made, transform = opened.architecture, opened.transform()
     network = NetworkConfig(transform=made.transform, encoder=made.encoder)
     marginals_SF = None
     if settings.method.needs_marginals(settings.augment):

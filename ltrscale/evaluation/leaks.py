@@ -7,7 +7,7 @@ people answer: jobs.prepare and the report ask it, and the gate refuses until `b
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, boosters
+from ltrscale.bundle import Bundle, TreesBundle, boosters
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -99,7 +99,7 @@ def of_queries(found: Sequence[Alone]) -> Iterator[str]:
 
 def importances(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
-    if bundle.trees is None:
+    if not isinstance(bundle, TreesBundle):
         return None
     every = tuple(feature.name for feature in bundle.features)
     seen = every if bundle.trees.sees is None else bundle.trees.sees  # a stack may see none
@@ -115,7 +115,7 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     A network, or trees that see components or other rankers' scores, lean on every feature that they read.
     """
     every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if bundle.trees is None or bundle.trees.projection or bundle.trees.members:
+    if not isinstance(bundle, TreesBundle) or bundle.trees.projection or bundle.trees.members:
         return every
     return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}
 

@@ -87,7 +87,7 @@ class AuxiliaryObjective(nn.Module):
         start: the pretrained bundle, which may have a projector to go on with.
     """
 
-    def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.Bundle | None) -> None:
+    def __init__(self, unlabelled: Unlabelled, rankers: Sequence[Ranker], start: bundle.EncoderBundle | None) -> None:
         super().__init__()
         self.unlabelled = unlabelled
         self.nets = nn.ModuleList(_pretrainer(unlabelled, ranker, start) for ranker in rankers)
@@ -98,7 +98,7 @@ class AuxiliaryObjective(nn.Module):
         return torch.stack(losses).mean(), sum(counts) / len(counts)
 
 
-def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.Bundle | None) -> Pretrainer:
+def _pretrainer(unlabelled: Unlabelled, ranker: Ranker, start: bundle.EncoderBundle | None) -> Pretrainer:
     config, made = unlabelled.config, ranker.architecture
     network = NetworkConfig(transform=made.transform, encoder=made.encoder)
     names = [feature.name for feature in unlabelled.selection.features]

@@ -207,17 +207,17 @@ class FinetuneJob(LabelledStage, TrainingStage):
             work = Finetuning(config, data, transform.state_dict(), url, self.out, origin, unlabelled, epochs)
             launch(work, workers=workers, report=report)
 
-    def _start(self, origin: Origin, report: Report) -> bundle.Bundle | None:
+    def _start(self, origin: Origin, report: Report) -> bundle.EncoderBundle | None:
         """The bundle to start from, the best of several if probes choose; None for random weights.
 
         Raises:
             InputError: the settings do not fit it.
         """
-        config, start = self.finetune, bundle.load(self.pretrained) if self.pretrained else None
+        config, start = self.finetune, bundle.load_encoder(self.pretrained) if self.pretrained else None
         try:
             config.check_start(start.projector_layers() if start else None)
             if config.auxiliary is not None:
-                config.auxiliary.method.check_encoder(start.network().encoder if start else config.network.encoder)
+                config.auxiliary.method.check_encoder(start.architecture.encoder if start else config.network.encoder)
         except ValueError as error:
             raise InputError(f"{self.pretrained or 'no pretrained bundle'}: {error}") from error
         if config.keep_head:
@@ -225,7 +225,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
         if start is None:
             return None
         select(self.splits.train, labelled=True).serving(start.features, whose=start.url)  # before anything is started
-        return bundle.load(self._best_of(kept_encoders(start.url), origin, report)) if config.probe_epochs else start
+        if not config.probe_epochs:
+            return start
+        return bundle.load_encoder(self._best_of(kept_encoders(start.url), origin, report))
 
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
         """The encoder whose linear probe has the best validation metric, the last of equal ones.
@@ -264,9 +266,9 @@ def kept_encoders(pretrained: str) -> list[str]:
     return [*(url for url in kept if {**bundle.load(url).made_by, "epoch": 0} == {**made_by, "epoch": 0}), pretrained]
 
 
-def _check_head(config: FinetuneConfig, start: bundle.Bundle | None) -> None:
+def _check_head(config: FinetuneConfig, start: bundle.EncoderBundle | None) -> None:
     """Check that the bundle to start from has the head and the list context to keep."""
-    made = None if start is None else start.network()
+    made = None if start is None else start.architecture
     if made is None or (made.head, made.context) != (config.head, config.context):
         raise InputError(
             f"{start.url if start else 'no pretrained bundle'}: keep_head needs a finetuned ranker with the same head "
@@ -293,7 +295,7 @@ class Finetuning:
     def __call__(self, context: Context) -> None:
         """Take part; rank 0 writes checkpoints and the bundle."""
         config, data = self.config, self.data
-        start = bundle.load(self.pretrained) if self.pretrained else None
+        start = bundle.load_encoder(self.pretrained) if self.pretrained else None
         if start is not None:
             data = data.serving(start.features, whose=start.url)
         device = set_up(config)
@@ -322,7 +324,7 @@ def _seeds(config: FinetuneConfig) -> list[int]:
 
 
 def _ranker(
-    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.Bundle | None
+    config: FinetuneConfig, seed: int, fitted_state: dict[str, Tensor], pretrained: bundle.EncoderBundle | None
 ) -> Ranker:
     """A ranker before finetuning, with pretrained or random weights."""
     torch.manual_seed(seed)
@@ -337,7 +339,7 @@ def _ranker(
         ranker = Ranker(Architecture(transform=transform.config, encoder=config.network.encoder, **added), transform)
         load_initial(ranker.encoder, config.network.initial)
         return ranker
-    made, kept = pretrained.network(), config.projector_layers
+    made, kept = pretrained.architecture, config.projector_layers
     projector = made.projector if kept else None
     architecture = Architecture(
         transform=made.transform, encoder=made.encoder, projector=projector, projector_layers=kept, **added

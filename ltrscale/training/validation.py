@@ -175,7 +175,7 @@ class Best:
         if (best := snapshot.progress["best"]) is not None:
             value, self.phase, self.epoch = best
             self.value = -math.inf if value is None else value
-            self.epochs = snapshot.progress.get("epochs", {self.phase: self.epoch})  # earlier versions had none
+            self.epochs = snapshot.progress["epochs"]
 
     def _metrics(self) -> dict[str, bundle.Metric]:
         """The metrics of the bundle."""

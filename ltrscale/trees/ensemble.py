@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, Metric, load, reading, save_trees
+from ltrscale.bundle import Bundle, Metric, TreesBundle, load, reading, save_trees
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -89,7 +89,7 @@ def choose(
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load(url) for url in candidates]
+    bundles = _opened(candidates)
     judged = _Judged.of(bundles, validation)
     taken, value, alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.value(scores_N, config.stop_on), most=ensemble.most
@@ -118,7 +118,7 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load(url) for url in runs]
+    bundles = _opened(runs)
     if len({opened.content for opened in bundles}) < len(bundles):
         log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", out, len(bundles))
     judged, stop_on = _Judged.of(bundles, validation), int(bundles[0].config["stop_on"])
@@ -134,6 +134,15 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
     return load(out)
 
 
+def _opened(urls: Sequence[str]) -> list[TreesBundle]:
+    bundles = []
+    for url in urls:
+        opened = load(url)
+        assert isinstance(opened, TreesBundle), f"{url} holds {opened.holds}"
+        bundles.append(opened)
+    return bundles
+
+
 @dataclass(frozen=True, eq=False)
 class _Judged:
     """The scores of some models for the validation groups."""
@@ -144,7 +153,7 @@ class _Judged:
     scores_CN: Floats
 
     @classmethod
-    def of(cls, bundles: Sequence[Bundle], validation: Split) -> Self:
+    def of(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
         labelled = select(validation, labelled=True)
         selection = only_relevant(labelled)
         groups, _ = read(selection, "validation")
@@ -159,7 +168,7 @@ class _Judged:
 
 
 def _save(
-    bundles: Sequence[Bundle],
+    bundles: Sequence[TreesBundle],
     out: str,
     *,
     config: Mapping[str, Any],
@@ -168,7 +177,6 @@ def _save(
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
     first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
-    assert first.trees is not None
     save_trees(
         out,
         models,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees, views
+from ltrscale.bundle import Bundle, TreesArchitecture, TreesBundle, load, reading, save_trees, views
 from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined
@@ -170,8 +170,8 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
         InputError: it is not one LightGBM model of features that both see alike, or the trees to add are another
             library's.
     """
-    start = load(url)
-    if config.kind != "lightgbm" or start.trees != TreesArchitecture(per_query=config.per_query):
+    start, plain = load(url), TreesArchitecture(per_query=config.per_query)
+    if config.kind != plain.library or not isinstance(start, TreesBundle) or start.trees != plain:
         raise InputError(
             f"{url}: only LightGBM's trees go on from a bundle, which must hold one LightGBM model with "
             "the same gbdt.per_query; set gbdt.kind to lightgbm and name such a bundle, or leave start out"
