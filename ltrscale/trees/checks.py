@@ -1,34 +1,13 @@
-"""Checks that trees can be grown: of the library, the labels, the positions, and the validation groups."""
+"""Checks that trees can be grown: of the process, the labels, the positions, and the validation groups."""
 
 import numpy as np
 
-from ltrscale.bundle.boosters import import_catboost
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import rank_and_world
-from ltrscale.trees.configs import CatBoostConfig, GBDTConfig
+from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.data import Labelled
+from ltrscale.trees.library import HIGHEST_EXPONENTIAL
 from ltrscale.trees.targets import Floats
-
-HIGHEST_EXPONENTIAL = 31
-"""Highest label; gains 2^y - 1 of higher labels would swamp all others."""
-HIGHEST_LINEAR = 10_000
-
-
-def check_library(config: GBDTConfig, world: int) -> None:
-    """Check that the library is installed and supports this number of workers.
-
-    Raises:
-        InputError: CatBoost is not installed, or there are several workers for it or for unbiased trees.
-    """
-    if not isinstance(config, CatBoostConfig):
-        if config.unbiased and world > 1:  # each worker would learn biases from its share alone
-            raise InputError(f"unbiased trees train in one process, not on {world} workers; set workers to 1")
-        return
-    if world > 1:
-        raise InputError(
-            f"CatBoost trains in one process, not on {world} workers; set workers to 1, or choose another kind"
-        )
-    import_catboost()
 
 
 def check_alone(config: GBDTConfig) -> None:
@@ -37,7 +16,7 @@ def check_alone(config: GBDTConfig) -> None:
     Raises:
         InputError: the library is not installed, or there are other processes.
     """
-    check_library(config, 1)
+    config.check_workers(1)
     if rank_and_world()[1] > 1:
         raise InputError("semi-supervised and stacked trees train in one process; start the job without torchrun")
 
@@ -48,7 +27,7 @@ def check_labels(config: GBDTConfig, groups: Labelled, targets_N: Floats) -> Non
     Raises:
         InputError: a target has none; the message names the group, the label and the remedy.
     """
-    highest = highest_label(config)
+    highest = config.highest_label()
     if highest is None:
         return
     if misfit := _first_misfit(groups, targets_N, highest):
@@ -65,19 +44,6 @@ def _first_misfit(groups: Labelled, labels_N: Floats, highest: int) -> str | Non
         return None
     row = int(rows[0])
     return f"{groups.split}: group {groups.group_of(row)} has label {labels_N[row]:g}"
-
-
-def highest_label(config: GBDTConfig) -> int | None:
-    """The highest label that has a gain; None if the objective takes any number."""
-    if config.objective in ("regression", "softmax", "reg:squarederror", "QueryRMSE"):
-        return None
-    match config.label_gain:
-        case "exponential":
-            return HIGHEST_EXPONENTIAL
-        case "linear":
-            return HIGHEST_LINEAR
-        case table:
-            return len(table) - 1
 
 
 def check_positions(groups: Labelled) -> None:

@@ -19,7 +19,7 @@ from ltrscale.data.stream.scored import score
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
+from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.targets import Floats
 
@@ -43,16 +43,10 @@ def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
     Raises:
         ValueError: it makes no difference.
     """
-    match config:
-        case LightGBMConfig():
-            settings = "feature_fraction or bagging_fraction"
-            draws = config.feature_fraction < 1 or config.bagging_fraction < 1 or config.objective == "rank_xendcg"
-        case XGBoostConfig():
-            settings, draws = "colsample_bytree or subsample", config.colsample_bytree < 1 or config.subsample < 1
-        case CatBoostConfig():
-            return
-    if not draws:
-        raise ValueError(f"{where}: these trees draw nothing at random, all candidates are equal; lower {settings}")
+    if not config.is_random:
+        raise ValueError(
+            f"{where}: these trees draw nothing at random, all candidates are equal; lower {config.sampling}"
+        )
 
 
 class AverageJob(LabelledStage):

@@ -26,13 +26,12 @@ from ltrscale.progress import Report, log
 from ltrscale.skew import reference_of
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_labels, check_library, check_positions, check_validation
-from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
+from ltrscale.trees.checks import check_labels, check_positions, check_validation
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together
-from ltrscale.trees.targets import Floats
-from ltrscale.trees.watch import Watch, watching
+from ltrscale.trees.watch import watching
 
 
 class _Ensemble(Config):
@@ -125,7 +124,7 @@ def train_gbdt(
     """
     check_disjoint(splits)
     world = max(workers.most, rank_and_world()[1])
-    check_library(config, world)
+    config.check_workers(world)
     learnt_from = splits.train if trees is None else joined(splits.train, splits.validation)
     train = learnt(learnt_from, config)
     if start is not None:
@@ -277,30 +276,11 @@ def grow(config: GBDTConfig, train: Labelled, codes: Codes, validation: Labelled
     check_labels(config, train, targets_N)
     if validation is not None:
         check_labels(config, validation, validation.labels_N)
-    if not isinstance(config, CatBoostConfig) and config.unbiased:
+    if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
-        model = _boost(config, train, targets_N, validation, merged(codes), watch)
+        model = config.boost(train, targets_N, validation, merged(codes), watch)
     metrics = watch.metrics()
     judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
     return Grown(model, metrics)
-
-
-def _boost(
-    config: GBDTConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
-) -> bytes:
-    """Grow trees with the config's library, importing no other; returns the model in the library's format."""
-    match config:
-        case LightGBMConfig():
-            from ltrscale.trees import with_lightgbm
-
-            return with_lightgbm.boost(config, train, targets_N, validation, codes, watch)
-        case XGBoostConfig():
-            from ltrscale.trees import with_xgboost
-
-            return with_xgboost.boost(config, train, targets_N, validation, codes, watch)
-        case CatBoostConfig():
-            from ltrscale.trees import with_catboost
-
-            return with_catboost.boost(config, train, targets_N, validation, codes, watch)

@@ -28,7 +28,7 @@ from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.skew import reference_of
 from ltrscale.stages.stage import LabelledStage, Origin
-from ltrscale.trees.checks import check_alone, check_validation, highest_label
+from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
@@ -66,7 +66,7 @@ class SemiConfig(Config):
         if self.pseudo_labels is not None and any(trees.relevant_only for trees in (self.first, self.gbdt) if trees):
             raise ValueError("relevant_only: set it to false, for with pseudo_labels trees learn from all groups")
         grades = self.pseudo_labels.grades if self.pseudo_labels and self.gbdt.targets is None else 0
-        highest = highest_label(self.gbdt)
+        highest = self.gbdt.highest_label()
         if highest is not None and grades - 1 > highest:
             raise ValueError(
                 f"pseudo_labels.grades: gbdt has gains for grades 0 to {highest}, {grades} are asked for; lower grades "

@@ -46,8 +46,9 @@ from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.stages import EvaluateJob, ScoreJob
