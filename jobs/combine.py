@@ -14,7 +14,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.stages import CombineJob
+    from ltrscale.training.combine import CombineJob
 
     return CombineJob, CombineJob.run
 

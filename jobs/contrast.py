@@ -7,14 +7,11 @@ After `make demo`:
       --set bundle=runs/demo/seed-0/simclr_rank/pretrained
 """
 
-from jobs.cli import Command
-from jobs.cli import main
+from jobs.cli import Command, Job, main
 from ltrscale.evaluation.measure.contrast import ContrastJob
-from jobs.cli import Job
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.measure.contrast import ContrastJob
 
     return ContrastJob, ContrastJob.run
 

@@ -10,8 +10,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.crossval import CrossvalConfig
-    from ltrscale.experiments.crossval import run_crossval
+    from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
 
     return CrossvalConfig, run_crossval
 

@@ -16,8 +16,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.distill import DistillJob
-    from ltrscale.experiments.distill import run_distill
+    from ltrscale.experiments.distill import DistillJob, run_distill
 
     return DistillJob, run_distill
 

@@ -7,14 +7,11 @@ After the example of `python -m jobs.evaluate --help` with `--set 'evaluate.slic
   python -m jobs.drift --set evaluation=runs/report --set out=runs/drift
 """
 
-from jobs.cli import Command
-from jobs.cli import main
+from jobs.cli import Command, Job, main
 from ltrscale.evaluation.weeks.decay import DriftJob
-from jobs.cli import Job
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.weeks.decay import DriftJob
 
     return DriftJob, DriftJob.run
 

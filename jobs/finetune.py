@@ -12,7 +12,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.stages import FinetuneJob
+    from ltrscale.training.finetune import FinetuneJob
 
     return FinetuneJob, FinetuneJob.run
 

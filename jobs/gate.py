@@ -28,8 +28,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.evaluation.weeks.gate import GateJob
-    from ltrscale.evaluation.weeks.gate import run_gate
+    from ltrscale.evaluation.weeks.gate import GateJob, run_gate
 
     return GateJob, run_gate
 

@@ -5,16 +5,11 @@ Uses of columns are guessed from names and values; name those that are guessed w
   python -m jobs.init logs/shop.csv --set out=shop --set label=purchased
 """
 
-from jobs.cli import Command
-from jobs.cli import main
-from ltrscale.experiments.first.init import InitConfig
-from ltrscale.experiments.first.init import init
-from jobs.cli import Job
+from jobs.cli import Command, Job, main
+from ltrscale.experiments.first.init import InitConfig, init
 
 
 def _job() -> Job:
-    from ltrscale.experiments.first.init import InitConfig
-    from ltrscale.experiments.first.init import init
 
     return InitConfig, init
 

@@ -10,8 +10,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.pipeline import PipelineConfig
-    from ltrscale.experiments.pipeline import run_pipeline
+    from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 
     return PipelineConfig, run_pipeline
 

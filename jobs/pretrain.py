@@ -10,7 +10,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.stages import PretrainJob
+    from ltrscale.training.pretrain import PretrainJob
 
     return PretrainJob, PretrainJob.run
 

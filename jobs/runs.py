@@ -5,14 +5,11 @@ After `make demo`, a list, and with `--compare "[runs/a, runs/b]"` two runs side
   python -m jobs.runs runs
 """
 
-from jobs.cli import Command
-from jobs.cli import main
+from jobs.cli import Command, Job, main
 from ltrscale.experiments.listing import RunsJob
-from jobs.cli import Job
 
 
 def _job() -> Job:
-    from ltrscale.experiments.listing import RunsJob
 
     return RunsJob, RunsJob.run
 

@@ -13,8 +13,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.stack import StackJob
-    from ltrscale.experiments.stack import run_stack
+    from ltrscale.experiments.stack import StackJob, run_stack
 
     return StackJob, run_stack
 

@@ -12,7 +12,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.tree_stages import GBDTJob
+    from ltrscale.trees.gbdt import GBDTJob
 
     return GBDTJob, GBDTJob.run
 

@@ -12,7 +12,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.tree_stages import SemiJob
+    from ltrscale.trees.semi import SemiJob
 
     return SemiJob, SemiJob.run
 

@@ -225,8 +225,9 @@ def test_the_config_of_a_bundle(home: Path, ranker: Path, drawn: st.DataObject) 
         opened = bundle.load(str(ranker))
         groups = QueryGroups(torch.zeros(2, 2), torch.tensor([0, 2]))
         reading = PredictJob(out=str(home / "items"), bundle=str(ranker), inputs=({"path": "log.csv"},)).reading
-        parts = (opened.transform, opened.encoder, opened.projector_layers)
-        for read in (lambda: opened.scorer()(groups), *parts, reading):
+        parts = ("transform", "encoder", "projector_layers")
+        parts_of = [getattr(opened, name) for name in parts if isinstance(opened, bundle.EncoderBundle)]
+        for read in (lambda: opened.scorer()(groups), *parts_of, reading):
             with contextlib.suppress(InputError):
                 read()
 

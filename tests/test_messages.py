@@ -23,8 +23,8 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, prepare
-from ltrscale.workflows.stages import PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

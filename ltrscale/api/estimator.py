@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from ltrscale import boosters, storage
 from ltrscale import bundle as bundles
+from ltrscale import storage
 from ltrscale.api import frames
 from ltrscale.api.conventions import Arguments, NotFitted, as_value_errors, inner_values, new_values
+from ltrscale.bundle import boosters
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -289,7 +290,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             AttributeError: the ranker is not fitted, a network, or trees that see more than the features.
         """
         bundle: bundles.Bundle | None = vars(self).get("_bundle")
-        if bundle is None or bundle.trees is None or bundle.projection is not None:
+        if not isinstance(bundle, bundles.TreesBundle) or bundle.projection is not None:
             raise AttributeError("feature_importances_ are those of fitted trees that see the features alone")
         return boosters.importances(bundle.trees.library, bundle.contents, len(bundle.features))
 
@@ -330,7 +331,9 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
         else:
             (columns, settings), width = frames.read_as(bundle), None
-            ranker = cls(bundle.trees.library if bundle.trees else "neural", prepare=settings or None)
+            ranker = cls(
+                bundle.trees.library if isinstance(bundle, bundles.TreesBundle) else "neural", prepare=settings or None
+            )
         ranker._open(url, columns, width)
         return ranker
 

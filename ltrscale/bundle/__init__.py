@@ -23,21 +23,33 @@ from ltrscale.bundle.contents import (
     content_hash,
     read_manifest,
 )
-from ltrscale.bundle.opened import Bundle, Scorer, load, order_scorer, reading
+from ltrscale.bundle.forests import OrderBundle, StackBundle, TreesBundle, order_scorer
+from ltrscale.bundle.loading import load, load_encoder, reading
+from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, NetworkBundle, PretrainedBundle, RankerBundle
+from ltrscale.bundle.opened import Bundle, Scorer
 from ltrscale.bundle.saving import About, Pretrained, member_files, save_order, save_pretrained, save_ranker, save_trees
 
 __all__ = [
     "About",
     "Bundle",
     "BundleConfig",
+    "CombinedBundle",
+    "EncoderBundle",
     "FeatureOrder",
     "Kind",
     "Metric",
+    "NetworkBundle",
+    "OrderBundle",
     "Pretrained",
+    "PretrainedBundle",
+    "RankerBundle",
     "Scorer",
+    "StackBundle",
     "TreesArchitecture",
+    "TreesBundle",
     "content_hash",
     "load",
+    "load_encoder",
     "member_files",
     "order_scorer",
     "read_manifest",

@@ -4,9 +4,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ltrscale import boosters, storage
+from ltrscale import storage
+from ltrscale.bundle import boosters
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, nearest
@@ -99,20 +100,6 @@ class BundleConfig(Config):
     """Metrics as training reported them; None where undefined."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of Python and the libraries."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_lightgbm(cls, values: Any) -> Any:
-        """Fill in `trees` for the first tree bundles, which lack it because LightGBM was the only library."""
-        if isinstance(values, dict) and values.get("kind") == "trees" and values.get("trees") is None:
-            return {**values, "trees": TreesArchitecture()}
-        return values
-
-    def model_files(self) -> tuple[str, ...]:
-        """Names of the files that hold weights or trees."""
-        if self.order is not None:
-            return ()
-        return (WEIGHTS,) if self.trees is None else self.trees.files()
 
 
 def member_folder(name: str) -> str:

@@ -1,8 +1,6 @@
 """The data and the labels that a bundle was made from, as the job that made it recorded them."""
 
-from typing import Any
-
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from ltrscale.config import Config, digest
 from ltrscale.data.dataset.split import Split
@@ -12,13 +10,6 @@ class Recorded(Config, extra="ignore"):
     """The part of a stage's config that lists the splits for training and selection."""
 
     splits: tuple[Split, ...] = ()
-
-    @field_validator("splits", mode="before")
-    @classmethod
-    def _empty_is_all(cls, splits: Any) -> Any:
-        """Earlier versions wrote an empty list for all periods."""
-        both = isinstance(splits, list | tuple) and all(isinstance(split, dict) for split in splits)
-        return [{**split, "periods": split.get("periods") or None} for split in splits] if both else splits
 
 
 class Provenance(Config, extra="ignore"):

@@ -46,12 +46,13 @@ from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dat
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
-from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import FinetuneJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.workflows.stages import ScoreJob
 
 
 class MLPStudent(Config):

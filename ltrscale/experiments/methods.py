@@ -20,10 +20,11 @@ from ltrscale.training.presets import Preset
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws
 from ltrscale.trees.semi import SemiConfig
 from ltrscale.trees.stacking import StackConfig
+from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 from ltrscale.tuning.space import SamplerConfig, Space
 
 

@@ -19,10 +19,10 @@ from ltrscale.experiments.methods import GBDTMethod, Method, MethodName, NeuralM
 from ltrscale.progress import Report
 from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
 from ltrscale.stages.stage import Origin
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.resumption import TrainingStage
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.stages import TrainingStage
 
 
 def is_refittable(method: Method) -> bool:
@@ -142,16 +142,21 @@ class RefitJob(TrainingStage):
     def work(self, origin: Origin, report: Report) -> None:
         """Train, and commit the bundle."""
         learned = _Learned.of(self.bundle)
-        common: dict[str, Any] = {"report": report, "workers": self.workers}
-        train, rest = learned.train, self._rest(learned)
+        common: dict[str, Any] = {"start": learned.start, "report": report, "workers": self.workers}
+        splits = Splits(train=learned.train, validation=self._rest(learned))
         match learned.settings:
             case FinetuneConfig() as settings:
-                settings, start = settings.replace(probe_epochs=0), learned.start
-                epochs = learned.epochs()
-                finetune(settings, train, rest, self.out, pretrained=start, epochs=epochs, origin=origin, **common)
+                job = FinetuneJob(
+                    out=self.out,
+                    splits=splits,
+                    pretrained=learned.start,
+                    finetune=settings.replace(probe_epochs=0),
+                    workers=self.workers,
+                )
+                job.work(origin, report, epochs=learned.epochs())
             case trees:
-                number, splits = learned.opened.count("trees"), Splits(train=train, validation=rest)
-                train_gbdt(trees, splits, self.out, start=learned.start, trees=number, made_by=origin, **common)
+                number = learned.opened.count("trees")
+                train_gbdt(trees, splits, self.out, trees=number, made_by=origin, **common)
 
     def _rest(self, learned: _Learned) -> Split:
         """The groups that join those of the training split."""

@@ -13,8 +13,7 @@ from ltrscale.experiments.trial import Trial
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.storage import join
-from ltrscale.trees.stacking import StackConfig
-from ltrscale.workflows.tree_stages import check_ready
+from ltrscale.trees.stacking import StackConfig, check_ready
 
 TRAINING = "training"
 """Folder below the job's `out` in which members are trained."""

@@ -27,14 +27,17 @@ from ltrscale.experiments.methods import (
 )
 from ltrscale.launch.workers import WorkersConfig
 from ltrscale.storage import join
-from ltrscale.training.combine import CombineConfig
-from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.trees.stacking import StackConfig, StackMember
+from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.feature import FeatureJob
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.ensemble import AverageJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.semi import SemiJob
+from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 from ltrscale.tuning.searched import FinetuneSearch, GBDTSearch, Searched
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
-from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
+from ltrscale.workflows.stages import ScoreJob
 
 
 @dataclass(frozen=True)

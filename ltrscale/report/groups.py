@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, reading
+from ltrscale.bundle import Bundle, EncoderBundle, NetworkBundle, PretrainedBundle, reading
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
@@ -145,11 +145,11 @@ def _networks(sources: Sources, problems: list[str]) -> Iterator[tuple[str, str]
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
-            before = pretrained_for(bundle) if bundle.architecture is not None else None
+            before = pretrained_for(bundle) if isinstance(bundle, NetworkBundle) else None
         except InputError as error:
             problems.append(f"{name}: {error}")
             continue
-        if bundle.architecture is not None and (before or url) not in known:
+        if isinstance(bundle, NetworkBundle) and (before or url) not in known:
             known.add(before or url)
             yield (f"{name}, pretrained" if before else f"{name}, supervised"), before or url
 
@@ -172,8 +172,9 @@ def embedder(bundle: Bundle, test: Selection) -> Callable[[QueryGroups], Tensor]
         InputError: the bundle holds trees or several rankers, or was made for other features.
     """
     columns = places(bundle.features, test.features, whose=bundle.url)
-    bundle.network()
-    ranker = None if bundle.kind == "pretrained" else bundle.ranker()
+    if not isinstance(bundle, EncoderBundle):
+        raise bundle.no_encoder()
+    ranker = None if isinstance(bundle, PretrainedBundle) else bundle.ranker()
     transform, encoder = (bundle.transform(), bundle.encoder().eval()) if ranker is None else (None, None)
 
     def embed(groups: QueryGroups) -> Tensor:

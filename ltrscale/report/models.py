@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ltrscale.bundle import TreesBundle
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.evaluation import charts
@@ -26,10 +27,10 @@ def learning_curves(sources: Sources) -> Iterator[Block]:
     for name, url in sources.bundles():
         try:
             bundle = sources.opened(url)
-            kind = "trees" if bundle.trees is not None else "networks"
+            kind = "trees" if isinstance(bundle, TreesBundle) else "networks"
             for what, curve in curves_of(records(url)).items():
                 curves[f"{kind}: {what}"][name] = curve
-            if bundle.trees is None and (before := pretrained_for(bundle)) is not None:
+            if not isinstance(bundle, TreesBundle) and (before := pretrained_for(bundle)) is not None:
                 loss = curves_of(records(before)).get("loss")
                 curves["pretraining: loss"] |= {name: loss} if loss else {}
         except InputError as error:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, NetworkBundle
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, CombinedArchitecture
+from ltrscale.models.combine import AnyRanker
 from ltrscale.models.listwise import GSFConfig
 from ltrscale.models.ranker import Architecture
 from ltrscale.serving.features import Column, Texts, labels_of
@@ -55,8 +55,7 @@ class _OneList(nn.Module):
 
 def parts_of(bundle: Bundle) -> Sequence[Architecture]:
     """The architectures of all rankers in a bundle."""
-    made = bundle.architecture
-    return made.parts if isinstance(made, CombinedArchitecture) else (made,) if made else ()
+    return bundle.parts if isinstance(bundle, NetworkBundle) else ()
 
 
 def is_listwise(bundle: Bundle) -> bool:
@@ -134,10 +133,10 @@ def read(folder: Path, matrix_NF: NDArray[np.float32], offsets_Q1: NDArray[np.in
 
 
 def _check(bundle: Bundle) -> None:
-    if bundle.architecture is None:
-        what = "the order of a feature" if bundle.trees is None else "trees"
+    if not isinstance(bundle, NetworkBundle):
         raise InputError(
-            f"{bundle.url}: holds {what}, and onnx takes networks only; export trees to lightgbm, xgboost or treelite"
+            f"{bundle.url}: holds {bundle.holds}, and onnx takes networks only; export trees to lightgbm, xgboost or "
+            "treelite"
         )
     if bundle.reads_positions:
         raise InputError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, TreesBundle
 from ltrscale.errors import InputError
 from ltrscale.serving.features import Column, Texts, labels_of, texts_of
 
@@ -36,14 +36,15 @@ def trees_of(bundle: Bundle, texts: Texts, *, to: str, libraries: Sequence[str])
     Raises:
         InputError: the bundle is not one model of raw features that one of the libraries has made.
     """
-    trees = bundle.trees
-    if trees is None or trees.library not in libraries:
-        what = f"a bundle of kind {bundle.kind}" if trees is None else f"trees of {trees.library}"
-        remedy = "export a network to onnx, or" if trees is None and bundle.kind == "neural" else "instead,"
+    if not isinstance(bundle, TreesBundle) or bundle.trees.library not in libraries:
+        plain = f"a bundle of kind {bundle.kind}"
+        what = f"trees of {bundle.trees.library}" if isinstance(bundle, TreesBundle) else plain
+        remedy = "export a network to onnx, or" if bundle.kind == "neural" else "instead,"
         raise InputError(
             f"{bundle.url}: {what}, and {to} takes trees of {' or '.join(libraries)} only; {remedy} export a student "
             "that jobs.distill trains from it"
         )
+    trees = bundle.trees
     if len(trees.models) > 1 or trees.per_query or trees.projection or trees.members:
         raise InputError(
             f"{bundle.url}: several models, or trees on features standardised per query, on components or on other "

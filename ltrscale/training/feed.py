@@ -33,6 +33,12 @@ class Fed(NamedTuple):
     account: Account
     """Counts and checksum of all micro-batches, taken on the CPU: a GPU would have to send the ids back."""
 
+    def in_order(self) -> Iterator[tuple[int, QueryGroups]]:
+        """The streams that have a micro-batch, with it; in order, so that sums have the same bits each time."""
+        for stream, groups in sorted(self.micro_batches.items()):
+            if groups is not None:
+                yield stream, groups
+
 
 def read_ahead(steps: Iterator[Step], *, depth: int, device: torch.device) -> Generator[Fed]:
     """Yield the steps with their micro-batches on the device; a thread stays up to `depth` steps ahead.

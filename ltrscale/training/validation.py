@@ -44,13 +44,13 @@ class LabelledData:
     def of(
         cls,
         train: Split,
-        validation: Split,
+        validation: Split | None,
         *,
         without: Collection[str],
         relevant: bool = False,
         weighed: bool = False,
     ) -> Self:
-        """The labelled groups of two splits, except in the files `without`, with the features of the training split.
+        """The labelled groups of the splits, with the features of the training split, without the files `without`.
 
         With `relevant` only those training groups that have a relevant document. With `weighed`, where weights are
         trained on, it warns of those that leave documents out.
@@ -58,7 +58,10 @@ class LabelledData:
         Raises:
             InputError: as `select`, all labels of a split are 0, or the validation split lacks a feature.
         """
-        groups, judges = (select(split, labelled=True, without=without) for split in (train, validation))
+        groups = select(train, labelled=True, without=without)
+        if validation is None:
+            return cls(only_relevant(groups) if relevant else groups)
+        judges = select(validation, labelled=True, without=without)
         check_relevant(groups, "train")
         check_relevant(judges, "validation")
         data = cls(only_relevant(groups) if relevant else groups, judges, only_relevant(judges))
@@ -172,7 +175,7 @@ class Best:
         if (best := snapshot.progress["best"]) is not None:
             value, self.phase, self.epoch = best
             self.value = -math.inf if value is None else value
-            self.epochs = snapshot.progress.get("epochs", {self.phase: self.epoch})  # earlier versions had none
+            self.epochs = snapshot.progress["epochs"]
 
     def _metrics(self) -> dict[str, bundle.Metric]:
         """The metrics of the bundle."""

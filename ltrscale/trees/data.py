@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups, group_index, to_offsets
-from ltrscale.boosters import renumber
+from ltrscale.bundle.boosters import renumber
+from ltrscale.bundle.views import View, raw
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.memory import Memory, memory_for
@@ -24,7 +25,6 @@ from ltrscale.errors import InputError
 from ltrscale.models.fitting import Sample, Vocabulary
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import ndcg
-from ltrscale.views import View, raw
 
 LONGEST = 10_000
 """LightGBM's limit on documents of a group; it holds for the other libraries too, so that the same data trains all."""

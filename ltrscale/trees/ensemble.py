@@ -5,19 +5,21 @@ Shapes: N documents, C candidates.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, Metric, load, reading, save_trees
+from ltrscale.bundle import Bundle, Metric, TreesBundle, load, reading, save_trees
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.scored import score
-from ltrscale.progress import log
-from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
+from ltrscale.progress import Report, log
+from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.targets import Floats
 
@@ -41,16 +43,22 @@ def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
     Raises:
         ValueError: it makes no difference.
     """
-    match config:
-        case LightGBMConfig():
-            settings = "feature_fraction or bagging_fraction"
-            draws = config.feature_fraction < 1 or config.bagging_fraction < 1 or config.objective == "rank_xendcg"
-        case XGBoostConfig():
-            settings, draws = "colsample_bytree or subsample", config.colsample_bytree < 1 or config.subsample < 1
-        case CatBoostConfig():
-            return
-    if not draws:
-        raise ValueError(f"{where}: these trees draw nothing at random, all candidates are equal; lower {settings}")
+    if not config.is_random:
+        raise ValueError(
+            f"{where}: these trees draw nothing at random, all candidates are equal; lower {config.sampling}"
+        )
+
+
+class AverageJob(LabelledStage):
+    """Average the scores of runs of the same trees."""
+
+    stage: ClassVar = "average"
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1)
+    """Of one model each, which differ in their seed."""
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Judge the mean on validation, and commit it."""
+        average(self.bundles, self.splits.validation, self.out, made_by=origin)
 
 
 def choose(
@@ -75,7 +83,7 @@ def choose(
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load(url) for url in candidates]
+    bundles = _opened(candidates)
     judged = _Judged.of(bundles, validation)
     taken, value, alone = forward_selection(
         judged.scores_CN, lambda scores_N: judged.value(scores_N, config.stop_on), most=ensemble.most
@@ -104,7 +112,7 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
     Raises:
         InputError: a bundle or the data cannot be read.
     """
-    bundles = [load(url) for url in runs]
+    bundles = _opened(runs)
     if len({opened.content for opened in bundles}) < len(bundles):
         log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", out, len(bundles))
     judged, stop_on = _Judged.of(bundles, validation), int(bundles[0].config["stop_on"])
@@ -120,6 +128,15 @@ def average(runs: Sequence[str], validation: Split, out: str, *, made_by: Mappin
     return load(out)
 
 
+def _opened(urls: Sequence[str]) -> list[TreesBundle]:
+    bundles = []
+    for url in urls:
+        opened = load(url)
+        assert isinstance(opened, TreesBundle), f"{url} holds {opened.holds}"
+        bundles.append(opened)
+    return bundles
+
+
 @dataclass(frozen=True, eq=False)
 class _Judged:
     """The scores of some models for the validation groups."""
@@ -130,7 +147,7 @@ class _Judged:
     scores_CN: Floats
 
     @classmethod
-    def of(cls, bundles: Sequence[Bundle], validation: Split) -> Self:
+    def of(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
         labelled = select(validation, labelled=True)
         selection = only_relevant(labelled)
         groups, _ = read(selection, "validation")
@@ -145,7 +162,7 @@ class _Judged:
 
 
 def _save(
-    bundles: Sequence[Bundle],
+    bundles: Sequence[TreesBundle],
     out: str,
     *,
     config: Mapping[str, Any],
@@ -154,7 +171,6 @@ def _save(
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
     first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
-    assert first.trees is not None
     save_trees(
         out,
         models,

@@ -6,14 +6,14 @@ Shapes: N documents, Q groups, P1 = groups without a label in use + 1; F raw fea
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale import boosters, views
-from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
+from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
@@ -27,11 +27,12 @@ from ltrscale.launch.workers import ONE, Context
 from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
 from ltrscale.skew import reference_of
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, learnt, seen_by, with_features_of
+from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of
 from ltrscale.trees.targets import Floats, QuantisedConfig, make_targets
-from ltrscale.views import Projection, View
 
 _DOCS_PER_BATCH = 8192
 
@@ -65,7 +66,7 @@ class SemiConfig(Config):
         if self.pseudo_labels is not None and any(trees.relevant_only for trees in (self.first, self.gbdt) if trees):
             raise ValueError("relevant_only: set it to false, for with pseudo_labels trees learn from all groups")
         grades = self.pseudo_labels.grades if self.pseudo_labels and self.gbdt.targets is None else 0
-        highest = highest_label(self.gbdt)
+        highest = self.gbdt.highest_label()
         if highest is not None and grades - 1 > highest:
             raise ValueError(
                 f"pseudo_labels.grades: gbdt has gains for grades 0 to {highest}, {grades} are asked for; lower grades "
@@ -77,6 +78,17 @@ class SemiConfig(Config):
         """The config with this seed for all trees."""
         first = None if self.first is None else self.first.replace(seed=seed)
         return self.replace(gbdt=self.gbdt.replace(seed=seed), first=first)
+
+
+class SemiJob(LabelledStage):
+    """Train trees on labelled groups, helped by the training split's other groups."""
+
+    stage: ClassVar = "train_semi"
+    semi: SemiConfig
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Train, and commit the bundle."""
+        train_semi(self.semi, self.splits, self.out, made_by=origin, report=report)
 
 
 def train_semi(config: SemiConfig, splits: Splits, out: str, *, made_by: Mapping[str, Any], report: Report) -> Bundle:

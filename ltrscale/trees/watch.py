@@ -6,6 +6,7 @@ Shapes: N documents.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,24 @@ from numpy.typing import NDArray
 from ltrscale.errors import Stopped
 from ltrscale.launch.workers import Context
 from ltrscale.progress import Advance, progress
-from ltrscale.trees.configs import TreesConfig
 from ltrscale.trees.data import Labelled
 from ltrscale.trees.shares import gather
+
+
+class Limits(Protocol):
+    """The settings of trees that decide how many of them there are."""
+
+    @property
+    def num_trees(self) -> int:
+        """Maximum number."""
+
+    @property
+    def stop_on(self) -> int:
+        """Cut-off of the NDCG."""
+
+    @property
+    def early_stopping_rounds(self) -> int | None:
+        """Trees without a better NDCG to wait for; None keeps all."""
 
 
 class Watch:
@@ -28,7 +44,7 @@ class Watch:
     """
 
     def __init__(
-        self, config: TreesConfig, validation: Labelled | None, library: str, context: Context, advance: Advance
+        self, config: Limits, validation: Labelled | None, library: str, context: Context, advance: Advance
     ) -> None:
         self.name = f"validation_ndcg@{config.stop_on}"
         self.trees = self.best = 0
@@ -76,7 +92,7 @@ class Watch:
 
 
 @contextmanager
-def watching(config: TreesConfig, validation: Labelled | None, library: str, context: Context) -> Iterator[Watch]:
+def watching(config: Limits, validation: Labelled | None, library: str, context: Context) -> Iterator[Watch]:
     """Watch while trees are added, with a progress bar."""
     with progress("boost", config.num_trees, "trees") as advance:
         yield Watch(config, validation, library, context, advance)

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.boosters import CatBoostTable, import_catboost
+from ltrscale.bundle.boosters import CatBoostTable, import_catboost
 from ltrscale.errors import InputError
-from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import Codes, Labelled
 from ltrscale.trees.targets import Floats
 from ltrscale.trees.watch import Watch
@@ -24,19 +23,27 @@ _REFUSALS = ("All features are either constant or ignored", "All train targets a
 
 
 def boost(
-    config: CatBoostConfig, train: Labelled, targets_N: Floats, validation: Labelled | None, codes: Codes, watch: Watch
+    parameters: Mapping[str, Any],
+    train: Labelled,
+    targets_N: Floats,
+    validation: Labelled | None,
+    codes: Codes,
+    watch: Watch,
+    *,
+    stop_on: int,
 ) -> bytes:
     """Add trees until the watch ends it; returns the trees to keep in CatBoost's own format.
 
     CatBoost's ranking objectives weight groups, not documents: a group's weight is the mean of its documents'.
 
     Args:
-        config: see `CatBoostConfig`.
+        parameters: under CatBoost's names.
         train: the training groups.
         targets_N: transformed labels of their documents.
         validation: the validation groups; None for none.
         codes: codes of the training groups.
         watch: receives the validation scores after each tree.
+        stop_on: cut-off of CatBoost's own NDCG, reported beside ours.
 
     Raises:
         InputError: all features, or all targets, are the same for all documents; or CatBoost is not installed.
@@ -46,8 +53,8 @@ def boost(
     train_pool = _pool(catboost, train, targets_N, vocabularies)
     validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
     look = _Look(len(validation.labels_N)) if validation else None
-    notify = _Notify(look, watch, f"NDCG:top={config.stop_on};type=Exp")
-    model = catboost.CatBoost(_parameters(config, look, notify.theirs))
+    notify = _Notify(look, watch, f"NDCG:top={stop_on};type=Exp")
+    model = catboost.CatBoost({**parameters, **_metrics(look, notify.theirs)})
     with warnings.catch_warnings(), _refusals(catboost, train.split):
         warnings.filterwarnings("ignore", message="Can't optim")  # CatBoost would compile `_Look` if it could
         model.fit(train_pool, eval_set=validation_pool, callbacks=[notify])
@@ -131,17 +138,9 @@ class _Notify:
             return False
 
 
-def _parameters(config: CatBoostConfig, look: _Look | None, theirs: str) -> dict[str, Any]:
+def _metrics(look: _Look | None, theirs: str) -> dict[str, Any]:
+    """The parameters that watch the training."""
     return {
-        "loss_function": config.objective,
-        "iterations": config.num_trees,
-        "learning_rate": config.learning_rate,
-        "depth": config.depth,
-        "l2_leaf_reg": config.l2_leaf_reg,
-        "rsm": config.rsm,
-        "border_count": config.border_count,
-        "random_seed": config.seed,
-        "thread_count": config.num_threads or -1,
         **({"eval_metric": look, "custom_metric": [f"{theirs};hints=skip_train~true"]} if look else {}),
         "use_best_model": False,  # the watch decides which trees to keep
         "allow_writing_files": False,

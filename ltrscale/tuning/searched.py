@@ -20,14 +20,13 @@ from ltrscale.stages.origins import bundle_hashes, dataset_hashes
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import Stage
 from ltrscale.storage import join
-from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretrain import PretrainConfig
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.resumption import EPOCHS
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.search import ReportValue
 from ltrscale.tuning.space import Params, Space, assign, find, label
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 
 class _SearchedJob(Config):

@@ -26,9 +26,10 @@ from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.studies.distillation import Distillation
 from ltrscale.experiments.distill import DistillJob, run_distill
 from ltrscale.serving import export
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import FinetuneJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.workflows.stages import ScoreJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}

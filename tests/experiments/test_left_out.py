@@ -17,10 +17,12 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.stages.stage import Stage
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.semi import SemiJob
 from ltrscale.tuning.searched import GBDTSearch, check_space, given_params, with_params
 from ltrscale.tuning.space import Dimension
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
 
 LEFT_OUT = ["f_1*", "categorical"]
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

@@ -16,8 +16,8 @@ from ltrscale.experiments.methods import EnsembleMethod, GBDTMethod, Method, Neu
 from ltrscale.experiments.trial import Trial
 from ltrscale.launch.workers import ONE
 from ltrscale.ranking.choices import named
+from ltrscale.trees.ensemble import AverageJob
 from ltrscale.tuning.history import History
-from ltrscale.workflows.tree_stages import AverageJob
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES: dict[str, Any] = {"num_trees": 8, "num_threads": 1, "num_leaves": 4, "feature_fraction": 0.5}

@@ -25,8 +25,9 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.refit import RefitJob, _Learned
 from ltrscale.training import validation
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 STREAM = {"docs_per_batch": 500, "streams": 2}

@@ -29,7 +29,7 @@ from ltrscale.experiments.week import run_weekly
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob
 
 SOURCE = {
     "kind": "items",

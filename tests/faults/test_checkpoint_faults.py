@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from small_disks import fill_disk, small_disk_at
-from small_trainers import make_trainer
+from small_trainers import make_trainer, pretrain
 from torch import Tensor
 
 from jobs.chaos.faulty_proxy import FaultyProxy
@@ -29,7 +29,7 @@ from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
 from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
 from ltrscale.training.loop import StepResult, Trainer
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.snapshot import Progress, Snapshot
 
 Weights = dict[str, Tensor]

@@ -21,11 +21,13 @@ from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.tune import TuneJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob, ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.workflows.stages import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {

@@ -39,10 +39,11 @@ from ltrscale.report.make import make_document
 from ltrscale.report.models import curves_of
 from ltrscale.report.sources import ReportConfig, Sources
 from ltrscale.stages.stage import Stage
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.report import ReportJob
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow
 SCRIPT, COMMENT, MARKUP = "<script>alert(1)</script>", "</script><!--", "<b onclick>&amp;</b>"

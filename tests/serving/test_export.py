@@ -30,9 +30,9 @@ from ltrscale.serving import export
 from ltrscale.serving.export import ParityConfig, check_parity
 from ltrscale.serving.features import ExportedFeatures, Format
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.trees.stacking import StackMember
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.stacking import StackedJob, StackMember
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 ROWS = ParityConfig(rows=500)

@@ -19,9 +19,9 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import raw
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 pytestmark = pytest.mark.slow
 NUMBERS = ["list_price", "margin", "rating", "n_reviews", "text_match", "sales_30d"]

@@ -14,8 +14,8 @@ from ltrscale.errors import InputError
 from ltrscale.progress import Report
 from ltrscale.stages import trackers
 from ltrscale.stages.stage import Origin, Stage
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows.register import RegisterJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 RECORDS: list[dict[str, Any]] = [
     {"groups": 7, "workers": [{"memory_gb": 0.5}]},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dataset_changes import with_clicks
-from small_trainers import Records, finetuned, splits
+from small_trainers import Records, combine, finetuned, pretrain, splits
 
 from ltrscale import bundle
 from ltrscale.config import kind_of, members
@@ -22,9 +22,9 @@ from ltrscale.models.ranker import Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.metrics import mrr, ndcg, precision
 from ltrscale.training import validation
-from ltrscale.training.combine import CombineConfig, combine
+from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.validation import LabelledData
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}

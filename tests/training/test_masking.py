@@ -7,6 +7,7 @@ from typing import Any
 
 import named_documents
 import pytest
+from small_trainers import pretrain
 
 from ltrscale import bundle
 from ltrscale.data.dataset.manifest import open_dataset
@@ -15,7 +16,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.parts import spread
 from ltrscale.errors import InputError
 from ltrscale.training.masking import unique_in_group
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dataset_changes import add_period, with_renamed_files
 from nightly import nightly
+from small_trainers import combine, finetune, pretrain
 
 from ltrscale import bundle, storage
 from ltrscale import config as configs
@@ -22,11 +23,9 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped
 from ltrscale.pretext.watch import Geometry
 from ltrscale.progress import Report
-from ltrscale.training.combine import CombineConfig, combine
-from ltrscale.training.finetune import FinetuneConfig, finetune
-from ltrscale.training.pretrain import PretrainConfig, pretrain
-from ltrscale.workflows import stages
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
+from ltrscale.training.combine import CombineConfig
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 
 NETWORK = {"encoder": {"width": 8, "blocks": 1}}
 Records = list[dict[str, Any]]
@@ -246,15 +245,17 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Sets the step after which pretraining stages are asked to stop, which run one more step; None for no stop."""
     chosen: list[int | None] = [None]
 
-    def stopping(*arguments: Any, report: Report, **named: Any) -> None:
+    work = PretrainJob.work
+
+    def stopping(job: PretrainJob, origin: Any, report: Report) -> None:
         def report_then_stop(record: Any) -> None:
             report(record)
             if record.get("step", 0) == chosen[0]:
                 signal.raise_signal(signal.SIGTERM)
 
-        pretrain(*arguments, report=report_then_stop, **named)
+        work(job, origin, report_then_stop)
 
-    monkeypatch.setattr(stages, "pretrain", stopping)
+    monkeypatch.setattr(PretrainJob, "work", stopping)
     return lambda step: chosen.__setitem__(0, step)
 
 

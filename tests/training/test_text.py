@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from small_trainers import Records, finetuned, splits
+from small_trainers import Records, finetuned, pretrain, splits
 from text_log import ENCODER, SIZE, SPECIAL, STREAM, add_text
 from token_batches import text_config, text_encoder, text_groups, text_transform
 
@@ -32,7 +32,7 @@ from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
 from ltrscale.training.network import fit
-from ltrscale.training.pretrain import PretrainConfig, pretrain
+from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.training.snapshot import Progress, restore

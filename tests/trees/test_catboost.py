@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from ltrscale import boosters
+from ltrscale.bundle import boosters
+from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -22,8 +23,6 @@ from ltrscale.trees.configs import CatBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_catboost import boost
-from ltrscale.views import raw
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -59,7 +58,7 @@ def splits(data: str) -> Read:
 def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: Context | None = None) -> bytes:
     train, codes, validation = splits
     with watching(config, validation, "catboost", context or Context()) as watch:
-        return boost(config, train, train.labels_N, validation, codes, watch)
+        return config.boost(train, train.labels_N, validation, codes, watch)
 
 
 def frame(rows_NF: NDArray[np.float32]) -> pd.DataFrame:

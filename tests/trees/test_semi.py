@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
+from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
@@ -25,7 +26,6 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import semi
 from ltrscale.trees.semi import SemiConfig, train_semi
 from ltrscale.trees.targets import quantised
-from ltrscale.views import Projection
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

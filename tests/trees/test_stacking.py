@@ -12,9 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ltrscale import views
 from ltrscale.batch import QueryGroups, rows_of
-from ltrscale.bundle import Bundle, load
+from ltrscale.bundle import Bundle, load, views
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.sample import Fold
 from ltrscale.data.dataset.selection import only_relevant, select
@@ -25,8 +24,8 @@ from ltrscale.errors import InputError
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.trees import stacking
 from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.stacking import StackConfig, StackMember, train_stack
-from ltrscale.workflows.tree_stages import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

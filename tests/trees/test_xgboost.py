@@ -10,7 +10,7 @@ import pytest
 import xgboost as xgb
 from numpy.typing import NDArray
 
-from ltrscale import boosters
+from ltrscale.bundle import boosters
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -18,11 +18,10 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import Context
 from ltrscale.trees import data as tree_data
+from ltrscale.trees.checks import check_labels
 from ltrscale.trees.configs import XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
-from ltrscale.trees.gbdt import check_labels
 from ltrscale.trees.watch import watching
-from ltrscale.trees.with_xgboost import boost, parameters_of
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -58,7 +57,7 @@ def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None,
     given, codes, validation = splits
     with watching(config, validation, "xgboost", Context()) as watch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
-        return boost(config, train or given, given.labels_N, validation, codes, watch)
+        return config.boost(train or given, given.labels_N, validation, codes, watch)
 
 
 def directly(
@@ -82,7 +81,7 @@ def directly(
         max_bin=config.max_bin,
         **by_group,
     )
-    return xgb.train(parameters_of(config) | (changes or {}), data, config.num_trees)
+    return xgb.train(config.parameters() | (changes or {}), data, config.num_trees)
 
 
 def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:

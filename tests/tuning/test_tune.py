@@ -23,11 +23,12 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.stages.runs import heard_by
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.pretrain import PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, run_trial, with_params
 from ltrscale.tuning.tune import TuneJob, history_of, write_found
-from ltrscale.workflows.stages import FinetuneJob, PretrainJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 150

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import shop
 import torch
+from small_trainers import finetune
 
 from ltrscale import storage
 from ltrscale.bundle import load
@@ -25,7 +26,7 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ranking.metrics import gain_ndcg
-from ltrscale.training.finetune import FinetuneConfig, finetune
+from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.gbdt import train_gbdt
 

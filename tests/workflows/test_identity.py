@@ -21,8 +21,9 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.stages.stage import Stage
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.stacking import StackedJob
 from ltrscale.workflows.stages import ScoreJob
-from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
 _SPLIT = r"(\.(data|periods|scores|leave_out|label.*|relevant_groups|fold.*))?"
 _LABELS = r"\.(scores|label.*|relevant_groups|fold.*)"

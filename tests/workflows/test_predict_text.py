@@ -10,8 +10,8 @@ import pytest
 
 from ltrscale import bundle
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.training.finetune import FinetuneJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import FinetuneJob
 
 WORDS = ["apple", "pear", "plum", "good", "bad", "old", "new"]
 

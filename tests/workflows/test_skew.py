@@ -17,10 +17,14 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.skew import find_skew, look, reference_of
-from ltrscale.workflows.feature import FeatureJob
+from ltrscale.training.combine import CombineJob
+from ltrscale.training.feature import FeatureJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.trees.ensemble import AverageJob
+from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.semi import SemiJob
+from ltrscale.trees.stacking import StackedJob
 from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import CombineJob, FinetuneJob
-from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 
 SOURCE = {
     "kind": "items",

@@ -17,9 +17,10 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.stages.origins import bundle_hashes
+from ltrscale.training.combine import CombineJob
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.workflows import stages
-from ltrscale.workflows.stages import CombineJob, FinetuneJob
-from ltrscale.workflows.tree_stages import GBDTJob
 
 
 def splits(data: str, *, train: str, validation: str, test: str) -> dict[str, Any]:

@@ -142,11 +142,11 @@ def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
         InputError: the bundle was not pretrained by a method that compares two views, or the data lack its features.
     """
     opened = bundle.load(job.bundle)
-    if opened.kind != "pretrained":
+    if not isinstance(opened, bundle.PretrainedBundle):
         raise InputError(f"{job.bundle}: no pretrained encoder; name the bundle that jobs.pretrain made")
     settings = validate(_Settings, opened.config, job.bundle)
     method = settings.method
-    if not isinstance(method, Siamese) or opened.network().projector is None:
+    if not isinstance(method, Siamese) or opened.projector() is None:
         raise InputError(
             f"{job.bundle}: pretrained with {method.kind}, which does not compare two views of a document; "
             "name a bundle of another method, such as simclr_rank"
@@ -182,9 +182,9 @@ def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
     return contrast
 
 
-def _network(opened: bundle.Bundle, settings: _Settings, sample: Selection) -> Pretrainer:
+def _network(opened: bundle.PretrainedBundle, settings: _Settings, sample: Selection) -> Pretrainer:
     """The pretrained network in inference mode; the marginals that corrupt views are those of the first documents."""
-    made, transform = opened.network(), opened.transform()
+    made, transform = opened.architecture, opened.transform()
     network = NetworkConfig(transform=made.transform, encoder=made.encoder)
     marginals_SF = None
     if settings.method.needs_marginals(settings.augment):

@@ -5,14 +5,13 @@
 
 from collections.abc import Mapping
 
-from ltrscale import boosters
-from ltrscale.bundle import Bundle
+from ltrscale.bundle import Bundle, TreesBundle, boosters
 from ltrscale.storage import join
 
 
 def importances(bundle: Bundle) -> dict[str, float] | None:
     """The importance of each column that trees see, the highest first; None for a network."""
-    if bundle.trees is None:
+    if not isinstance(bundle, TreesBundle):
         return None
     every = tuple(feature.name for feature in bundle.features)
     seen = every if bundle.trees.sees is None else bundle.trees.sees  # a stack may see none
@@ -28,6 +27,6 @@ def leaning(bundle: Bundle) -> Mapping[str, float | None]:
     A network, or trees that see components or other rankers' scores, lean on every feature that they read.
     """
     every: dict[str, float | None] = dict.fromkeys(feature.name for feature in bundle.features)
-    if bundle.trees is None or bundle.trees.projection or bundle.trees.members:
+    if not isinstance(bundle, TreesBundle) or bundle.trees.projection or bundle.trees.members:
         return every
     return {name: share for name, share in (importances(bundle) or {}).items() if share > 0}

@@ -18,7 +18,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
 from ltrscale.stages.origins import dataset_hashes
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 7)]
 Make = Callable[..., Any]

@@ -6,13 +6,13 @@ from pathlib import Path
 import named_documents
 import pytest
 import torch
+from small_trainers import pretrain
 
 from ltrscale import storage
 from ltrscale.batch import group_index
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.contrast import Contrast, ContrastJob, shuffled
-from ltrscale.training.pretrain import pretrain
 
 NAMES = {"f_age", "f_pop", "f_place", "c_id", "c_os"}
 

@@ -21,11 +21,11 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.shown import AS_SHOWN, order_shown
 from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.statistics.blocks import Tally
+from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.feature import FeatureJob
 
 CLICKS = PropensitiesConfig(clicks="clicks", clip=4)
 PROPENSITIES = np.array([1.0, 0.5, np.nan, 0.2, 0.1])

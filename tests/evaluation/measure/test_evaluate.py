@@ -40,8 +40,7 @@ from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.losses import SoftmaxConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
 from ltrscale.trees.configs import LightGBMConfig
-from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob, train_gbdt
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

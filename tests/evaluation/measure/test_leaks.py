@@ -35,8 +35,8 @@ from ltrscale.report.document import Command, Table, Text
 from ltrscale.report.models import features
 from ltrscale.report.opening import paragraphs
 from ltrscale.report.sources import ReportConfig, Sources
-from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.tree_stages import GBDTJob
+from ltrscale.training.feature import FeatureJob
+from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[3]
 LEAK = "page_seconds"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ltrscale.boosters import CatBoostTable, renumber
+from ltrscale.bundle.boosters import CatBoostTable, renumber
 
 CODES = st.one_of(st.integers(0, 12).map(float), st.just(math.nan))
 

@@ -19,8 +19,8 @@ import xgboost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale import boosters, views
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle import boosters, views
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 
@@ -297,7 +297,7 @@ def _scores_or_is_refused(library: boosters.Library, model: bytes) -> None:
 SLOW = """
 import sys, time, torch
 import test_treefiles as t
-from ltrscale import boosters
+from ltrscale.bundle import boosters
 from ltrscale.batch import QueryGroups
 import signal
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle.treefiles import check_lightgbm, check_xgboost
+from ltrscale.bundle.views import View
 from ltrscale.errors import InputError
-from ltrscale.treefiles import check_lightgbm, check_xgboost
-from ltrscale.views import View
 
 T = TypeVar("T")
 Library = Literal["lightgbm", "xgboost", "catboost"]
