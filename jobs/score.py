@@ -7,7 +7,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
 
 COMMAND = Command("score", ScoreJob, ScoreJob.run, __doc__)
 

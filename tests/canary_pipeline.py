@@ -12,8 +12,8 @@ import ray
 from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.engine import ray_cluster
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.tune import TuneJob
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"

@@ -28,6 +28,7 @@ from ltrscale.bundle.contents import (
     member_folder,
     read_manifest,
 )
+from ltrscale.bundle.reference import Reference
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.data.dataset.selection import Selection
@@ -38,7 +39,6 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.heads import Projector, ProjectorConfig
 from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.skew import Reference
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""

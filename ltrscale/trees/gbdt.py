@@ -12,6 +12,7 @@ import numpy as np
 from ltrscale import views
 from ltrscale.boosters import import_catboost
 from ltrscale.bundle import Bundle, TreesArchitecture, load, reading, save_trees
+from ltrscale.bundle.reference import reference_of
 from ltrscale.data.dataset.disjoint import check_disjoint, joined
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
@@ -22,7 +23,6 @@ from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
-from ltrscale.skew import reference_of
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import boosters, views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, save_trees
+from ltrscale.bundle.reference import reference_of
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
@@ -26,7 +27,6 @@ from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
-from ltrscale.skew import reference_of
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, highest_label, learnt, seen_by, with_features_of

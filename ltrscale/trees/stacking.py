@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ltrscale import views
 from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees
+from ltrscale.bundle.reference import reference_of
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Feature, matching
@@ -22,7 +23,6 @@ from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
-from ltrscale.skew import reference_of
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.gbdt import check_alone, check_validation, grow, learnt, seen_by, with_features_of

@@ -39,6 +39,7 @@ from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ParityConfig
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.stages.runs import recorded
@@ -49,7 +50,7 @@ from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 

@@ -22,7 +22,6 @@ from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log
-from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
 from ltrscale.stages.inputs import BundleUrl, DataUrl
@@ -246,31 +245,6 @@ class CombineJob(LabelledStage, TrainingStage):
             report=report,
             workers=self.workers,
         )
-
-
-class ScoreJob(ScoreConfig, Stage):
-    """Score periods of a data set with a bundle."""
-
-    stage: ClassVar = "score"
-    record: ClassVar = storage.HIDDEN_RUN
-    out: Operational[str]
-    """Directory of the scores."""
-
-    def own_settings(self) -> Self:
-        """All settings; each period records its own origin."""
-        return self
-
-    def inputs(self) -> dict[str, str]:
-        """None; each period records its own inputs."""
-        return {}
-
-    def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
-        """Whether every period is scored from its current data."""
-        return is_scored(self, self.out)
-
-    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Score the remaining periods, and commit each."""
-        score(self, self.out, report=report)
 
 
 class EvaluateJob(Stage):

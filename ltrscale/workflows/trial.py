@@ -10,6 +10,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import WorkersConfig
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.storage import join
 from ltrscale.training.combine import CombineConfig
 from ltrscale.training.finetune import FinetuneConfig
@@ -32,7 +33,7 @@ from ltrscale.workflows.methods import (
     searched,
 )
 from ltrscale.workflows.searched import FinetuneSearch, GBDTSearch, Searched
-from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob, ScoreJob
+from ltrscale.workflows.stages import CombineJob, FinetuneJob, PretrainJob
 from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 from ltrscale.workflows.tune import TuneJob
 

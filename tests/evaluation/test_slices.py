@@ -22,7 +22,7 @@ from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.summarise import PATTERNS, holm
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.scoring.score import ScoreJob
 
 FEATURES = [Feature(name="x"), Feature(name="the price")]
 DEVICES = ("ios", "android", None)
@@ -102,7 +102,7 @@ def config(data: str, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfi
     urls = [
         linear_teacher(str(folder / f"m{i}"), data, weights) for i, weights in enumerate(([1, 0], [0.5, 0], [0, 0]))
     ]
-    score(ScoreConfig(bundle=urls[0], data=data), str(folder / "scores"), report=lambda _: None)
+    ScoreJob(bundle=urls[0], data=data, out=str(folder / "scores")).run()
     values = {
         "models": {"gbdt": urls[1], "zero": urls[2]},
         "scores": {"scored": str(folder / "scores")},

@@ -22,7 +22,8 @@ from jobs.chaos.report import Diary, write_report
 from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, ScoreJob
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tune import TuneJob
 
 

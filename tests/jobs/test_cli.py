@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
@@ -17,7 +18,7 @@ from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stack import StackJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob
 from ltrscale.workflows.study_grid import StudyConfig
 from ltrscale.workflows.tree_stages import GBDTJob
 from ltrscale.workflows.tune import TuneJob

@@ -23,10 +23,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import Evaluation
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving import export
 from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob, FinetuneJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

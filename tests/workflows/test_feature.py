@@ -22,9 +22,9 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.folds import Crossval
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.study import Study
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.crossval import CrossvalConfig, run_crossval
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import ScoreJob
 from ltrscale.workflows.study import run_study
 from ltrscale.workflows.study_grid import StudyConfig
 

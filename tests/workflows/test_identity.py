@@ -19,8 +19,9 @@ from ltrscale import workflows
 from ltrscale.config import is_made_by, made_by, validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import Stage
-from ltrscale.workflows.stages import EvaluateJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob
 from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
 
 _SPLIT = r"(\.(data|periods|scores|leave_out|label.*|relevant_groups|fold.*))?"

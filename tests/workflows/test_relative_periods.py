@@ -17,10 +17,11 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.progress import Report
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.relabel import RelabelConfig
 from ltrscale.stages.stage import Origin
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
-from ltrscale.workflows.stages import EvaluateJob, ScoreJob
+from ltrscale.workflows.stages import EvaluateJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 5)]

@@ -11,11 +11,12 @@ import pytest
 import shop
 
 from ltrscale import bundle
+from ltrscale.bundle.reference import look, reference_of
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
-from ltrscale.skew import find_skew, look, reference_of
+from ltrscale.scoring.skew import find_skew
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob
