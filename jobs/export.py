@@ -7,7 +7,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.export import ExportJob
+from ltrscale.serving.export import ExportJob
 
 COMMAND = Command("export", ExportJob, ExportJob.run, __doc__, flags="to")
 

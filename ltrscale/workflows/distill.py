@@ -40,7 +40,8 @@ from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.serving.export import ParityConfig
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.parity import ParityConfig
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, Stage
@@ -48,7 +49,6 @@ from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.settings import OptimizerConfig
 from ltrscale.trees.configs import GBDTConfig, LambdaRankStudent, LightGBMConfig, RegressionStudent, SoftmaxStudent
-from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob
 from ltrscale.workflows.tree_stages import GBDTJob

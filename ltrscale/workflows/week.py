@@ -30,10 +30,10 @@ from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.gate import PRODUCTION, of_drift
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
+from ltrscale.serving.export import ExportJob
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
-from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.gate import GateJob, run_gate
 from ltrscale.workflows.next_steps import predict_command, weekly_command
 from ltrscale.workflows.refit import RefitJob

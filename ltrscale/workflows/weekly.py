@@ -17,7 +17,7 @@ from ltrscale.errors import InputError, suggestion
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.gate import Bounds
-from ltrscale.serving.features import Format
+from ltrscale.serving.choices import FormatName
 from ltrscale.storage import join
 from ltrscale.workflows.methods import MethodName
 from ltrscale.workflows.pipeline import PipelineConfig
@@ -61,7 +61,7 @@ class WeeklyJob(Config):
     refit: bool = False
     """After the gate has said yes, train the candidate once more, as long as validation found best, on the validation
     and test periods too, and put that model into service: it knows the newest periods, and has not been judged."""
-    export: Format | None = None
+    export: FormatName | None = None
     """Export what goes into service for this program, as jobs.export."""
     registry: Registry | None = None
     """Register what goes into service in MLflow's registry, as jobs.register."""

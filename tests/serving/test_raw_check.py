@@ -17,8 +17,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.serving import raw
+from ltrscale.serving.export import ExportJob
 from ltrscale.workflows.estimator import Ranker
-from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.tree_stages import GBDTJob

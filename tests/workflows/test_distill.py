@@ -24,9 +24,9 @@ from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.distillation import Distillation
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.serving import export
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.tree_files import LightGBMFormat
 from ltrscale.workflows.distill import DistillJob, run_distill
-from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
@@ -293,9 +293,9 @@ def test_an_export_whose_scores_differ_is_not_published(
 ) -> None:
     bundle = str(distilled / "students" / "softmax")
     wanted = validate(ExportJob, {"out": str(tmp_path / "out"), "bundle": bundle, "data": synthetic_dataset}, "test")
-    honest = export.read
+    honest = LightGBMFormat.readers
     with monkeypatch.context() as patch:  # columns in the wrong order
-        patch.setattr(export, "read", lambda folder, features, x_NG, _: honest(folder, features, x_NG[:, ::-1], None))
+        patch.setattr(LightGBMFormat, "readers", lambda *given: (lambda x_NG: honest(*given)[0](x_NG[:, ::-1]),))
         with pytest.raises(
             InputError, match=r"scores up to .* away .* more than the tolerance of 1e-09; nothing is published"
         ):

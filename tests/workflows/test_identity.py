@@ -15,7 +15,7 @@ import pytest
 from config_keys import Key, Values, example, keys_of
 from dataset_changes import with_clicks
 
-from ltrscale import workflows
+import ltrscale
 from ltrscale.config import is_made_by, made_by, validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
@@ -74,10 +74,10 @@ NEED_OTHERS = {
 
 def stages(of: type[Stage] = Stage) -> Iterator[type[Stage]]:
     """All stages of the package."""
-    for module in pkgutil.iter_modules(workflows.__path__):
-        importlib.import_module(f"{workflows.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(ltrscale.__path__, "ltrscale."):
+        importlib.import_module(module.name)
     for stage in of.__subclasses__():
-        if stage.__module__.startswith(workflows.__name__) and not inspect.isabstract(stage):
+        if stage.__module__.startswith("ltrscale.") and not inspect.isabstract(stage):
             yield stage
         yield from stages(stage)
 
