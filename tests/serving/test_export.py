@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import last_rows, score_alone
+from exported_models import PERIODS, full, last_rows, score_alone, trees
 from reference import serving as reference
 from small_trainers import finetuned
 from text_log import ENCODER, STREAM
@@ -33,18 +33,9 @@ from ltrscale.serving.format import Files, Observed
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.stacking import StackMember
-from ltrscale.workflows.tree_stages import GBDTJob, StackedJob
+from ltrscale.workflows.tree_stages import StackedJob
 
-PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 ROWS = ParityConfig(rows=500)
-
-
-def trees(folder: Path, data: str, kind: str, *, leave_out: tuple[str, ...] = (), **settings: Any) -> str:
-    splits = {name: {"data": data, "periods": periods} for name, periods in PERIODS.items()}
-    splits["train"] |= {"leave_out": leave_out}  # type: ignore[dict-item]
-    gbdt = {"kind": kind, "num_trees": 12, "num_threads": 1, **settings}
-    validate(GBDTJob, {"out": str(folder), "splits": splits, "gbdt": gbdt}, "test").run()
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +135,6 @@ def test_vespa_scores_one_document_as_the_bundle_does(models: dict[str, str], sy
     for row, score in zip(groups.features_NF[:100], ours_N, strict=False):
         theirs = reference.vespa(files["model.json"].decode(), document(features, bundle, row))
         assert theirs == pytest.approx(float(score), abs=1e-12)
-
-
-def full(rows: int, seed: int) -> list[tuple[Any, Any]]:
-    """Groups without a missing value."""
-    generator = np.random.default_rng(seed)
-    x_NF = np.round(generator.normal(size=(rows, 10, 3)), 1).astype(np.float32)
-    return [(x_LF, (x_LF[:, 0] > 0.5).astype(np.float32)) for x_LF in x_NF]
 
 
 @pytest.mark.slow

@@ -7,20 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exported_models import last_rows, other_weight, score_alone
+from exported_models import last_rows, network, other_weight, saved, score_alone
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import load, save_ranker
-from ltrscale.config import validate
+from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import combine_rankers
-from ltrscale.models.features import fit_transform
-from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.serving import onnx_graph, parity
 from ltrscale.serving.choices import FORMATS
 from ltrscale.serving.export import ExportJob
@@ -44,36 +40,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
     "dlcm": {"encoder": SMALL, "context": {"kind": "dlcm", "state": 8, **FEATURE}},
 }
-
-
-def network(data: str, seed: int = 0, **parts: Any) -> Ranker:
-    """A ranker with fresh weights, for the features of a data set."""
-    features = open_dataset(data).manifest.features
-    whole = {"transform": {}, "head": {"layers": 1}, **parts}
-    architecture = validate(Architecture, whole, "test")
-    batches = iterate(select(Split(data=(data,), periods=("2026-W01",)), labelled=False), docs_per_batch=1000)
-    kinds = [feature.kind for feature in features]
-    torch.manual_seed(seed)
-    ranker = Ranker(architecture, fit_transform((b.features_NF for b in batches), kinds, architecture.transform))
-    for parameter in ranker.parameters():  # embeddings of unknown categories start at 0, where errors would hide
-        torch.nn.init.normal_(parameter, std=0.3)
-    return ranker.eval()
-
-
-def saved(folder: Path, data: str, model: Any) -> str:
-    dataset = open_dataset(data)
-    manifest = dataset.manifest
-    save_ranker(
-        str(folder),
-        model,
-        config={},
-        features=manifest.features,
-        dataset_hash=manifest.hash,
-        metrics={},
-        made_by={},
-        read_as=read_as(dataset),
-    )
-    return str(folder)
 
 
 def last(data: str) -> Split:
