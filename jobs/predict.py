@@ -10,7 +10,7 @@ What the rows have that training had not is said, feature by feature; with
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.predict import PredictJob
+from ltrscale.scoring.predict import PredictJob
 
 COMMAND = Command(
     "predict",

@@ -29,12 +29,12 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.origins import bundle_hashes, check_unseen, scored_by
 from ltrscale.training import checkpoint
 from ltrscale.training.snapshot import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best
-from ltrscale.workflows.predict import PredictJob
 
 FEATURES = (Feature(name="a"), Feature(name="b"))
 fuzzed = settings(

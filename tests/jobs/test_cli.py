@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
@@ -16,7 +17,6 @@ from ltrscale.workflows.gate import GateJob
 from ltrscale.workflows.match import MatchJob
 from ltrscale.workflows.methods import GBDTMethod
 from ltrscale.workflows.pipeline import PipelineConfig
-from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stack import StackJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob
 from ltrscale.workflows.study_grid import StudyConfig

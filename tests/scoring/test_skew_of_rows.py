@@ -16,9 +16,9 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.skew import find_skew
 from ltrscale.workflows.feature import FeatureJob
-from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob
 from ltrscale.workflows.tree_stages import AverageJob, GBDTJob, SemiJob, StackedJob
 

@@ -16,10 +16,10 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.serving import raw
 from ltrscale.serving.export import ExportJob
 from ltrscale.workflows.estimator import Ranker
-from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import PrepareJob
 from ltrscale.workflows.tree_stages import GBDTJob
 

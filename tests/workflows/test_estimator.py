@@ -32,11 +32,11 @@ from ltrscale.data.ingest.inputs import PrepareConfig
 from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.progress import log
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.workflows import frames
-from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 

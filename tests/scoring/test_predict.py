@@ -23,9 +23,9 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.ingest.categories import CategoryEncoder
 from ltrscale.errors import InputError
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.listing import read_run
-from ltrscale.workflows.predict import PredictJob
 from ltrscale.workflows.stages import CombineJob, FinetuneJob, PrepareJob, PretrainJob, RelabelJob
 from ltrscale.workflows.tree_stages import GBDTJob, SemiJob
 

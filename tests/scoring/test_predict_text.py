@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ltrscale import bundle
-from ltrscale.workflows.predict import PredictJob
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.workflows.stages import FinetuneJob, PrepareJob
 
 WORDS = ["apple", "pear", "plum", "good", "bad", "old", "new"]
