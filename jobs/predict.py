@@ -13,7 +13,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.predict import PredictJob
+    from ltrscale.scoring.predict import PredictJob
 
     return PredictJob, PredictJob.run
 

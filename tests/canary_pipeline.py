@@ -12,9 +12,10 @@ import ray
 from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.engine import ray_cluster
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import run_pipeline
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 SMALL = [

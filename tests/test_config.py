@@ -15,7 +15,6 @@ from ltrscale import storage
 from ltrscale.config import Config, digest, dump, is_current, load, made_by, validate
 from ltrscale.derive.relabelling.relabel import RelabelConfig
 from ltrscale.errors import InputError
-from ltrscale.scoring import ScoreConfig
 
 PIECES = [
     "a", ": ", "- ", "\n", "  ", "[", "]", "{", "}", ", ", "&x ", "*x", "<<: ", "!!binary ", "!!int ", "!!set ", "? ",
@@ -111,7 +110,6 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
             ["out=x", "job.shape.kind=square", "job.shape.sied=1"],
             "job.shape.sied: unknown key; did you mean 'job.shape.side'?",
         ),
-        (ScoreConfig, ["actors.number=3"], "; actors: the key is 'workers' now; rename it"),
         (
             RelabelConfig,
             ["steps=[{kind: binary_feedback, temperature: 2}]"],

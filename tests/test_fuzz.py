@@ -29,12 +29,12 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ScoreConfig, make_plan, score
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.origins import bundle_hashes, check_unseen, scored_by
 from ltrscale.training import checkpoint
 from ltrscale.training.snapshot import Snapshot
 from ltrscale.tuning.history import Begun, History, Result, best
-from ltrscale.workflows.predict import PredictJob
 
 FEATURES = (Feature(name="a"), Feature(name="b"))
 fuzzed = settings(
@@ -115,7 +115,7 @@ def ranker(home: Path, data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def scores(home: Path, data: Path, ranker: Path) -> Path:
-    score(ScoreConfig(bundle=str(ranker), data=str(data)), str(home / "scores"), report=lambda _: None)
+    ScoreJob(bundle=str(ranker), data=str(data), out=str(home / "scores")).run()
     return home / "scores"
 
 
@@ -192,7 +192,7 @@ def test_the_manifest_of_scores(home: Path, data: Path, scores: Path, ranker: Pa
         for read in (
             lambda: _iterate(select(scored, labelled=True)),
             lambda: scored_by(scored),
-            lambda: make_plan(ScoreConfig(bundle=str(ranker), data=str(data)), str(scores)),
+            lambda: ScoreJob(bundle=str(ranker), data=str(data), out=str(scores)).plan(),
         ):
             with contextlib.suppress(InputError):
                 read()

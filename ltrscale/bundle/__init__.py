@@ -6,7 +6,7 @@
                           has model-0.txt, model-1.txt, ...
     projection.safetensors  of trees that see principal components too
     members/NAME/...      of stacked trees: the files of each bundle whose scores they see
-    reference.json        of what scores: what training's rows look like, feature by feature (`ltrscale.skew`)
+    reference.json        of what scores: what training's rows look like, feature by feature (`reference.py`)
     README.md             a card for people
     manifest.json         written last: format, content hashes, origin
 

@@ -26,7 +26,7 @@ from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
-from ltrscale.skew import Reference
+from ltrscale.bundle.reference import Reference
 
 
 def load(url: str) -> Bundle:

@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import Kind, Metric
+from ltrscale.bundle.contents import Kind
+from ltrscale.bundle.contents import Metric
+from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import EncoderSettings
-from ltrscale.skew import Reference
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""

@@ -27,11 +27,11 @@ from ltrscale.bundle.contents import (
     read_manifest,
 )
 from ltrscale.bundle.views import Projection
+from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture
 from ltrscale.models.ranker import Architecture
-from ltrscale.skew import Reference
 
 
 class Pretrained(Protocol):

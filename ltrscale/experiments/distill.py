@@ -41,18 +41,21 @@ from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
-from ltrscale.serving.export import ParityConfig
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.parity import ParityConfig
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
+from ltrscale.trees.configs import GBDTConfig
+from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
-from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.trees.students import LambdaRankStudent
+from ltrscale.trees.students import RegressionStudent
+from ltrscale.trees.students import SoftmaxStudent
 
 
 class MLPStudent(Config):

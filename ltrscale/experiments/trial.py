@@ -26,18 +26,24 @@ from ltrscale.experiments.methods import (
     searched,
 )
 from ltrscale.launch.workers import WorkersConfig
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.storage import join
-from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.combine import CombineConfig
+from ltrscale.training.combine import CombineJob
 from ltrscale.training.feature import FeatureJob
-from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
-from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
-from ltrscale.tuning.searched import FinetuneSearch, GBDTSearch, Searched
+from ltrscale.trees.stacking import StackConfig
+from ltrscale.trees.stacking import StackedJob
+from ltrscale.trees.stacking import StackMember
+from ltrscale.tuning.searched import FinetuneSearch
+from ltrscale.tuning.searched import GBDTSearch
+from ltrscale.tuning.searched import Searched
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.workflows.stages import ScoreJob
 
 
 @dataclass(frozen=True)

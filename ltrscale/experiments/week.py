@@ -38,9 +38,9 @@ from ltrscale.experiments.weekly import WeeklyJob, named, steps
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
+from ltrscale.serving.export import ExportJob
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
-from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.register import RegisterJob
 
 

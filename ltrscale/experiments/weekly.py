@@ -19,9 +19,12 @@ from ltrscale.evaluation.weeks.verdict import Bounds
 from ltrscale.experiments.methods import MethodName
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.refit import is_refittable
-from ltrscale.experiments.service import SERVICE, InService
-from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
-from ltrscale.serving.features import Format
+from ltrscale.experiments.service import SERVICE
+from ltrscale.experiments.service import InService
+from ltrscale.ingest.inputs import Inputs
+from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.inputs import list_inputs
+from ltrscale.serving.choices import FormatName
 from ltrscale.storage import join
 from ltrscale.workflows.register import Registry
 
@@ -61,7 +64,7 @@ class WeeklyJob(Config):
     refit: bool = False
     """After the gate has said yes, train the candidate once more, as long as validation found best, on the validation
     and test periods too, and put that model into service: it knows the newest periods, and has not been judged."""
-    export: Format | None = None
+    export: FormatName | None = None
     """Export what goes into service for this program, as jobs.export."""
     registry: Registry | None = None
     """Register what goes into service in MLflow's registry, as jobs.register."""

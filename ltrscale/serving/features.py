@@ -5,6 +5,7 @@ Shapes: N documents, F raw features, G columns of the matrix.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,8 +13,6 @@ from numpy.typing import NDArray
 
 from ltrscale.config import Config
 
-Format = Literal["lightgbm", "xgboost", "onnx", "elasticsearch", "opensearch", "vespa", "treelite"]
-"""What an export can be made for."""
 Texts = Mapping[str, Mapping[str, int]]
 """Codes of the observed texts of categorical features, by feature; a feature whose texts are not recorded is absent."""
 
@@ -34,12 +33,16 @@ class Column(Config):
     """Codes of a categorical column of trees; the number that stands for a code is its index in this list, from 0."""
 
 
+FEATURES = "features.json"
+
+
 class ExportedFeatures(Config):
     """`features.json`."""
 
     format: Literal["ltrscale-export"] = "ltrscale-export"
     version: Literal[2] = 2
-    to: Format
+    to: str
+    """The name of the format."""
     missing: Literal["nan", "zero"] = "nan"
     """How the model reads a missing value: as a NaN of its own meaning, or as 0."""
     columns: tuple[Column, ...]
@@ -66,6 +69,11 @@ class ExportedFeatures(Config):
                 raw_N = np.array([place.get(float(code), np.nan) for code in raw_N], np.float32)
             found.append(raw_N)
         return np.stack(found, axis=1) if found else np.zeros((len(features_NF), 0), np.float32)
+
+
+def features_in(folder: Path) -> ExportedFeatures:
+    """The content of `features.json` in a folder."""
+    return ExportedFeatures.model_validate_json((folder / FEATURES).read_bytes())
 
 
 def labels_of(names: Iterable[str]) -> list[str]:

@@ -25,32 +25,101 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.serving.features import Column, ExportedFeatures, labels_of
+from ltrscale.serving.features import Column, features_in, labels_of
+from ltrscale.serving.format import EngineFormat, Files, MatrixScorer, Observed
 from ltrscale.serving.function_score import FunctionScore
-from ltrscale.serving.trees import Trees, missing_goes_left
+from ltrscale.serving.trees import Trees, missing_goes_left, trees_of
 
-FEATURES, MODEL = "featureset.json", "model.json"
+_FEATURES, _MODEL = "featureset.json", "model.json"
 Node = dict[str, Any]
 
 
-def write(trees: Trees, *, to: str, negative: Collection[str] = ()) -> dict[str, bytes]:
-    """The two files.
+class PluginFormat(EngineFormat):
+    """A model of a Learning to Rank plugin, with the queries of its features."""
 
-    Args:
-        trees: the model.
-        to: the engine, for errors.
-        negative: names of the features that have values below 0.
+    use: ClassVar[str] = """```sh
+curl -X PUT localhost:9200/_ltr
+curl -X PUT localhost:9200/_ltr/_featureset/NAME -H 'Content-Type: application/json' -d @featureset.json
+curl -X POST localhost:9200/_ltr/_featureset/NAME/_createmodel -H 'Content-Type: application/json' -d @model.json
+```
 
-    Raises:
-        InputError: a tree splits on a category.
-    """
+The queries of `featureset.json` take each value from the numeric field of the same name; change them if your features
+come from elsewhere, but keep their names. No score is negative, so a feature `x` with values below 0 has two queries,
+`x` for max(x, 0) and `x_negative` for max(-x, 0)."""
+
+    def write(self, bundle: Bundle, observed: Observed) -> tuple[Files, tuple[Column, ...]]:
+        """Both files.
+
+        Raises:
+            InputError: the bundle is not one model of trees, or a tree splits on a category.
+        """
+        trees = trees_of(bundle, observed.texts, to=self.kind, libraries=("lightgbm", "xgboost"))
+        return _files(trees, observed.negative, self.kind), trees.columns
+
+    def readers(self, folder: Path) -> tuple[MatrixScorer, ...]:
+        """What the plugin computes for documents with a field for each column.
+
+        It raises `InputError` where the engine would end searches with an error; the message names the features.
+        """
+        model = json.loads((folder / _MODEL).read_bytes())["model"]["model"]
+        roots, columns = json.loads(model["definition"]), features_in(folder).columns
+
+        def scores(matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+            fields = {column.name: matrix_NG[:, column.column] for column in columns}
+            values = self._values(folder, fields, len(matrix_NG))
+            scores_N = np.zeros(len(matrix_NG), np.float32)
+            for root in roots:
+                scores_N += _walk(root, values, len(matrix_NG))
+            return scores_N.astype(np.float64)
+
+        return (scores,)
+
+    def _values(
+        self, folder: Path, fields: Mapping[str, NDArray[np.float32]], documents: int
+    ) -> dict[str, NDArray[np.float32]]:
+        """The values [N] of the queries, by their names."""
+        values, refused = {}, []
+        for query in json.loads((folder / _FEATURES).read_bytes())["featureset"]["features"]:
+            where = f"{_FEATURES}: {query['name']}"
+            try:
+                body = validate(FunctionScore, query["template"]["function_score"], where)
+                values_N = body.of(fields, documents)
+                values[query["name"]] = np.nan_to_num(values_N, nan=0.0) if self.missing == "zero" else values_N
+            except InputError as error:
+                refused.append(str(error))
+        if refused:
+            more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+            raise InputError(
+                f"{self.kind} would end searches with an error: {'; '.join(refused[:3])}{more}; nothing is published"
+            )
+        return values
+
+
+class ElasticsearchFormat(PluginFormat):
+    """A model of Elasticsearch's Learning to Rank plugin, which reads a missing value as 0."""
+
+    kind: Literal["elasticsearch"] = "elasticsearch"
+    title: ClassVar[str] = "A ranker for Elasticsearch's Learning to Rank plugin"
+    missing: ClassVar[Literal["nan", "zero"]] = "zero"
+
+
+class OpenSearchFormat(PluginFormat):
+    """A model of OpenSearch's Learning to Rank plugin, from version 3.8."""
+
+    kind: Literal["opensearch"] = "opensearch"
+    title: ClassVar[str] = "A ranker for OpenSearch's Learning to Rank plugin, version 3.8 or later"
+
+
+def _files(trees: Trees, negative: Collection[str], to: str) -> Files:
+    """The files of trees; `negative` are the features with values below 0, and `to` the engine, for errors."""
     if trees.library == "lightgbm":
         roots = [_of_lightgbm(tree["tree_structure"], trees, to) for tree in trees.booster.dump_model()["tree_info"]]
     else:
@@ -71,38 +140,9 @@ def write(trees: Trees, *, to: str, negative: Collection[str] = ()) -> dict[str,
     queries = [query for column in trees.columns for query in _queries(column, parts) if query["name"] in used]
     model = {"type": "model/xgboost+json", "definition": json.dumps(roots, separators=(",", ":"), allow_nan=False)}
     return {
-        FEATURES: _json({"featureset": {"features": queries}}),
-        MODEL: _json({"model": {"name": "ltrscale", "model": model}}),
+        _FEATURES: _json({"featureset": {"features": queries}}),
+        _MODEL: _json({"model": {"name": "ltrscale", "model": model}}),
     }
-
-
-def read(folder: Path, features: ExportedFeatures, matrix_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores [N] as the plugin computes them from the files, for documents with a field for each column.
-
-    Raises:
-        InputError: the engine would end searches with an error; the message names the features.
-    """
-    model = json.loads((folder / MODEL).read_bytes())["model"]["model"]
-    fields = {column.name: matrix_NG[:, column.column] for column in features.columns}
-    values, refused = {}, []
-    for query in json.loads((folder / FEATURES).read_bytes())["featureset"]["features"]:
-        where = f"{FEATURES}: {query['name']}"
-        try:
-            body = validate(FunctionScore, query["template"]["function_score"], where)
-            values[query["name"]] = body.of(fields, len(matrix_NG))
-        except InputError as error:
-            refused.append(str(error))
-    if refused:
-        more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-        raise InputError(
-            f"{features.to} would end searches with an error: {'; '.join(refused[:3])}{more}; nothing is published"
-        )
-    if features.missing == "zero":
-        values = {label: np.nan_to_num(values_N, nan=0.0) for label, values_N in values.items()}
-    scores_N = np.zeros(len(matrix_NG), np.float32)
-    for root in json.loads(model["definition"]):
-        scores_N += _walk(root, values, len(matrix_NG))
-    return scores_N.astype(np.float64)
 
 
 def _walk(root: Node, values: Mapping[str, NDArray[np.float32]], documents: int) -> NDArray[np.float32]:

@@ -22,10 +22,10 @@ from ltrscale.ingest.joins import Joined, load
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.sources import Items, for_scoring
 from ltrscale.serving import raw_rows
+from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
 _MOST_ROWS = 200_000
-Files = dict[str, bytes]
 
 
 def reading(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:

@@ -5,10 +5,10 @@ from typing import ClassVar
 import torch
 
 from ltrscale.bundle import FeatureOrder, order_scorer, save_order
+from ltrscale.bundle.reference import reference_of
 from ltrscale.data.stream.batches import iterate
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import named
-from ltrscale.skew import reference_of
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.training.validation import LabelledData
 

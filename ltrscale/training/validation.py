@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
+from ltrscale.bundle.reference import reference_of
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
 from ltrscale.data.dataset.split import Split
@@ -22,7 +23,6 @@ from ltrscale.models.combine import AnyRanker
 from ltrscale.models.layers import MicroBatchNorm
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, named
-from ltrscale.skew import reference_of
 from ltrscale.training.network import state_on_cpu
 from ltrscale.training.ranking import RankingConfig
 from ltrscale.training.reduce import set_running_statistics, sum_over_workers

@@ -24,12 +24,13 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.studies.distillation import Distillation
-from ltrscale.experiments.distill import DistillJob, run_distill
-from ltrscale.serving import export
+from ltrscale.experiments.distill import DistillJob
+from ltrscale.experiments.distill import run_distill
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.tree_files import LightGBMFormat
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}
@@ -294,9 +295,9 @@ def test_an_export_whose_scores_differ_is_not_published(
 ) -> None:
     bundle = str(distilled / "students" / "softmax")
     wanted = validate(ExportJob, {"out": str(tmp_path / "out"), "bundle": bundle, "data": synthetic_dataset}, "test")
-    honest = export.read
+    honest = LightGBMFormat.readers
     with monkeypatch.context() as patch:  # columns in the wrong order
-        patch.setattr(export, "read", lambda folder, features, x_NG, _: honest(folder, features, x_NG[:, ::-1], None))
+        patch.setattr(LightGBMFormat, "readers", lambda *given: (lambda x_NG: honest(*given)[0](x_NG[:, ::-1]),))
         with pytest.raises(
             InputError, match=r"scores up to .* away .* more than the tolerance of 1e-09; nothing is published"
         ):

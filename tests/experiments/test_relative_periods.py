@@ -20,9 +20,9 @@ from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.progress import Report
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import Origin
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.workflows.stages import ScoreJob
 
 WEEKS = [f"2026-W{week:02}" for week in range(1, 5)]
 RELATIVE = {"train": "all but last 2", "validation": "last 1 but 1", "test": "last 1"}

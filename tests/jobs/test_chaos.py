@@ -27,7 +27,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
 
 
 def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:

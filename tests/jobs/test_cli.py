@@ -25,9 +25,9 @@ from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.tune import TuneJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.clicks import ClicksJob
-from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {

@@ -11,7 +11,7 @@ from ltrscale import config as configs
 from ltrscale.errors import InputError
 from ltrscale.operating import dashboard
 from ltrscale.operating.submission import SubmitConfig, _check_folder, _started, relative_places, submission, submit
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = "http://127.0.0.1:1"

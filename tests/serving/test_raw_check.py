@@ -18,10 +18,10 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.predict import PredictJob
 from ltrscale.serving import raw
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.workflows.export import ExportJob
-from ltrscale.workflows.predict import PredictJob
+from ltrscale.serving.export import ExportJob
 
 pytestmark = pytest.mark.slow
 NUMBERS = ["list_price", "margin", "rating", "n_reviews", "text_match", "sales_30d"]

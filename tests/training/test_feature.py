@@ -22,11 +22,13 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.folds import Crossval
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
-from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
+from ltrscale.experiments.crossval import CrossvalConfig
+from ltrscale.experiments.crossval import run_crossval
+from ltrscale.experiments.pipeline import PipelineConfig
+from ltrscale.experiments.pipeline import run_pipeline
 from ltrscale.experiments.study import run_study
 from ltrscale.experiments.study_grid import StudyConfig
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob
 
 SPLITS = {
     "train": {"periods": "2026-W01..2026-W02"},

@@ -27,7 +27,7 @@ from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.ranking.negatives import with_negatives
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.checkpoint import Checkpoints
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
@@ -88,11 +88,7 @@ def test_a_ranker_reads_the_text_and_its_bundle_scores(texts: str, tmp_path: Pat
     scores_N = opened.scorer()(groups)
     ranker = opened.ranker()
     assert torch.equal(ranker(groups).detach(), scores_N)
-    score(
-        ScoreConfig(data=texts, bundle=opened.url, periods=("2026-W04",)),
-        str(tmp_path / "scores"),
-        report=lambda _: None,
-    )
+    ScoreJob(data=texts, bundle=opened.url, periods=("2026-W04",), out=str(tmp_path / "scores")).run()
     rescored = select(splits(texts)[2].with_scores(str(tmp_path / "scores")), labelled=True)
     found = torch.cat([part.labels_N for part in iterate(rescored) if part.labels_N is not None])
     whole = bundle.reading(select(splits(texts)[2], labelled=False), [opened])
@@ -222,7 +218,7 @@ def test_data_without_text_or_with_another_vocabulary_are_refused(
     with pytest.raises(InputError, match="reads tokens of another vocabulary"):
         bundle.reading(select(splits(str(tmp_path / "other"))[2], labelled=True), [opened])
     with pytest.raises(InputError, match="no tokens 'query' of each query"):
-        score(ScoreConfig(data=synthetic_dataset, bundle=opened.url), str(tmp_path / "scores"), report=lambda _: None)
+        ScoreJob(data=synthetic_dataset, bundle=opened.url, out=str(tmp_path / "scores")).run()
 
 
 def test_a_budget_of_tokens_bounds_micro_batches_and_needs_tokens(texts: str) -> None:

@@ -20,10 +20,10 @@ from ltrscale.config import is_made_by, made_by, validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.stage import Stage
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.stacking import StackedJob
-from ltrscale.workflows.stages import ScoreJob
 
 _SPLIT = r"(\.(data|periods|scores|leave_out|label.*|relevant_groups|fold.*))?"
 _LABELS = r"\.(scores|label.*|relevant_groups|fold.*)"

@@ -20,7 +20,7 @@ from ltrscale.stages.origins import bundle_hashes
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.workflows import stages
+from ltrscale import stages
 
 
 def splits(data: str, *, train: str, validation: str, test: str) -> dict[str, Any]:

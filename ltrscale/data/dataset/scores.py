@@ -11,7 +11,7 @@ The layouts and their columns:
 
 The last two may have group columns `meta_*` too. Ranks count from 1; tied documents keep the order of the data. The
 names of all other files begin with an underscore or a dot, so that programs which read a directory of Parquet files
-skip them. Earlier versions wrote `manifest.json`, which is still read.
+skip them.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
@@ -68,7 +68,7 @@ class PeriodScores(Config):
     made_by: dict[str, Any]
     """The places of bundle and data set, for people to read."""
     layout: Layout = "scores"
-    """The columns of the files; the first scored periods do not state it."""
+    """The columns of the files."""
     meta: tuple[str, ...] = ()
     """The columns `meta_*` of the data set that the files have too."""
 
@@ -123,12 +123,10 @@ def read_period(url: str, period: str) -> PeriodScores | None:
         InputError: something else is committed there, or scores in a version that this package does not read.
     """
     directory = period_url(url, period)
-    for name in (storage.HIDDEN_MANIFEST, storage.MANIFEST):
-        if (values := storage.read_manifest(directory, name)) is not None:
-            break
-    else:
+    values = storage.read_manifest(directory, storage.HIDDEN_MANIFEST)
+    if values is None:
         return None
-    where = storage.join(directory, name)
+    where = storage.join(directory, storage.HIDDEN_MANIFEST)
     if values.get("format") != _FORMAT:
         raise InputError(f"{where}: not scores but {values.get('format', 'something else')!r}; check the path")
     return validate(PeriodScores, values, where)

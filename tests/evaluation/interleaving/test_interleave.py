@@ -17,12 +17,20 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.derive.relabelling.clicks import Cascade, PositionBased, User
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving import impressions
-from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
+from ltrscale.evaluation.interleaving.impressions import METHODS
+from ltrscale.evaluation.interleaving.impressions import Lists
+from ltrscale.evaluation.interleaving.impressions import Pair
+from ltrscale.evaluation.interleaving.impressions import Traffic
+from ltrscale.evaluation.interleaving.impressions import simulate
 from ltrscale.evaluation.interleaving.interleave import InterleaveJob
-from ltrscale.evaluation.interleaving.interleave_page import Interleaved, page
-from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.evaluation.interleaving.interleave_page import Interleaved
+from ltrscale.evaluation.interleaving.interleave_page import page
+from ltrscale.evaluation.statistics.lift import Difference
+from ltrscale.evaluation.statistics.lift import agreement
+from ltrscale.evaluation.statistics.lift import impressions_needed
+from ltrscale.evaluation.statistics.lift import lift
 from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.scoring.score import ScoreJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -199,7 +207,7 @@ def rankers(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("rankers")
     weights = {"good": [1.0, 0.5], "fair": [1.0, 1.0], "poor": [1.0, 4.0]}
     urls = {name: linear_teacher(str(folder / name), url, w) for name, w in weights.items()}
-    score(ScoreConfig(bundle=urls["poor"], data=url), str(folder / "scores"), report=lambda _: None)
+    ScoreJob(bundle=urls["poor"], data=url, out=str(folder / "scores")).run()
     return {"data": url, **urls, "scores": str(folder / "scores")}
 
 
@@ -260,7 +268,7 @@ def test_rankers_that_have_seen_test_periods_are_refused(rankers: dict[str, str]
     splits = {name: {"data": rankers["data"], "periods": p} for name, p in (("train", "a"), ("validation", "b"))}
     trees, scores = str(tmp_path / "trees"), str(tmp_path / "scores")
     GBDTJob.model_validate({"out": trees, "splits": splits, "gbdt": {"num_trees": 2, "num_threads": 1}}).run()
-    score(ScoreConfig(bundle=trees, data=rankers["data"]), scores, report=lambda _: None)
+    ScoreJob(bundle=trees, data=rankers["data"], out=scores).run()
     models = {"good": rankers["good"]}
     for names in ({"models": {**models, "trees": trees}}, {"models": models, "scores": {"trees": scores}}):
         with pytest.raises(InputError, match=r"trees was made from other splits .* validation and test both take"):

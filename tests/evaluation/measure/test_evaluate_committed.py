@@ -18,7 +18,7 @@ from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.scoring.score import ScoreJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]
@@ -38,7 +38,7 @@ def scored(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory
     url = write_dataset({period: groups(30) for period in "abc"}, [Feature(name="x"), Feature(name="y")])
     folder = tmp_path_factory.mktemp("scored")
     teacher = linear_teacher(str(folder / "teacher"), url, WEIGHTS)
-    score(ScoreConfig(bundle=teacher, data=url), str(folder / "scores"), report=lambda _: None)
+    ScoreJob(bundle=teacher, data=url, out=str(folder / "scores")).run()
     return url, teacher, str(folder / "scores")
 
 

@@ -22,7 +22,7 @@ from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation
 from ltrscale.evaluation.measure.scored_lists import TableSource, read_lists
 from ltrscale.ranking.choices import named
 from ltrscale.ranking.libraries import POLICIES, under
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.scoring.score import ScoreJob
 
 Rows = list[tuple[str, str, float, float]]  # query, item, label, score
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
@@ -168,7 +168,7 @@ def test_a_bundle_committed_scores_and_a_table_of_them_agree(write_dataset: Writ
     ]
     url = write_dataset({"a": groups}, [Feature(name="x"), Feature(name="y")])
     teacher = linear_teacher(str(tmp_path / "teacher"), url, [1.0, -2.0])
-    score(ScoreConfig(bundle=teacher, data=url), str(tmp_path / "scores"), report=lambda _: None)
+    ScoreJob(bundle=teacher, data=url, out=str(tmp_path / "scores")).run()
     (batch,) = iterate(select(Split(data=(url,)), labelled=True), docs_per_batch=10_000)
     assert batch.labels_N is not None
     queries = torch.arange(20).repeat_interleave(batch.lengths_Q).tolist()

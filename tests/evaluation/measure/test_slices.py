@@ -23,8 +23,9 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.seen import Seen
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics import blocks
-from ltrscale.evaluation.statistics.summarise import PATTERNS, holm
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.evaluation.statistics.summarise import PATTERNS
+from ltrscale.evaluation.statistics.summarise import holm
+from ltrscale.scoring.score import ScoreJob
 
 FEATURES = [Feature(name="x"), Feature(name="the price")]
 DEVICES = ("ios", "android", None)
@@ -104,7 +105,7 @@ def config(data: str, tmp_path_factory: pytest.TempPathFactory) -> EvaluateConfi
     urls = [
         linear_teacher(str(folder / f"m{i}"), data, weights) for i, weights in enumerate(([1, 0], [0.5, 0], [0, 0]))
     ]
-    score(ScoreConfig(bundle=urls[0], data=data), str(folder / "scores"), report=lambda _: None)
+    ScoreJob(bundle=urls[0], data=data, out=str(folder / "scores")).run()
     values = {
         "models": {"gbdt": urls[1], "zero": urls[2]},
         "scores": {"scored": str(folder / "scores")},

@@ -1,9 +1,9 @@
 """Skew: what rows to score have that training's rows had not, feature by feature.
 
-A bundle records a `Reference`: what the rows of its training periods look like. `find_skew` compares other rows with it
-by shares: of missing values, of categories that training lacks, of values outside training's range. A share is said if
-it is at least 1%, at least twice training's in odds, and no chance. Ranges widen as logs grow: values outside of them
-are said from 10% on, and from 5% on if they are outside by more than the range's own width.
+A bundle records what the rows of its training periods look like (`ltrscale.bundle.reference`). `find_skew` compares
+other rows with it by shares: of missing values, of categories that training lacks, of values outside training's range.
+A share is said if it is at least 1%, at least twice training's in odds, and no chance. Ranges widen as logs grow:
+values outside of them are said from 10% on, and from 5% on if they are outside by more than the range's own width.
 
 The documents of a list often share a value, so a list counts as one observation, whatever its length. A share is no
 chance if it and training's, each seen in so many lists, are a million times likelier than any one share for both
@@ -17,83 +17,35 @@ Shapes: N rows (documents), Q groups, Q1 = Q + 1 offsets, F features, V codes of
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.batch import QueryGroups, group_index
+from ltrscale.bundle import Bundle
+from ltrscale.bundle.reference import QUANTILES, FeatureReference, Reference, has_value, look
 from ltrscale.config import Config
-from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.origin import fills_of
-from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
+from ltrscale.progress import log
 
-Kind = Literal["missing", "category", "range", "scale"]
-DOCUMENTS = 100_000
-"""Documents that are looked at, of training and of the rows to score: whole row groups at equal distances."""
-FEW = 20
+SkewKind = Literal["missing", "category", "range", "scale"]
+_FEW = 20
 """Fewer lists than these show next to nothing."""
 _SHARE, _ODDS, _EVIDENCE = 0.01, 2.0, math.log(1e6)
 _NEAR, _FAR = 0.1, 0.05
-_QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
-_TAIL = _QUANTILES[1]
-_CODES = 1 << 16
-_REFERENCES = 4
-
-
-class FeatureReference(Config):
-    """A feature in the rows of training."""
-
-    name: str
-    kind: Literal["numeric", "categorical"]
-    missing: float
-    """Share of the documents without a value, or with `fill`."""
-    fill: float | None = None
-    """The number that stands for a missing value where these are filled; rows no longer tell the two apart."""
-    quantiles: tuple[float, ...] = ()
-    """Of a numeric feature the minimum, the 5% quantile, the median, the 95% quantile and the maximum; none without any
-    value."""
-    codes: tuple[int, ...] = ()
-    """Of a categorical feature the codes, rising: the 65,536 most frequent ones, if there are more."""
-    new: float = 0.0
-    """Share of the documents with a code that no other list has: so often a further list has a new one."""
-
-
-class Reference(Config):
-    """What the rows of a bundle's training periods look like, with and without labels."""
-
-    lists: int
-    """Query groups that were looked at."""
-    features: tuple[FeatureReference, ...]
-
-    @classmethod
-    def of(cls, groups: QueryGroups, features: Sequence[Feature], fills: Mapping[str, float] | None = None) -> Self:
-        """The reference that these groups are; `fills` are the numbers that stand for missing values, by feature.
-
-        Example:
-            >>> groups = QueryGroups(torch.tensor([[1.0], [5.0], [float("nan")], [2.0]]), torch.tensor([0, 3, 4]))
-            >>> (price,) = Reference.of(groups, [Feature(name="price")]).features
-            >>> price.missing, price.quantiles
-            (0.25, (1.0, 1.0, 2.0, 5.0, 5.0))
-        """
-        group_N = group_index(groups.offsets_Q1).numpy()
-        columns = zip(features, groups.features_NF.numpy().T, strict=True)
-        seen = tuple(_seen(f, values_N, group_N, (fills or {}).get(f.name)) for f, values_N in columns)
-        return cls(lists=groups.n_groups, features=seen)
+_TAIL = QUANTILES[1]
 
 
 class Finding(Config):
     """A feature that differs from training; as text it is one line with the figures."""
 
     feature: str
-    kind: Kind
+    kind: SkewKind
     """`missing`: its values are missing more often; `category`: categories that training lacks; `range`: values below
     or above all of training's; `scale`: at least half of its values are below or above 95% of training's."""
     now: float
@@ -107,34 +59,19 @@ class Finding(Config):
         return f"{self.feature}: {self.said}"
 
 
-def look(selection: Selection) -> QueryGroups | None:
-    """The groups of a selection, labelled or not, of about `DOCUMENTS` documents; None if it serves no features."""
-    if not selection.features:
-        return None
-    everything = replace(selection, labelled=False, kept_labelled=None, label_column="labels", tokens=())
-    sample = spread(everything, documents=DOCUMENTS)
-    parts = [(groups.features_NF, groups.lengths_Q) for groups in iterate(sample)]
-    features, lengths = zip(*parts, strict=True)
-    offsets_Q1 = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-    return QueryGroups(torch.cat(features), offsets_Q1)
-
-
-_references: dict[Hashable, Reference] = {}
-"""Those made last in this process: a search trains on the same groups again and again."""
-
-
-def reference_of(selection: Selection) -> Reference:
-    """The reference of the row groups that a selection reads, with their groups without labels."""
-    fills = fills_of(selection.read_as)
-    key = (selection.hash, selection.features, tuple(sorted((fills or {}).items())))
-    found = _references.pop(key, None)
-    if found is None:
-        groups = look(selection)
-        found = Reference(lists=0, features=()) if groups is None else Reference.of(groups, selection.features, fills)
-    _references[key] = found
-    for oldest in list(_references)[:-_REFERENCES]:
-        del _references[oldest]
-    return found
+def skew_of(data: str, period: str, opened: Sequence[Bundle]) -> list[Finding]:
+    """How the features of a period differ from the training of some bundles; each is said once."""
+    selection = select(Split(data=(data,), periods=(period,)), labelled=False)
+    names, found = open_dataset(data).manifest.categories, dict[tuple[str, SkewKind], Finding]()
+    for bundle in opened:
+        groups = look(selection.serving(bundle.features, whose=bundle.url))
+        if groups is None or bundle.reference is None:
+            continue
+        if groups.n_groups < _FEW:
+            log.info("predict: %s: %d lists are too few to compare with training", period, groups.n_groups)
+        for each in find_skew(bundle.reference, groups.features_NF, lists=groups.n_groups, names=names):
+            found.setdefault((each.feature, each.kind), each)
+    return [*found.values()]
 
 
 def find_skew(
@@ -157,6 +94,9 @@ def find_skew(
         InputError: the rows have another number of features.
 
     Example:
+        >>> import torch
+        >>> from ltrscale.batch import QueryGroups
+        >>> from ltrscale.data.dataset.manifest import Feature
         >>> groups = QueryGroups(torch.arange(400.0)[:, None] % 50, torch.arange(0, 401, 4))
         >>> reference = Reference.of(groups, [Feature(name="price")])
         >>> for finding in find_skew(reference, groups.features_NF * 100, lists=100):
@@ -177,37 +117,11 @@ def find_skew(
     return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _seen(
-    feature: Feature, values_N: NDArray[np.float32], group_N: NDArray[np.int64], fill: float | None
-) -> FeatureReference:
-    there_N = _there(values_N, fill)
-    known_N = values_N[there_N]
-    missing = 1 - len(known_N) / max(1, len(values_N))
-    seen = FeatureReference(name=feature.name, kind=feature.kind, missing=missing, fill=fill)
-    if not len(known_N):
-        return seen
-    if feature.kind == "numeric":
-        quantiles = np.quantile(known_N, _QUANTILES, method="nearest")
-        return seen.replace(quantiles=tuple(map(float, quantiles)))
-    pairs, counts = np.unique(np.stack([known_N.astype(np.int64), group_N[there_N]]), axis=1, return_counts=True)
-    codes_V, first_V, lists_V = np.unique(pairs[0], return_index=True, return_counts=True)
-    documents_V = np.add.reduceat(counts, first_V)
-    kept = np.sort(np.argsort(-documents_V, kind="stable")[:_CODES])
-    new = documents_V[lists_V == 1].sum() / len(values_N)
-    return seen.replace(codes=tuple(codes_V[kept].tolist()), new=float(new))
-
-
-def _there(values_N: NDArray[np.float32], fill: float | None) -> NDArray[np.bool_]:
-    """The documents with a value that does not stand for a missing one."""
-    there_N: NDArray[np.bool_] = ~np.isnan(values_N)
-    return there_N if fill is None else there_N & (values_N != np.float32(fill))
-
-
 def _compared(
     feature: FeatureReference, values_N: NDArray[np.float32], lists: tuple[int, int], names: Mapping[str, int]
 ) -> list[tuple[float, Finding]]:
     """The findings of one feature, each with how far it is from training."""
-    known_N = values_N[_there(values_N, feature.fill)]
+    known_N = values_N[has_value(values_N, feature.fill)]
     missing = 1 - len(known_N) / len(values_N)
     found = []
     if far := _far(missing, feature.missing, lists):
@@ -265,7 +179,7 @@ def _of_numbers(
     return [(far, _finding(feature, "scale", median, middle, said))]
 
 
-def _finding(feature: FeatureReference, kind: Kind, now: float, training: float, said: str) -> Finding:
+def _finding(feature: FeatureReference, kind: SkewKind, now: float, training: float, said: str) -> Finding:
     return Finding(feature=feature.name, kind=kind, now=now, training=training, said=said)
 
 

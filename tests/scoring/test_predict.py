@@ -30,8 +30,8 @@ from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
-from ltrscale.workflows.predict import PredictJob
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
 
 Rows = list[dict[str, Any]]
 NUMERIC, CATEGORICAL = ("f_age", "f_price"), ("colour",)

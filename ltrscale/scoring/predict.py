@@ -4,7 +4,7 @@
     OUT/        the ranked items, committed period by period (`ltrscale.data.dataset.scores`, layout `items`)
 
 Both stages skip what is up to date, so a repeated command goes on where it was stopped. Between them the periods to
-rank are compared with training (`ltrscale.skew`), and refused if the job asks for it.
+rank are compared with training (`ltrscale.scoring.skew`), and refused if the job asks for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,17 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Texts
+from ltrscale.data.dataset.split import Texts
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.sources import Source, for_scoring, missing_columns
 from ltrscale.progress import log
-from ltrscale.scoring import ScorerConfig, make_plan
-from ltrscale.skew import FEW, Finding, Kind, find_skew, look
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.scoring.scorer import ScorerConfig
+from ltrscale.scoring.skew import Finding, SkewKind, skew_of
 from ltrscale.stages.runs import check_replaceable, held
-from ltrscale.workflows.stages import ScoreJob
 
 _SAID = 10
 """Features of a period that are named one by one."""
@@ -50,7 +49,7 @@ class PredictJob(ScorerConfig):
     """Columns of whole queries to copy to the output, as `meta_NAME`."""
     max_rejected: float = Field(0.001, ge=0, le=1)
     """Share of rejected rows above which nothing is ranked."""
-    refuse: bool | tuple[Kind, ...] = False
+    refuse: bool | tuple[SkewKind, ...] = False
     """Rank nothing, and end with status 3, where a feature differs from training: true for any of the ways that are
     said, or some of them: `missing`, `category`, `range`, `scale`."""
     add: bool = False
@@ -77,7 +76,7 @@ class PredictJob(ScorerConfig):
         RowsJob(out=self.data, prepare=reading, ray=self.ray).run()
         settings = {name: getattr(self, name) for name in ScorerConfig.model_fields}
         job = ScoreJob(**settings, out=self.out, data=self.data, layout="items", meta=self.meta)
-        self._compare([*make_plan(job, self.out).files])
+        self._compare([*job.plan().files])
         job.run()
         made = open_dataset(self.data).manifest
         if not self.add:
@@ -157,21 +156,6 @@ class PredictJob(ScorerConfig):
                 for period in others:
                     storage.withdraw(period_url(self.out, period), name=storage.HIDDEN_MANIFEST)
             log.info("predict: %s: removed %d periods of earlier inputs: %s", self.out, len(others), ", ".join(others))
-
-
-def skew_of(data: str, period: str, opened: Sequence[bundles.Bundle]) -> list[Finding]:
-    """How the features of a period differ from the training of some bundles; each is said once."""
-    selection = select(Split(data=(data,), periods=(period,)), labelled=False)
-    names, found = open_dataset(data).manifest.categories, dict[tuple[str, Kind], Finding]()
-    for bundle in opened:
-        groups = look(selection.serving(bundle.features, whose=bundle.url))
-        if groups is None or bundle.reference is None:
-            continue
-        if groups.n_groups < FEW:
-            log.info("predict: %s: %d lists are too few to compare with training", period, groups.n_groups)
-        for each in find_skew(bundle.reference, groups.features_NF, lists=groups.n_groups, names=names):
-            found.setdefault((each.feature, each.kind), each)
-    return [*found.values()]
 
 
 def _lines(period: str, findings: Sequence[Finding]) -> list[str]:

@@ -19,7 +19,7 @@ import torch
 from dataset_changes import add_period
 from writer_tokens import without_writer
 
-from ltrscale import bundle, scoring, storage
+from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.scores import period_url, read_period
 from ltrscale.data.dataset.selection import select
@@ -31,11 +31,11 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ScoreConfig, ScoreWorkersConfig, score
+from ltrscale.scoring import actors, files
+from ltrscale.scoring.score import ScoreJob, score
 from ltrscale.stages.origins import dataset_hashes, scored_by
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.stages import ScoreJob
 
 FEATURES = tuple(Feature(name=name) for name in "abc")
 PERIODS = ("p1", "p2", "p3", "p4")
@@ -106,14 +106,21 @@ def bundles(data: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
     return {"trees": str(folder / "trees"), "network": save_network(str(folder / "network"))}
 
 
-def config(data: str, bundle: str | list[str], **settings: Any) -> ScoreConfig:
-    return ScoreConfig.model_validate({"data": data, "bundle": bundle, "docs_per_batch": 50, **settings})
+Settings = dict[str, Any]
 
 
-def run(settings: ScoreConfig, out: Path | str) -> list[str]:
+def config(data: str, bundle: str | list[str], **settings: Any) -> Settings:
+    return {"data": data, "bundle": bundle, "docs_per_batch": 50, **settings}
+
+
+def job(settings: Settings, out: Path | str) -> ScoreJob:
+    return ScoreJob.model_validate({**settings, "out": str(out)})
+
+
+def run(settings: Settings, out: Path | str) -> list[str]:
     """Score; returns the committed periods, in order."""
     records: list[Mapping[str, Any]] = []
-    score(settings, str(out), report=records.append)
+    score(job(settings, out), report=records.append)
     return [record["period"] for record in records if "period" in record]
 
 
@@ -221,16 +228,16 @@ def test_what_is_up_to_date_is_left_alone_and_said_so(
     data: str, bundles: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
-    job = ScoreJob(**config(data, bundles["trees"], periods=("p1..p2",)).model_dump(), out=str(out))
-    job.run()
+    two = job(config(data, bundles["trees"], periods=("p1..p2",)), out)
+    two.run()
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     with caplog.at_level(logging.INFO, "ltrscale"):
-        job.run()
+        two.run()
     assert f"{out} is up to date (2 periods)" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
     caplog.clear()
     with caplog.at_level(logging.INFO, "ltrscale"):
-        job.replace(periods=None).run()
+        two.replace(periods=None).run()
     assert "2 periods scored with 65 groups" in caplog.text
     assert "2 periods were up to date" in caplog.text
     lines = (out / "_run" / "metrics.jsonl").read_text().splitlines()
@@ -273,9 +280,9 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
         if point == "before a commit":
             patch.setattr(storage.Commit, "finish", before_finish)
         if point == "in a period":
-            patch.setattr(scoring, "write_file", _stopping(scoring.write_file, stop_after(3 * n)))
+            patch.setattr(files, "write_file", _stopping(files.write_file, stop_after(3 * n)))
         with pytest.raises(Killed):
-            score(settings, str(tmp_path), report=report)
+            score(job(settings, tmp_path), report=report)
     done = [period for period in PERIODS if read_period(str(tmp_path), period)]
     assert done == [period for period in records if period]
     assert len(done) == {"before a commit": n, "after a commit": n + 1}.get(point, len(done))
@@ -296,10 +303,10 @@ def _stopping(function: Callable[..., Any], stop: Callable[..., Any]) -> Callabl
 
 _VICTIM = """
 import os, signal, sys
-from ltrscale.scoring import ScoreConfig, score
+from ltrscale.scoring.score import ScoreJob, score
 def report(record):
     os.kill(os.getpid(), signal.SIGKILL)
-score(ScoreConfig(data=sys.argv[1], bundle=sys.argv[2]), sys.argv[3], report=report)
+score(ScoreJob(data=sys.argv[1], bundle=sys.argv[2], out=sys.argv[3]), report=report)
 """
 
 
@@ -358,7 +365,7 @@ def test_data_that_change_while_they_are_scored(bundles: dict[str, str], tmp_pat
 
     message = rf"^{data}: the data set was replaced since the run began, and no longer lists {data}/{lost.path};"
     with pytest.raises(InputError, match=message):
-        score(settings, str(out), report=report)
+        score(job(settings, out), report=report)
     assert done == ["p1", "p2"]
     assert run(settings, out) == ["p3", "p4"]
     assert read(data, str(out)) == expected(data, bundles["trees"])
@@ -388,10 +395,10 @@ def test_the_scores_are_an_input_of_what_reads_them(data: str, bundles: dict[str
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_bytes_of_one_process(data: str, bundles: dict[str, str], tmp_path: Path) -> None:
     one = config(data, bundles["network"])
-    by_ray = one.replace(ray=True, workers=ScoreWorkersConfig(number=2))
+    by_ray = {**one, "ray": True, "workers": {"number": 2}}
     run(one, tmp_path / "one")
     with pytest.raises(Killed):
-        score(by_ray, str(tmp_path / "ray"), report=_stopping(lambda _: None, stop_after(1)))
+        score(job(by_ray, tmp_path / "ray"), report=_stopping(lambda _: None, stop_after(1)))
     done = [period for period in PERIODS if read_period(str(tmp_path / "ray"), period)]
     assert len(done) == 2
     assert sorted(run(by_ray, tmp_path / "ray")) == sorted(set(PERIODS) - set(done))
@@ -416,11 +423,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
-    monkeypatch.setattr(scoring, "_RETRIES", 1)
-    monkeypatch.setattr(scoring, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(actors, "_RETRIES", 1)
+    monkeypatch.setattr(actors, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(scoring, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(actors, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")
@@ -432,7 +439,7 @@ def test_data_bundle_and_scores_may_lie_on_s3(s3: str, bundles: dict[str, str], 
     model = save_network(f"{s3}/scoring/network")
     out = f"{s3}/scoring/out"
     with pytest.raises(Killed):
-        score(config(there, model), out, report=_stopping(lambda _: None, stop_after(1)))
+        score(job(config(there, model), out), report=_stopping(lambda _: None, stop_after(1)))
     assert run(config(there, model), out) == list(PERIODS[2:])
     run(config(data, bundles["network"]), tmp_path)
     assert read(there, out) == read(data, str(tmp_path))
@@ -455,7 +462,7 @@ def test_what_cannot_score_is_reported_before_anything_is_written(
             run(settings, out)
         assert not out.exists()
     with pytest.raises(InputError, match="the output of something else is there"):
-        ScoreJob(**config(data, bundles["trees"]).model_dump(), out=data).run()
+        job(config(data, bundles["trees"]), data).run()
 
 
 def test_scores_that_are_no_numbers_are_named(data: str, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Scores as tables: what other programs read from the directory, as it lies, is what the bundle gives."""
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import torch
 
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Dataset, Feature
-from ltrscale.data.dataset.scores import find_scores, period_url, ranks, read_period
+from ltrscale.data.dataset.scores import find_scores
+from ltrscale.data.dataset.scores import ranks
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
@@ -24,8 +24,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.heads import HeadConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.scoring import ScoreConfig, score
-from ltrscale.workflows.stages import ScoreJob
+from ltrscale.scoring.score import ScoreJob, score
 
 FEATURES = (Feature(name="f_a"), Feature(name="f_b"))
 Row = tuple[str, str, str | None, float, int, int]
@@ -155,8 +154,8 @@ def test_ranks_and_scores_agree_and_ties_keep_their_order() -> None:
 def test_other_columns_are_other_output_and_the_same_ones_are_not(data: Dataset, ranker: str, tmp_path: Path) -> None:
     def run(**settings: Any) -> list[Any]:
         records: list[Any] = []
-        config = ScoreConfig.model_validate({"bundle": ranker, "data": data.url, **settings})
-        score(config, str(tmp_path), report=records.append)
+        job = ScoreJob.model_validate({"out": str(tmp_path), "bundle": ranker, "data": data.url, **settings})
+        score(job, report=records.append)
         return [record["period"] for record in records if "period" in record]
 
     everything = ["0", "1", "2"]
@@ -182,42 +181,6 @@ def test_items_are_no_labels(data: Dataset, ranker: str, tmp_path: Path) -> None
     for layout in ("lists", "scores"):
         score_into(tmp_path, data, ranker, layout=layout)
         assert find_scores(out, data, ["0", "1", "2"]).keys() == {file.path for file in data.manifest.files}
-
-
-def test_scores_of_an_earlier_version_are_read_and_give_way(data: Dataset, ranker: str, tmp_path: Path) -> None:
-    """The layout of earlier versions: `manifest.json` without a layout, and the record of the run in `run`."""
-    score_into(tmp_path, data, ranker, layout="scores")
-    lines = (tmp_path / "_run" / "metrics.jsonl").read_text()
-    (tmp_path / "_run").rename(tmp_path / "run")
-    for path in tmp_path.glob("period=*/_manifest.json"):
-        values = json.loads(path.read_text())
-        path.with_name("manifest.json").write_text(
-            json.dumps({k: values[k] for k in values.keys() - {"layout", "meta"}})
-        )
-        path.unlink()
-    before = {period: read_period(str(tmp_path), period) for period in "012"}
-    assert find_scores(str(tmp_path), data, "012").keys() == {file.path for file in data.manifest.files}
-    score_into(tmp_path, data, ranker)
-    after = {period: read_period(str(tmp_path), period) for period in "012"}
-    for period in "012":
-        assert before[period].bundle_hash == after[period].bundle_hash  # type: ignore[union-attr]
-        there = {path.name for path in (tmp_path / f"period={period}").iterdir()}
-        assert there == {"_manifest.json", *(file.path for file in after[period].files)}  # type: ignore[union-attr]
-    assert {path.name for path in tmp_path.iterdir()} == {"_run", *(f"period={period}" for period in "012")}
-    assert (tmp_path / "_run" / "metrics.jsonl").read_text().startswith(lines)
-
-
-def test_a_commit_that_an_earlier_manifest_outlived_is_made_again(data: Dataset, ranker: str, tmp_path: Path) -> None:
-    """A kill between the new manifest and the removal of the earlier one leaves both."""
-    score_into(tmp_path, data, ranker)
-    url = period_url(str(tmp_path), "1")
-    with storage.Commit(url) as commit:
-        with commit.file("part-{hash}.parquet") as path:
-            path.write_bytes(b"of an earlier version")
-        commit.finish({"format": "ltrscale-scores"})
-    score_into(tmp_path, data, ranker)
-    assert storage.read_manifest(url) is None
-    assert len(duckdb.sql(f"select distinct query_id from '{url}/*.parquet'").fetchall()) == 10
 
 
 def test_ids_that_do_not_fit_the_documents_are_named(data: Dataset, ranker: str, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from ltrscale.batch import QueryGroups, to_offsets
+from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
-from ltrscale.skew import Finding, Reference, find_skew
+from ltrscale.scoring.skew import Finding, find_skew
 
 FEATURES = [
     *(Feature(name=name) for name in ("price", "sales", "age", "rating", "never", "same")),

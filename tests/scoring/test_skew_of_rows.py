@@ -11,12 +11,12 @@ import pytest
 import shop
 
 from ltrscale import bundle
+from ltrscale.bundle.reference import look, reference_of
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.skew import find_skew, look, reference_of
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
@@ -24,7 +24,8 @@ from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
 from ltrscale.trees.stacking import StackedJob
-from ltrscale.workflows.predict import PredictJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.skew import find_skew
 
 SOURCE = {
     "kind": "items",

@@ -11,7 +11,7 @@ import pytest
 from ltrscale import bundle
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.training.finetune import FinetuneJob
-from ltrscale.workflows.predict import PredictJob
+from ltrscale.scoring.predict import PredictJob
 
 WORDS = ["apple", "pear", "plum", "good", "bad", "old", "new"]
 
