@@ -34,8 +34,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods import GBDTMethod, NeuralMethod, SemiMethod
-from ltrscale.experiments.trial import Trial
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ranking.choices import named
 from ltrscale.stages.runs import check_replaceable
 
@@ -171,16 +170,16 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         arguments = self._arguments()
         method = arguments.as_method()
-        if not isinstance(method, NeuralMethod) or method.pretrain is None:
+        if method.pretraining() is None:
             raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
         table, columns = frames.read_table(X, None, group, columns)
         out = self._folder("pretrain")
         frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
         documents = Split(data=(storage.join(out, "data"),))
         # pretraining reads the training split alone
-        trial = _trial(arguments, method, Splits(train=documents, validation=documents), out)
-        trial.pretrained(self.method)
-        self._encoders, self._pretrained_on = trial, columns
+        run = _run(arguments, method, Splits(train=documents, validation=documents), out)
+        run.pretrained(self.method)
+        self._encoders, self._pretrained_on = run, columns
         return self
 
     @as_value_errors
@@ -215,8 +214,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
-        trial = _trial(arguments, method, splits, out, known.get("_encoders"))
-        self._open(trial.model(self.method), columns, frames.width(X))
+        run = _run(arguments, method, splits, out, known.get("_encoders"))
+        self._open(run.model(self.method), columns, frames.width(X))
         self.splits_ = splits
         return self
 
@@ -409,12 +408,12 @@ def _files(url: str) -> dict[str, bytes]:
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
 
 
-def _trial(
+def _run(
     arguments: Arguments,
-    method: GBDTMethod | NeuralMethod | SemiMethod,
+    method: AnyMethod,
     splits: Splits,
     out: str,
-    encoders: Trial | None = None,
-) -> Trial:
+    encoders: SeedRun | None = None,
+) -> SeedRun:
     """The one method as a pipeline trains it."""
-    return Trial({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)
+    return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

@@ -32,7 +32,7 @@ from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, chart,
 from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
-from ltrscale.experiments.methods import MethodName
+from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig

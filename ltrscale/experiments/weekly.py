@@ -17,9 +17,8 @@ from ltrscale.errors import InputError, suggestion
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateSettings
 from ltrscale.evaluation.gate import Bounds
-from ltrscale.experiments.methods import MethodName
+from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.refit import is_refittable
 from ltrscale.experiments.service import SERVICE, InService
 from ltrscale.serving.features import Format
 from ltrscale.storage import join
@@ -84,7 +83,7 @@ class WeeklyJob(Config):
         changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
         if keys := [key for key, value in changed.items() if value is not None]:
             raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
-        if self.refit and not is_refittable(config.methods[self.method]):
+        if self.refit and not config.methods[self.method].is_one_model:
             raise InputError(
                 f"refit: {self.method} makes several models, which cannot be trained once more; leave it out"
             )

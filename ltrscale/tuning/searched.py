@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -57,6 +57,10 @@ class _SearchedJob(Config):
         """Content hashes of the data sets that a trial reads."""
         return dataset_hashes(self.reads.values())
 
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of its last stage."""
+        raise NotImplementedError
+
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stages that a trial runs in a directory, in order."""
         raise NotImplementedError
@@ -98,6 +102,10 @@ class GBDTSearch(_SearchedJob):
         """The metric of early stopping."""
         return f"validation_ndcg@{self.gbdt.stop_on}"
 
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of the trees."""
+        return self.replace(gbdt=self.gbdt.replace(seed=seed))
+
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stage that trains trees."""
         return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
@@ -123,6 +131,10 @@ class FinetuneSearch(_SearchedJob):
     def inputs(self) -> dict[str, str]:
         """Content hashes of the data sets and the pretrained bundle."""
         return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of finetuning."""
+        return self.replace(finetune=self.finetune.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stage that finetunes."""
@@ -166,6 +178,10 @@ class PretrainSearch(_SearchedJob):
     def reads(self) -> dict[str, Split]:
         """The splits that a trial reads, by name."""
         return {"documents": self.documents, **super().reads}
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of pretraining and finetuning."""
+        return self.replace(pretrain=self.pretrain.replace(seed=seed), finetune=self.finetune.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
         """Pretraining, and finetuning of its final bundle."""

@@ -10,7 +10,7 @@ import pytest
 from ltrscale import config as configs
 from ltrscale.experiments.crossval import CrossvalConfig
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods import GBDTMethod
+from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study_grid import StudyConfig

@@ -11,7 +11,8 @@ from shopping_log import shopping_log
 
 from ltrscale.config import load
 from ltrscale.evaluation.crossed import Spread
-from ltrscale.experiments.methods import GBDTMethod, NeuralMethod
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.workflows.first_pipeline import Plan, divided, pipeline_text
