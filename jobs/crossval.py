@@ -7,12 +7,12 @@ In the pipeline's config `{fold}` stands for the name of the fold. Stages that a
 """
 
 from jobs.cli import Command, main
-from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
+from ltrscale.experiments.crossval import CrossvalJob
 
 COMMAND = Command(
     "crossval",
-    CrossvalConfig,
-    run_crossval,
+    CrossvalJob,
+    CrossvalJob.run,
     __doc__,
     keys="""
     out folds pipeline.prepare pipeline.data pipeline.relabel

@@ -13,12 +13,12 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.experiments.distill import DistillJob, run_distill
+from ltrscale.experiments.distill import DistillJob
 
 COMMAND = Command(
     "distill",
     DistillJob,
-    run_distill,
+    DistillJob.run,
     __doc__,
     keys="""
     out data teacher scores

@@ -7,7 +7,7 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.register import RegisterJob
+from ltrscale.serving.register import RegisterJob
 
 COMMAND = Command("register", RegisterJob, RegisterJob.run, __doc__)
 

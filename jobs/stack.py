@@ -10,12 +10,12 @@ After `make demo`:
 """
 
 from jobs.cli import Command, main
-from ltrscale.experiments.stack import StackJob, run_stack
+from ltrscale.experiments.stack import StackJob
 
 COMMAND = Command(
     "stack",
     StackJob,
-    run_stack,
+    StackJob.run,
     __doc__,
     keys="""
     out members members.NAME.gbdt members.NAME.pretrain members.NAME.finetune bundles

@@ -36,6 +36,7 @@ from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ranking.choices import named
+from ltrscale.serving.uses import ROW, read_as, uses_in_scoring, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"
@@ -237,7 +238,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         table, uses = frames.read_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return np.zeros(0)
-        table = table.append_column(frames.ROW, pa.array(np.arange(len(table))))
+        table = table.append_column(ROW, pa.array(np.arange(len(table))))
         uses, reading = self._reading(uses, columns)
         found_N = np.empty(len(table))
         if small := frames.in_memory(table, reading, bundle):
@@ -328,7 +329,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
             ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
         else:
-            (columns, settings), width = frames.read_as(bundle), None
+            (columns, settings), width = read_as(bundle), None
             ranker = cls(bundle.trees.library if bundle.trees else "neural", prepare=settings or None)
         ranker._open(url, columns, width)
         return ranker
@@ -365,7 +366,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
         key, kept = repr((uses, named, self.prepare)), self._kept.get("reading")
         if kept is None or kept[0] != key:
-            of_scoring = frames.uses_in_scoring(uses, self._fitted(), named=named)
+            of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
             # key and value as one: another thread may ask with other uses
             kept = self._kept["reading"] = key, (of_scoring, frames.reading(of_scoring, self.prepare or {}))
         found: tuple[dict[str, Any], PrepareConfig] = kept[1]
@@ -380,7 +381,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
-        self.columns_ = frames.with_fills(columns, self._bundle)
+        self.columns_ = with_fills(columns, self._bundle)
         self._kept: dict[str, Any] = {}  # what predict makes once
         self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)

@@ -47,17 +47,16 @@ class StackJob(Config):
         check_methods(self.members, self.workers, where="members")
         return self
 
+    @one_view()
+    def run(self) -> None:
+        """Train members and stack, and commit the stack's bundle; skips stages that are up to date.
 
-@one_view()
-def run_stack(job: StackJob) -> None:
-    """Train members and stack, and commit the stack's bundle; skips stages that are up to date.
-
-    Raises:
-        InputError: as the stages; a ready bundle may have seen labels of the training split.
-    """
-    check_disjoint(job.splits)
-    for name, url in job.bundles.items():
-        check_ready(name, url, job.splits)
-    run = SeedRun(job.members, job.splits, job.seed, job.workers, join(job.out, TRAINING))
-    with cluster_for(job.workers):  # one cluster for all stages
-        train_stacked(run, tuple(job.members), job.bundles, job.stack, job.out)
+        Raises:
+            InputError: as the stages; a ready bundle may have seen labels of the training split.
+        """
+        check_disjoint(self.splits)
+        for name, url in self.bundles.items():
+            check_ready(name, url, self.splits)
+        run = SeedRun(self.members, self.splits, self.seed, self.workers, join(self.out, TRAINING))
+        with cluster_for(self.workers):  # one cluster for all stages
+            train_stacked(run, tuple(self.members), self.bundles, self.stack, self.out)

@@ -35,12 +35,12 @@ from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
 from ltrscale.experiments.weekly import WeeklyJob, named, steps
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
+from ltrscale.serving.register import RegisterJob
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.export import ExportJob
 from ltrscale.workflows.gate import GateJob, run_gate
-from ltrscale.workflows.register import RegisterJob
 from ltrscale.workflows.stages import EvaluateJob, PrepareJob
 
 

@@ -21,8 +21,8 @@ from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.service import SERVICE, InService
 from ltrscale.serving.features import Format
+from ltrscale.serving.register import Registry
 from ltrscale.storage import join
-from ltrscale.workflows.register import Registry
 
 _NEW = "NEW"
 

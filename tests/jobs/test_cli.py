@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ltrscale import config as configs
-from ltrscale.experiments.crossval import CrossvalConfig
+from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
@@ -105,7 +105,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": MatchJob,
-        "crossval": CrossvalConfig,
+        "crossval": CrossvalJob,
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
@@ -116,7 +116,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "score": ScoreJob,
         "predict": PredictJob,
         "stack": StackJob,
-        "self": CrossvalConfig,
+        "self": CrossvalJob,
         "study": StudyConfig,
         "gate": GateJob,
         "weekly": WeeklyJob,

@@ -12,9 +12,9 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report
+from ltrscale.serving.register import RegisterJob
 from ltrscale.stages import trackers
 from ltrscale.stages.stage import Origin, Stage
-from ltrscale.workflows.register import RegisterJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
 RECORDS: list[dict[str, Any]] = [
