@@ -10,9 +10,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
+    from ltrscale.experiments.crossval import CrossvalJob
 
-    return CrossvalConfig, run_crossval
+    return CrossvalJob, CrossvalJob.run
 
 
 COMMAND = Command(

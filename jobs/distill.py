@@ -16,9 +16,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.distill import DistillJob, run_distill
+    from ltrscale.experiments.distill import DistillJob
 
-    return DistillJob, run_distill
+    return DistillJob, DistillJob.run
 
 
 COMMAND = Command(

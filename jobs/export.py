@@ -6,14 +6,11 @@ After `make demo`:
       --set bundle=runs/demo/seed-0/gbdt/model --set data=runs/demo/data
 """
 
-from jobs.cli import Command
-from jobs.cli import main
-from jobs.cli import Job
+from jobs.cli import Command, Job, main
 from ltrscale.serving.export import ExportJob
 
 
 def _job() -> Job:
-    from ltrscale.serving.export import ExportJob
 
     return ExportJob, ExportJob.run
 

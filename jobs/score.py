@@ -6,14 +6,11 @@ After `make demo`:
       --set data=runs/demo/data --set bundle=runs/demo/seed-0/simclr_rank/model
 """
 
-from jobs.cli import Command
-from jobs.cli import main
-from jobs.cli import Job
+from jobs.cli import Command, Job, main
 from ltrscale.scoring.score import ScoreJob
 
 
 def _job() -> Job:
-    from ltrscale.scoring.score import ScoreJob
 
     return ScoreJob, ScoreJob.run
 

@@ -13,9 +13,9 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.experiments.stack import StackJob, run_stack
+    from ltrscale.experiments.stack import StackJob
 
-    return StackJob, run_stack
+    return StackJob, StackJob.run
 
 
 COMMAND = Command(

@@ -12,10 +12,9 @@ import ray
 from ltrscale import config as configs
 from ltrscale.config import validate
 from ltrscale.engine import ray_cluster
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.pipeline import run_pipeline
-from ltrscale.tuning.tune import TuneJob
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.tuning.tune import TuneJob
 
 CONFIGS = Path(__file__).resolve().parents[1] / "jobs" / "configs"
 SMALL = [

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"`((?:ltrscale|jobs|tests|docs)/[\w./]+)(?:::([\w.]+))?`", FENCE.sub("", PAGE))
-KINDS = ("margin", "masked", "gated", "rprec", "compressed")
+KINDS = ("margin", "masked", "gated", "rprec", "compressed", "three_trees")
 
 
 def blocks(language: str) -> list[str]:
@@ -32,8 +32,8 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_has_all_recipes() -> None:
-    assert [len(blocks(language)) for language in ("py", "diff")] == [5, 5]
-    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 5, "jobs.pipeline"]
+    assert [len(blocks(language)) for language in ("py", "diff")] == [6, 6]
+    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 6, "jobs.pipeline"]
     assert len(NAMES) > 30
 
 
@@ -146,5 +146,6 @@ def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     copy.run(*commands()[-1])
     found = json.loads((copy.root / "runs" / "tried" / "evaluation" / "metrics.json").read_text())
     assert "rprec" in found["methods"][0]["slices"]["all"]["summaries"]
+    assert [method["name"] for method in found["methods"]] == ["tried", "trees"]
     report = (copy.root / "runs" / "tried" / "evaluation" / "report.md").read_text()
     assert "R-Prec is the precision at the rank that equals" in report

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from ltrscale.derive.relabelling.relabel import Step
-from ltrscale.experiments.methods import Method
+from ltrscale.experiments.methods.choices import Method
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
 from ltrscale.pretext.choices import MethodConfig

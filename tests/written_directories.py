@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from ltrscale.experiments.crossval import CrossvalConfig
+from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.progress import log
 
-ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalConfig, StackJob, StudyConfig)
+ConfigT = TypeVar("ConfigT", PipelineConfig, CrossvalJob, StackJob, StudyConfig)
 
 
 def written_directories(run: Callable[[ConfigT], None], config: ConfigT) -> list[str]:

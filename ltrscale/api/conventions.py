@@ -9,7 +9,10 @@ from sklearn.exceptions import NotFittedError
 
 from ltrscale.config import Config, by_kind, check_keys, overlay, validate
 from ltrscale.errors import InputError, suggestion
-from ltrscale.experiments.methods import GBDTMethod, NeuralMethod, SemiMethod
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.reading import ReadingMethod
+from ltrscale.experiments.methods.semi import SemiMethod
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.launch.workers import Workers
 from ltrscale.pretext.choices import FeatureMethodConfig
@@ -61,7 +64,7 @@ class Arguments(Config):
     workers: Workers
     directory: str | None
 
-    def as_method(self) -> GBDTMethod | NeuralMethod | SemiMethod:
+    def as_method(self) -> ReadingMethod:
         """The method as a pipeline has it.
 
         Raises:
@@ -71,7 +74,7 @@ class Arguments(Config):
         return validate(config, overlay(named, self.settings or {}), f"Ranker({self.method!r}).settings")
 
 
-def _config_of(method: str) -> tuple[type[GBDTMethod | NeuralMethod | SemiMethod], dict[str, Any]]:
+def _config_of(method: str) -> tuple[type[ReadingMethod], dict[str, Any]]:
     """The config of a method as a pipeline has it, and the settings that its name stands for.
 
     Raises:

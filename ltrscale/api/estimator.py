@@ -33,11 +33,11 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods import GBDTMethod, NeuralMethod, SemiMethod
-from ltrscale.experiments.trial import Trial
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import named
+from ltrscale.serving.uses import ROW, read_as, uses_in_scoring, with_fills
 from ltrscale.stages.runs import check_replaceable
 
 _ESTIMATOR = "estimator.json"
@@ -172,16 +172,16 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """
         arguments = self._arguments()
         method = arguments.as_method()
-        if not isinstance(method, NeuralMethod) or method.pretrain is None:
+        if method.pretraining() is None:
             raise InputError(f"Ranker({self.method!r}) does not pretrain; choose a pretext objective as method")
         table, columns = frames.read_table(X, None, group, columns)
         out = self._folder("pretrain")
         frames.prepare_tables({"all": table}, columns, self.prepare or {}, storage.join(out, "data"))
         documents = Split(data=(storage.join(out, "data"),))
         # pretraining reads the training split alone
-        trial = _trial(arguments, method, Splits(train=documents, validation=documents), out)
-        trial.pretrained(self.method)
-        self._encoders, self._pretrained_on = trial, columns
+        run = _run(arguments, method, Splits(train=documents, validation=documents), out)
+        run.pretrained(self.method)
+        self._encoders, self._pretrained_on = run, columns
         return self
 
     @as_value_errors
@@ -216,8 +216,8 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(
             train=Split(data=(data,), periods=("train",)), validation=Split(data=(data,), periods=("validation",))
         )
-        trial = _trial(arguments, method, splits, out, known.get("_encoders"))
-        self._open(trial.model(self.method), columns, frames.width(X))
+        run = _run(arguments, method, splits, out, known.get("_encoders"))
+        self._open(run.model(self.method), columns, frames.width(X))
         self.splits_ = splits
         return self
 
@@ -239,7 +239,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         table, uses = frames.read_table(X, None, group, {**self.columns_, **columns})
         if not len(table):
             return np.zeros(0)
-        table = table.append_column(frames.ROW, pa.array(np.arange(len(table))))
+        table = table.append_column(ROW, pa.array(np.arange(len(table))))
         uses, reading = self._reading(uses, columns)
         found_N = np.empty(len(table))
         if small := frames.in_memory(table, reading, bundle):
@@ -330,7 +330,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
             saved = validate(_Saved, content, storage.join(url, _ESTIMATOR))
             ranker, columns, width = cls(**saved.arguments), saved.columns, saved.array_width
         else:
-            (columns, settings), width = frames.read_as(bundle), None
+            (columns, settings), width = read_as(bundle), None
             ranker = cls(
                 bundle.trees.library if isinstance(bundle, bundles.TreesBundle) else "neural", prepare=settings or None
             )
@@ -369,7 +369,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         """The uses of columns in scoring, and how rows are read; kept for the next call, which may have the same."""
         key, kept = repr((uses, named, self.prepare)), self._kept.get("reading")
         if kept is None or kept[0] != key:
-            of_scoring = frames.uses_in_scoring(uses, self._fitted(), named=named)
+            of_scoring = uses_in_scoring(uses, self._fitted(), named=named)
             # key and value as one: another thread may ask with other uses
             kept = self._kept["reading"] = key, (of_scoring, frames.reading(of_scoring, self.prepare or {}))
         found: tuple[dict[str, Any], PrepareConfig] = kept[1]
@@ -384,7 +384,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
 
     def _open(self, url: str, columns: dict[str, Any], array_width: int | None) -> None:
         self._bundle, self.bundle_ = bundles.load(url), url
-        self.columns_ = frames.with_fills(columns, self._bundle)
+        self.columns_ = with_fills(columns, self._bundle)
         self._kept: dict[str, Any] = {}  # what predict makes once
         self._array_width = array_width
         self.feature_names_in_ = np.array([feature.name for feature in self._bundle.features], dtype=object)
@@ -412,12 +412,12 @@ def _files(url: str) -> dict[str, bytes]:
     return files | {storage.MANIFEST: storage.read_bytes(storage.join(url, storage.MANIFEST))}
 
 
-def _trial(
+def _run(
     arguments: Arguments,
-    method: GBDTMethod | NeuralMethod | SemiMethod,
+    method: AnyMethod,
     splits: Splits,
     out: str,
-    encoders: Trial | None = None,
-) -> Trial:
+    encoders: SeedRun | None = None,
+) -> SeedRun:
     """The one method as a pipeline trains it."""
-    return Trial({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)
+    return SeedRun({arguments.method: method}, splits, arguments.seed, arguments.workers, out, encoders)

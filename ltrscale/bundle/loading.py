@@ -19,6 +19,7 @@ from ltrscale.bundle.contents import (
 from ltrscale.bundle.forests import OrderBundle, StackBundle, TreesBundle
 from ltrscale.bundle.networks import CombinedBundle, EncoderBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, fitting
+from ltrscale.bundle.reference import Reference
 from ltrscale.config import validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
@@ -26,7 +27,6 @@ from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
-from ltrscale.bundle.reference import Reference
 
 
 def load(url: str) -> Bundle:

@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.contents import Kind
-from ltrscale.bundle.contents import Metric
+from ltrscale.bundle.contents import Kind, Metric
 from ltrscale.bundle.reference import Reference
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError

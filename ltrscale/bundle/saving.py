@@ -26,8 +26,8 @@ from ltrscale.bundle.contents import (
     member_folder,
     read_manifest,
 )
-from ltrscale.bundle.views import Projection
 from ltrscale.bundle.reference import Reference
+from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.markdown import code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture

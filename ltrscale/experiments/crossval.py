@@ -43,7 +43,7 @@ class FoldPipeline(PipelineConfig):
         return self
 
 
-class CrossvalConfig(Config):
+class CrossvalJob(Config):
     """A comparison of methods on each fold of a collection, and over all folds."""
 
     out: str
@@ -64,8 +64,35 @@ class CrossvalConfig(Config):
             )
         return self
 
+    def run(self) -> None:
+        """Run the pipeline on each fold, then summarise; skips stages that are up to date.
 
-class _Summary(Stage):
+        Raises:
+            InputError: as the pipeline; two folds have the same test groups.
+        """
+        with recorded(self.out, self, "crossval"), cluster_for(self.pipeline.workers):  # one cluster for all folds
+            for fold in self.folds:
+                log.info("fold %s", fold)
+                run_pipeline(self.of(fold))
+            summaries = [self._summarised(column) for column in self.pipeline.evaluate_on]
+        for out in summaries:
+            print_crossval(out)
+
+    def of(self, fold: str) -> PipelineConfig:
+        """The pipeline of one fold."""
+        values = {**_with_fold(self.pipeline.model_dump(), fold), "out": join(self.out, fold)}
+        return validate(PipelineConfig, values, f"fold {fold}")
+
+    def _summarised(self, column: LabelColumn) -> str:
+        """Summarise the folds' evaluations on these labels; returns the directory of the summary."""
+        name = evaluation_on(column)
+        out = join(self.out, name.replace("evaluation", _SUMMARY))
+        evaluations = {fold: join(self.out, fold, name) for fold in self.folds}
+        CrossvalSummary(out=out, evaluations=evaluations, seed=self.pipeline.evaluate.seed).run()
+        return out
+
+
+class CrossvalSummary(Stage):
     """Summarise the evaluations of all folds."""
 
     stage: ClassVar = "crossval"
@@ -80,36 +107,6 @@ class _Summary(Stage):
     def work(self, origin: Origin, report: Report) -> None:
         """Summarise, and commit the report."""
         summarise_folds(self.evaluations, self.out, seed=self.seed, made_by=origin, report=report)
-
-
-def run_crossval(config: CrossvalConfig) -> None:
-    """Run the pipeline on each fold, then summarise; skips stages that are up to date.
-
-    Raises:
-        InputError: as the pipeline; two folds have the same test groups.
-    """
-    with recorded(config.out, config, "crossval"), cluster_for(config.pipeline.workers):  # one cluster for all folds
-        for fold in config.folds:
-            log.info("fold %s", fold)
-            run_pipeline(of_fold(config, fold))
-        summaries = [_summarise(config, column) for column in config.pipeline.evaluate_on]
-    for out in summaries:
-        print_crossval(out)
-
-
-def _summarise(config: CrossvalConfig, column: LabelColumn) -> str:
-    """Summarise the folds' evaluations on these labels; returns the directory of the summary."""
-    name = evaluation_on(column)
-    out = join(config.out, name.replace("evaluation", _SUMMARY))
-    evaluations = {fold: join(config.out, fold, name) for fold in config.folds}
-    _Summary(out=out, evaluations=evaluations, seed=config.pipeline.evaluate.seed).run()
-    return out
-
-
-def of_fold(config: CrossvalConfig, fold: str) -> PipelineConfig:
-    """The pipeline of one fold."""
-    values = {**_with_fold(config.pipeline.model_dump(), fold), "out": join(config.out, fold)}
-    return validate(PipelineConfig, values, f"fold {fold}")
 
 
 def _with_fold(value: Any, fold: str) -> Any:

@@ -8,10 +8,11 @@
     out/export/NAME            trees as LightGBM's own text, after a parity check
     out/report.md              all of it in one table, with metrics.json and a picture
 
-Every step is committed, and skipped where it is up to date.
+Each is committed, and skipped where it is up to date.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -33,7 +34,7 @@ from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.pages import REPORT, print_report, write_report
 from ltrscale.evaluation.studies.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
-from ltrscale.experiments.methods import MethodName
+from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig
@@ -50,12 +51,9 @@ from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.trees.configs import GBDTConfig
-from ltrscale.trees.configs import LightGBMConfig
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.students import LambdaRankStudent
-from ltrscale.trees.students import RegressionStudent
-from ltrscale.trees.students import SoftmaxStudent
+from ltrscale.trees.students import LambdaRankStudent, RegressionStudent, SoftmaxStudent
 
 
 class MLPStudent(Config):
@@ -149,148 +147,137 @@ class DistillJob(Config):
             raise ValueError("splits: leave scores out; name them at the top, as scores")
         return self
 
+    @one_view()
+    def run(self) -> None:
+        """Score, train students and direct trees, evaluate, compare, export, report; skips stages that are up to date.
 
-@one_view()
-def run_distill(job: DistillJob) -> None:
-    """Score, train students and direct trees, evaluate, compare, export, report; skips stages that are up to date.
+        Raises:
+            InputError: the teacher was trained or selected on test periods; as the stages.
+        """
+        with recorded(self.out, self, "distill"), cluster_for(self.workers):
+            self._check()
+            self._score()
+            models = {name: self._student(name) for name in self.students}
+            if self.direct is not None:
+                models[DIRECT] = self._direct(self.direct)
+            self._evaluate(models)
+            self._agree(models)
+            for name, student in self.students.items():
+                if not isinstance(student, MLPStudent):
+                    self._export(name, models[name])
+            made = self._report(models)
+        print_report(self.out, [table(made)])
 
-    Raises:
-        InputError: the teacher was trained or selected on test periods; as the stages.
-    """
-    with recorded(job.out, job, "distill"), cluster_for(job.workers):
-        steps = _Steps(job)
-        steps.check()
-        steps.score()
-        models = {name: steps.student(name) for name in job.students}
-        if job.direct is not None:
-            models[DIRECT] = steps.direct(job.direct)
-        steps.evaluate(models)
-        steps.agree(models)
-        for name, student in job.students.items():
-            if not isinstance(student, MLPStudent):
-                steps.export(name, models[name])
-        found = steps.report(models)
-    print_report(job.out, [table(found)])
+    @cached_property
+    def _splits(self) -> SplitsWithTest:
+        """The splits of the data set, with their periods by name as they are now."""
+        return with_relative_named(self.splits.on(self.data), "splits")
 
+    @property
+    def _scores(self) -> str:
+        """The directory of the teacher's scores."""
+        return self.scores or join(self.out, "scores")
 
-class _AgreementStage(Stage):
-    """Compare the rankings of all methods with the teacher's."""
+    @property
+    def _baseline(self) -> str:
+        """The method that students are compared with."""
+        return TEACHER if self.direct is None else DIRECT
 
-    stage: ClassVar = "agreement"
-    agreement: AgreementConfig
-
-    def inputs(self) -> dict[str, str]:
-        """Content of the data set, the teacher's scores and the bundles."""
-        return dataset_hashes([self.agreement.test]) | bundle_hashes(self.agreement.models.values())
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Compare, and commit the agreement."""
-        agree(self.agreement, self.out, made_by=origin, report=report)
-
-
-class _Steps:
-    """The steps of a distillation; each commits its output below `out`, or finds it there."""
-
-    def __init__(self, job: DistillJob) -> None:
-        self.job, self.splits = job, with_relative_named(job.splits.on(job.data), "splits")
-        self.scores = job.scores or join(job.out, "scores")
-        self.baseline = TEACHER if job.direct is None else DIRECT
-
-    def check(self) -> None:
+    def _check(self) -> None:
         """Check splits, labels and the periods that the teacher has seen, before anything is computed."""
-        check_disjoint(self.splits)
-        for split in (self.splits.validation, self.splits.test, *([self.splits.train] if self.job.direct else [])):
+        check_disjoint(self._splits)
+        for split in (self._splits.validation, self._splits.test, *([self._splits.train] if self.direct else [])):
             select(split, labelled=True)
-        if self.job.teacher is not None:
-            teachers = [self.job.teacher]
+        if self.teacher is not None:
+            teachers = [self.teacher]
         else:
-            for split in (self.scored(self.splits.train), self.scored(self.splits.test)):
+            for split in (self._scored(self._splits.train), self._scored(self._splits.test)):
                 select(split, labelled=True)
-            teachers = scored_by(self.scored(self.splits.test))
+            teachers = scored_by(self._scored(self._splits.test))
         if len(teachers) > 1:
-            raise InputError(f"{self.scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
+            raise InputError(f"{self._scores}: scores of several bundles ({', '.join(teachers)}); score anew with one")
         for url in teachers:
-            check_unseen(url, self.splits.test)
+            check_unseen(url, self._splits.test)
 
-    def scored(self, split: Split) -> Split:
+    def _scored(self, split: Split) -> Split:
         """All groups of a split's periods, with the teacher's scores as labels."""
-        return Split(data=split.data, periods=split.periods, scores=self.scores, leave_out=split.leave_out)
+        return Split(data=split.data, periods=split.periods, scores=self._scores, leave_out=split.leave_out)
 
-    def score(self) -> None:
+    def _score(self) -> None:
         """Let the teacher score the training and test periods."""
-        if self.job.teacher is None:
+        if self.teacher is None:
             return
         periods = [
             file.period
-            for split in (self.splits.train, self.splits.test)
+            for split in (self._splits.train, self._splits.test)
             for file in select(split, labelled=False).row_groups
         ]
         ScoreJob(
-            out=self.scores,
-            bundle=self.job.teacher,
-            data=self.job.data,
+            out=self._scores,
+            bundle=self.teacher,
+            data=self.data,
             periods=tuple(sorted(set(periods))),
             layout="scores",
-            docs_per_batch=self.job.docs_per_batch,
-            ray=self.job.ray,
+            docs_per_batch=self.docs_per_batch,
+            ray=self.ray,
         ).run()
 
-    def student(self, name: str) -> str:
+    def _student(self, name: str) -> str:
         """Train a student; returns its bundle."""
-        out = join(self.job.out, "students", name)
-        train = self.scored(self.splits.train).replace(labelled_fraction=self.job.student_fraction)
-        splits, workers = self.splits.replace(train=train.model_dump()), self.job.workers
-        match self.job.students[name]:
+        out = join(self.out, "students", name)
+        train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
+        splits, workers = self._splits.replace(train=train.model_dump()), self.workers
+        match self.students[name]:
             case MLPStudent(finetune=settings):
                 FinetuneJob(out=out, splits=splits, finetune=settings, workers=workers).run()
             case RegressionStudent() | LambdaRankStudent() | SoftmaxStudent() as student:
                 GBDTJob(out=out, splits=splits, gbdt=student.trees, workers=workers).run()
         return out
 
-    def direct(self, config: GBDTConfig) -> str:
+    def _direct(self, config: GBDTConfig) -> str:
         """Train trees on the labels; returns their bundle."""
-        out = join(self.job.out, DIRECT)
-        GBDTJob(out=out, splits=self.splits, gbdt=config, workers=self.job.workers).run()
+        out = join(self.out, DIRECT)
+        GBDTJob(out=out, splits=self._splits, gbdt=config, workers=self.workers).run()
         return out
 
-    def evaluate(self, models: Mapping[str, str]) -> None:
+    def _evaluate(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on the labelled groups of the test split; the teacher by its scores."""
-        settings: dict[str, Any] = {**self.job.evaluate.model_dump(), "baseline": self.baseline, "as_shown": False}
-        config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self.scores}, splits=self.splits)
+        settings: dict[str, Any] = {**self.evaluate.model_dump(), "baseline": self._baseline, "as_shown": False}
+        config = EvaluateConfig(**settings, models=dict(models), scores={TEACHER: self._scores}, splits=self._splits)
         EvaluateJob(out=self._place("evaluation"), evaluate=config).run(show=False)
 
-    def agree(self, models: Mapping[str, str]) -> None:
+    def _agree(self, models: Mapping[str, str]) -> None:
         """Compare the rankings of all methods with the teacher's on all groups of the test split."""
         config = AgreementConfig(
             models=dict(models),
-            scores=self.scores,
-            test=self.scored(self.splits.test),
-            overlap_at=self.job.overlap_at,
-            resamples=self.job.evaluate.resamples,
-            seed=self.job.evaluate.seed,
-            docs_per_batch=self.job.evaluate.docs_per_batch,
+            scores=self._scores,
+            test=self._scored(self._splits.test),
+            overlap_at=self.overlap_at,
+            resamples=self.evaluate.resamples,
+            seed=self.evaluate.seed,
+            docs_per_batch=self.evaluate.docs_per_batch,
         )
-        _AgreementStage(out=self._place("agreement"), agreement=config).run()
+        AgreementStage(out=self._place("agreement"), agreement=config).run()
 
-    def export(self, name: str, bundle: str) -> None:
+    def _export(self, name: str, bundle: str) -> None:
         """Export a student's trees as LightGBM's own text."""
-        parity, test = self.job.parity, self.splits.test
+        parity, test = self.parity, self._splits.test
         out = join(self._place("export"), name)
-        job = ExportJob(out=out, bundle=bundle, data=self.job.data, periods=test.periods, **parity.model_dump())
+        job = ExportJob(out=out, bundle=bundle, data=self.data, periods=test.periods, **parity.model_dump())
         job.run()
 
-    def report(self, models: Mapping[str, str]) -> Distillation:
+    def _report(self, models: Mapping[str, str]) -> Distillation:
         """Commit the report, or read it if it is up to date."""
-        out, identity = self.job.out, _ReportIdentity(speed=self.job.speed, seed=self.job.evaluate.seed)
-        bundles = ([self.job.teacher] if self.job.teacher else []) + list(models.values())
+        out, identity = self.out, _ReportIdentity(speed=self.speed, seed=self.evaluate.seed)
+        bundles = ([self.teacher] if self.teacher else []) + list(models.values())
         of_figures = {name: content_of(self._place(name)) for name in ("evaluation", "agreement")}
         origin = made_by("distill", identity, bundle_hashes(bundles) | of_figures)
         if is_current(out, origin):
             log.info("distill: %s is up to date", out)
             return Distillation.read(out)
-        every = {**({TEACHER: self.job.teacher} if self.job.teacher else {}), **models}
-        costs = measure_costs(every, self.splits.test, self.job.speed)
-        found = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.job.evaluate.seed)
+        every = {**({TEACHER: self.teacher} if self.teacher else {}), **models}
+        costs = measure_costs(every, self._splits.test, self.speed)
+        found = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed)
         links = {
             "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
             "the agreement of every group": join(self._place("agreement"), GROUPS),
@@ -303,7 +290,22 @@ class _Steps:
         return found
 
     def _place(self, name: str) -> str:
-        return join(self.job.out, name)
+        return join(self.out, name)
+
+
+class AgreementStage(Stage):
+    """Compare the rankings of all methods with the teacher's."""
+
+    stage: ClassVar = "agreement"
+    agreement: AgreementConfig
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data set, the teacher's scores and the bundles."""
+        return dataset_hashes([self.agreement.test]) | bundle_hashes(self.agreement.models.values())
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Compare, and commit the agreement."""
+        agree(self.agreement, self.out, made_by=origin, report=report)
 
 
 class _ReportIdentity(Config):

@@ -26,11 +26,10 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, correction_of
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.shown import AS_SHOWN
-from ltrscale.experiments.methods import FeatureMethod, Method, MethodName, ReadingMethod, check_methods
+from ltrscale.experiments.methods.base import AnyMethod, SeedRun
+from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_preset
 from ltrscale.experiments.next_steps import command, predict_command, rank_command, weekly_command
-from ltrscale.experiments.presets import for_all
-from ltrscale.experiments.refit import RefitJob, RefitSettings, is_refittable
-from ltrscale.experiments.trial import Trial
+from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
@@ -75,7 +74,7 @@ class PipelineConfig(Config):
     """Other labels, such as clicks, for the methods that name them as `learns_from`; a network may then start from the
     ranker of such a method (`starts_from`) and learn those of `splits`."""
     seeds: tuple[int, ...] = (0,)
-    """One trial of every method for each seed; they replace the seeds of the stages."""
+    """One model of every method for each seed; they replace the seeds of the stages."""
     pretrain_once: bool = False
     """Pretrain with the first seed alone, for all: much faster, but intervals leave out the chance in pretraining."""
     preset: Preset | None = None
@@ -99,7 +98,7 @@ class PipelineConfig(Config):
         if not isinstance(values, Mapping) or values.get("preset") not in typing.get_args(Preset):
             return values  # no preset, or an unknown one, which the validation of the field refuses
         methods = values.get("methods")
-        return {**values, "methods": for_all(values["preset"], methods)} if isinstance(methods, Mapping) else values
+        return {**values, "methods": with_preset(values["preset"], methods)} if isinstance(methods, Mapping) else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -175,16 +174,16 @@ def _compare(config: PipelineConfig, data: str, learn_from: Mapping[str, Splits]
         _check_splits(source.replace(test=splits.test and splits.test.model_dump()), ())
     _check_features(splits, config.methods)
     models: dict[str, list[str]] = {name: [] for name in config.methods}
-    encoders: Trial | None = None
+    encoders: SeedRun | None = None
     for seed in config.seeds:
         folder = join(config.out, f"seed-{seed}")
         others = {name: source.drawn(seed) for name, source in learn_from.items()}
-        trial = Trial(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders, others)
+        run = SeedRun(config.methods, splits.drawn(seed), seed, config.workers, folder, encoders, others)
         if config.pretrain_once and encoders is None:
-            encoders = trial
+            encoders = run
         for name in config.methods:
             log.info("seed %d: %s", seed, name)
-            models[name].append(trial.model(name))
+            models[name].append(run.model(name))
     if splits.test is None:
         log.info("splits.test is left out: nothing is evaluated")
     else:
@@ -216,7 +215,7 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
     chosen = bundles[best]
     if config.refit is not None and best in config.refit.methods:
         chosen = _final(config, best)
-    elif is_refittable(config.methods[best]):
+    elif config.methods[best].is_one_model:
         refit = command("refit", out=_final(config, best), bundle=chosen)
         log.info("next, to learn from the validation groups too: %s", refit)
         chosen = _final(config, best)
@@ -257,14 +256,10 @@ def _check_splits(splits: Splits, tested_on: tuple[LabelColumn, ...]) -> None:
             )
 
 
-def _check_features(splits: Splits, methods: Mapping[str, Method]) -> None:
+def _check_features(splits: Splits, methods: Mapping[str, AnyMethod]) -> None:
     """Check that the features that methods leave out, or rank by, exist."""
     for name, method in methods.items():
         try:
-            match method:
-                case ReadingMethod(leave_out=(_, *_)):
-                    select(splits.leaving_out(method.leave_out).train, labelled=True)
-                case FeatureMethod():
-                    method.among(select(splits.train, labelled=True).features)
+            method.check_features(splits)
         except InputError as error:
             raise InputError(f"methods.{name}.{error}") from error

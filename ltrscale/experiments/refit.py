@@ -15,7 +15,8 @@ from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import joined
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods import GBDTMethod, Method, MethodName, NeuralMethod, TunedMethod
+from ltrscale.experiments.methods.base import AnyMethod
+from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.progress import Report
 from ltrscale.stages.origins import Settings, bundle_hashes, dataset_hashes, with_splits
 from ltrscale.stages.stage import Origin
@@ -23,14 +24,6 @@ from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.resumption import TrainingStage
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.gbdt import train_gbdt
-
-
-def is_refittable(method: Method) -> bool:
-    """Whether a method makes one network or one model of trees, which can be trained once more."""
-    match method:
-        case NeuralMethod() | GBDTMethod(ensemble=None) | TunedMethod():
-            return True
-    return False
 
 
 class RefitSettings(Config):
@@ -41,7 +34,7 @@ class RefitSettings(Config):
     test: bool = False
     """Learn from the test periods too: a model for use, with nothing left to test it on."""
 
-    def check(self, methods: Mapping[str, Method]) -> None:
+    def check(self, methods: Mapping[str, AnyMethod]) -> None:
         """Check that the methods exist, and make a bundle that can be trained once more.
 
         Raises:
@@ -50,7 +43,7 @@ class RefitSettings(Config):
         for name in self.methods:
             if name not in methods:
                 raise ValueError(f"refit.methods: {name!r} is not among the methods {', '.join(methods)}")
-            if not is_refittable(methods[name]):
+            if not methods[name].is_one_model:
                 raise ValueError(
                     f"refit.methods: {name!r} makes several models; name a method of kind neural, gbdt without "
                     "ensemble, or tuned"

@@ -8,8 +8,9 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.split import Splits
-from ltrscale.experiments.methods import BaseMethod, MethodName, check_methods
-from ltrscale.experiments.trial import Trial
+from ltrscale.experiments.methods.base import SeedRun
+from ltrscale.experiments.methods.choices import Member, MethodName, check_methods
+from ltrscale.experiments.methods.stack import train_stacked
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.storage import join
@@ -26,7 +27,7 @@ class StackJob(Config):
     """Directory of the bundle, which is complete; members are trained in `out/training`, which may be deleted."""
     splits: Splits
     """Training and validation; the test split is not read."""
-    members: dict[MethodName, BaseMethod] = Field(default_factory=dict)
+    members: dict[MethodName, Member] = Field(default_factory=dict)
     """Methods whose scores the trees see."""
     bundles: dict[MethodName, str] = Field(default_factory=dict)
     """Bundles whose scores the trees see too; they must not have seen labels of the training split."""
@@ -45,17 +46,16 @@ class StackJob(Config):
         check_methods(self.members, self.workers, where="members")
         return self
 
+    @one_view()
+    def run(self) -> None:
+        """Train members and stack, and commit the stack's bundle; skips stages that are up to date.
 
-@one_view()
-def run_stack(job: StackJob) -> None:
-    """Train members and stack, and commit the stack's bundle; skips stages that are up to date.
-
-    Raises:
-        InputError: as the stages; a ready bundle may have seen labels of the training split.
-    """
-    check_disjoint(job.splits)
-    for name, url in job.bundles.items():
-        check_ready(name, url, job.splits)
-    trial = Trial(job.members, job.splits, job.seed, job.workers, join(job.out, TRAINING))
-    with cluster_for(job.workers):  # one cluster for all stages
-        trial.stack(tuple(job.members), job.bundles, job.stack, job.out)
+        Raises:
+            InputError: as the stages; a ready bundle may have seen labels of the training split.
+        """
+        check_disjoint(self.splits)
+        for name, url in self.bundles.items():
+            check_ready(name, url, self.splits)
+        run = SeedRun(self.members, self.splits, self.seed, self.workers, join(self.out, TRAINING))
+        with cluster_for(self.workers):  # one cluster for all stages
+            train_stacked(run, tuple(self.members), self.bundles, self.stack, self.out)

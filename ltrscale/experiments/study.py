@@ -23,8 +23,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import Cost, Design, Model
 from ltrscale.evaluation.studies.study_page import print_study
-from ltrscale.experiments.methods import built_on
-from ltrscale.experiments.study_grid import StudyConfig, about, cells_of, encoder_of, shared_encoders
+from ltrscale.experiments.study_grid import StudyConfig, cells_of, shared_encoders
 from ltrscale.experiments.study_models import Spent, Summarised, Summary, Work
 from ltrscale.progress import log, progress
 from ltrscale.stages.runs import recorded
@@ -71,8 +70,8 @@ def _tasks(work: Work) -> list[Task]:
     pretrainings: dict[str, Task] = {}
     models: dict[str, Task] = {}
     for cell in cells:
-        needs = [test.name, *(cell.replace(method=name).folder for name in built_on(methods[cell.method]))]
-        if (encoder := encoder_of(cell.method, methods)) is not None:
+        needs = [test.name, *(cell.replace(method=name).folder for name in methods[cell.method].built_on())]
+        if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
             name = f"pretraining of {encoder}, seed {cell.seed}"
             pretrain = functools.partial(work.pretrain, encoder, cell.seed)
             pretrainings[name] = Task(
@@ -134,7 +133,11 @@ def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
         return
     design = Design(
         labelled={str(n): float(n) if isinstance(n, int) else None for n in config.numbers},
-        methods={name: about(name, config.methods) for name in config.methods if name in {c.method for c in cells}},
+        methods={
+            name: config.methods[name].about(config.methods)
+            for name in config.methods
+            if name in {c.method for c in cells}
+        },
         baseline=config.evaluate.baseline,
         controls=config.controls,
         counts=config.counts,
@@ -147,7 +150,9 @@ def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
         seeds=len({cell.seed for cell in cells}),
         failed=dict(failed),
         pretraining={
-            name: _pretraining_cost(work, encoder) for name in methods if (encoder := encoder_of(name, methods))
+            name: _pretraining_cost(work, encoder)
+            for name in methods
+            if (encoder := methods[name].encoder(name, methods))
         },
     )
     found = Summarised(design=design, models=tuple(models))

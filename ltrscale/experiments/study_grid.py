@@ -6,29 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale.config import Config, digest, result_of
+from ltrscale.config import Config, digest
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.evaluation.measure.settings import EvaluateSettings
-from ltrscale.evaluation.studies.study import About
-from ltrscale.experiments.methods import (
-    CombinedMethod,
-    EnsembleMethod,
-    FeatureMethod,
-    GBDTMethod,
-    Method,
-    MethodName,
-    NeuralMethod,
-    SelfTrainedMethod,
-    SemiMethod,
-    StackMethod,
-    TunedMethod,
-    built_on,
-    check_methods,
-)
+from ltrscale.experiments.methods.base import AnyMethod
+from ltrscale.experiments.methods.choices import Method, MethodName, check_methods, with_foundations
 from ltrscale.launch.workers import ONE
 from ltrscale.stages.tasks import TaskWorkers, TaskWorkersConfig
 from ltrscale.storage import join
-from ltrscale.tuning.space import label
 
 MOST_DRAWS = 10_000
 
@@ -116,9 +101,9 @@ class StudyConfig(Config):
                 among = ", ".join(trained)
                 raise ValueError(f"{key} {other!r} is not among the methods of the grid, {among}; or set null")
         for name, own in self.controls.items():
-            if about(name, self.methods).family not in ("pretrained", "mixed"):
+            if self.methods[name].about(self.methods).family not in ("pretrained", "mixed"):
                 raise ValueError(f"control.{name}: {name!r} is not pretrained, so it has no control; leave it out")
-            if own == name or about(own, self.methods).family == "pretrained":
+            if own == name or self.methods[own].about(self.methods).family == "pretrained":
                 raise ValueError(f"control {own!r} of {name!r} is pretrained; name a method that is not, or set null")
 
     @property
@@ -134,7 +119,7 @@ class StudyConfig(Config):
         trained = self.trained
         if isinstance(self.control, dict):
             return {name: own for name, own in self.control.items() if name in trained}
-        pretrained = (name for name in trained if about(name, self.methods).family == "pretrained")
+        pretrained = (name for name in trained if self.methods[name].about(self.methods).family == "pretrained")
         return dict.fromkeys(pretrained, self.control)
 
     def sized(self, labelled: int | float) -> SplitsWithTest:
@@ -188,75 +173,12 @@ def cells_of(config: StudyConfig) -> list[Cell]:
     return sorted(found, key=lambda cell: (cell.draw, cell.seed, cell.labelled, order[cell.method]))
 
 
-def with_foundations(names: tuple[str, ...], methods: Mapping[str, Method]) -> tuple[str, ...]:
-    """The methods, each after those that it is built on."""
-    found: dict[str, None] = {}
-    for name in names:
-        found |= dict.fromkeys([*with_foundations(built_on(methods[name]), methods), name])
-    return tuple(found)
-
-
-def shared_encoders(methods: Mapping[str, Method]) -> dict[str, Method]:
+def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:
     """The methods, of which those with the same pretraining share the encoder of the first."""
-    found: dict[str, Method] = {}
     owners: dict[str, str] = {}
+    shared: dict[str, AnyMethod] = {}
     for name, method in methods.items():
-        if isinstance(method, NeuralMethod) and method.pretrain is not None:
-            read = {
-                "pretrain": result_of(method.pretrain).model_dump(mode="json"),
-                "leave_out": sorted(method.leave_out),
-            }
-            owner = owners.setdefault(digest(read), name)
-            if owner != name:
-                method = NeuralMethod(pretrained_as=owner, finetune=method.finetune)
-        found[name] = method
-    return found
-
-
-def encoder_of(name: str, methods: Mapping[str, Method]) -> str | None:
-    """The method whose pretrained encoder a method starts from itself; None without one."""
-    match methods[name]:
-        case NeuralMethod(pretrain=pretrain, pretrained_as=other):
-            return other if pretrain is None else name
-        case TunedMethod(of=of):
-            return encoder_of(of, methods)
-    return None
-
-
-def about(name: str, methods: Mapping[str, Method]) -> About:
-    """A method as the tables of the report sort it."""
-    match methods[name]:
-        case GBDTMethod():
-            return About(family="trees", unlabelled="none")
-        case SemiMethod(semi=semi):
-            used = [("PCA", semi.pca), ("pseudo-labels", semi.pseudo_labels)]
-            return About(family="trees", unlabelled=" + ".join(word for word, value in used if value is not None))
-        case EnsembleMethod(of=of) | NeuralMethod(starts_from=str(of)):
-            return About(family=about(of, methods).family, tuned=about(of, methods).tuned)
-        case NeuralMethod(finetune=finetune) as method:
-            pretrain = method.pretrain
-            if method.pretrained_as is not None:
-                other = methods[method.pretrained_as]
-                assert isinstance(other, NeuralMethod)
-                pretrain = other.pretrain
-            if pretrain is None:
-                return About(family="not pretrained")
-            strategy: Literal["LP", "MP", "FF"] = (
-                "FF" if finetune.epochs else "LP" if finetune.head.layers == 1 else "MP"
-            )
-            augment = label(pretrain.augment.model_dump(mode="json"))
-            return About(family="pretrained", pretext=pretrain.method.kind, augment=augment, strategy=strategy)
-        case TunedMethod(of=of):
-            return about(of, methods).replace(tuned=True)
-        case SelfTrainedMethod(of=of, student_as=other):
-            teacher, student = about(of, methods).family, about(other or of, methods).family
-            if student == "trees":
-                return About(family="trees" if teacher == "trees" else "mixed")
-            return About(family="pretrained" if "pretrained" in (teacher, student) else student)
-        case CombinedMethod(parts=parts):
-            families = {about(part, methods).family for part in parts}
-            return About(family="pretrained" if "pretrained" in families else "not pretrained")
-        case StackMethod():
-            return About(family="mixed")
-        case FeatureMethod():
-            return About(family="feature")
+        pretraining = method.pretraining()
+        owner = name if pretraining is None else owners.setdefault(digest(pretraining), name)
+        shared[name] = method if owner == name else method.starting_as(owner)
+    return shared

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Config, Operational, digest
@@ -18,9 +18,8 @@ from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.group_metrics import describe_test, measure
 from ltrscale.evaluation.studies.study import Design, Model, study_of
 from ltrscale.evaluation.studies.study_page import write_study
-from ltrscale.experiments.methods import GBDTMethod, Method, SemiMethod, StackMethod
+from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.study_grid import MOST_DRAWS, Cell, StudyConfig, shared_encoders
-from ltrscale.experiments.trial import Trial
 from ltrscale.launch.workers import ONE
 from ltrscale.progress import Report
 from ltrscale.stages.inputs import BundleUrl, OutputUrl
@@ -28,7 +27,6 @@ from ltrscale.stages.origins import Settings, bundle_hashes, check_unseen, conte
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage import join
-from ltrscale.trees.configs import GBDTConfig
 
 _WRITE_S = 30.0
 
@@ -180,21 +178,19 @@ class Work:
         """The directory of the pretraining of a method."""
         return self.place("pretrained", f"seed-{seed}", name)
 
-    def encoders(self, seed: int) -> Trial:
-        """The trial that pretrains for all others with a seed."""
+    def encoders(self, seed: int) -> SeedRun:
+        """The run that pretrains for all others with a seed."""
         config = self.config
-        return Trial(
+        return SeedRun(
             shared_encoders(config.methods), config.splits, seed, ONE, self.place("pretrained", f"seed-{seed}")
         )
 
-    def trial(self, cell: Cell) -> Trial:
-        """The trial of a model; initial weights and the order of the data differ between draws, too."""
+    def run_of(self, cell: Cell) -> SeedRun:
+        """The run of a model; initial weights and the order of the data differ between draws, too."""
         threads = self.config.workers.threads
-        methods = {
-            name: _with_threads(method, threads) for name, method in shared_encoders(self.config.methods).items()
-        }
+        methods = {name: method.with_threads(threads) for name, method in shared_encoders(self.config.methods).items()}
         splits, seed = self.config.sized(cell.labelled).drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
-        return Trial(methods, splits, seed, ONE, self.place(cell.trial), encoders=self.encoders(cell.seed))
+        return SeedRun(methods, splits, seed, ONE, self.place(cell.trial), encoders=self.encoders(cell.seed))
 
     def describe_test(self) -> None:
         """Find the outliers among the test groups."""
@@ -203,21 +199,21 @@ class Work:
 
     def pretrain(self, name: str, seed: int) -> None:
         """Pretrain the encoder of a method."""
-        trial = self.encoders(seed)
+        run = self.encoders(seed)
         with one_view(self.view):
-            of = [trial.methods[name].model_dump(mode="json"), seed, dataset_hashes([trial.splits.train])]
+            of = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
             with timed(self.encoder(name, seed), of):
-                trial.pretrained(name)
+                run.pretrained(name)
 
     def train(self, cell: Cell) -> None:
         """Train a model and measure it."""
-        trial, folder = self.trial(cell), self.place(cell.folder)
+        run, folder = self.run_of(cell), self.place(cell.folder)
         with one_view(self.view):
-            splits = (trial.splits.train, trial.splits.validation)
-            settings = [trial.methods[cell.method], *splits]
-            of = [*(c.model_dump(mode="json") for c in settings), trial.seed, dataset_hashes(splits)]
+            splits = (run.splits.train, run.splits.validation)
+            settings = [run.methods[cell.method], *splits]
+            of = [*(c.model_dump(mode="json") for c in settings), run.seed, dataset_hashes(splits)]
             with timed(folder, of):
-                bundle = trial.model(cell.method)
+                bundle = run.model(cell.method)
             Measurement(
                 out=join(folder, "measured"),
                 bundle=bundle,
@@ -225,20 +221,3 @@ class Work:
                 evaluate=self.config.evaluate,
                 threads=self.config.workers.threads,
             ).run()
-
-
-def _with_threads(method: Method, threads: int) -> Method:
-    """The method, with this number of threads for trees that would take all cores."""
-    match method:
-        case GBDTMethod():
-            return method.replace(gbdt=_limited(method.gbdt, threads))
-        case SemiMethod(semi=semi):
-            first = None if semi.first is None else _limited(semi.first, threads)
-            return method.replace(semi={**semi.model_dump(), "gbdt": _limited(semi.gbdt, threads), "first": first})
-        case StackMethod(stack=stack):
-            return method.replace(stack={**stack.model_dump(), "gbdt": _limited(stack.gbdt, threads)})
-    return method
-
-
-def _limited(trees: GBDTConfig, threads: int) -> dict[str, Any]:
-    return {**trees.model_dump(), "num_threads": trees.num_threads or threads}

@@ -30,18 +30,18 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.weeks.decay import Decay, DriftJob
 from ltrscale.evaluation.weeks.gate import GateJob, run_gate
 from ltrscale.evaluation.weeks.verdict import PRODUCTION, of_drift
+from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.next_steps import predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import SERVICE, InService, Week, folder_of
-from ltrscale.experiments.trial import Trial
 from ltrscale.experiments.weekly import WeeklyJob, named, steps
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import log
 from ltrscale.serving.export import ExportJob
+from ltrscale.serving.register import RegisterJob
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
-from ltrscale.workflows.register import RegisterJob
 
 
 def run_weekly(job: WeeklyJob) -> None:
@@ -194,7 +194,7 @@ def _trained(job: WeeklyJob, splits: SplitsWithTest, folder: str) -> str:
     """The method's bundle, trained with the first seed of the pipeline."""
     seed = job.of.seeds[0]
     with one_view():
-        return Trial(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
+        return SeedRun(job.of.methods, splits.drawn(seed), seed, job.of.workers, folder).model(job.method)
 
 
 def _judged(job: WeeklyJob, new: Dataset, week: Week) -> Week:

@@ -16,17 +16,13 @@ from ltrscale.errors import InputError, suggestion
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.weeks.drift import DriftSettings
 from ltrscale.evaluation.weeks.verdict import Bounds
-from ltrscale.experiments.methods import MethodName
+from ltrscale.experiments.methods.choices import MethodName
 from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.refit import is_refittable
-from ltrscale.experiments.service import SERVICE
-from ltrscale.experiments.service import InService
-from ltrscale.ingest.inputs import Inputs
-from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.inputs import list_inputs
+from ltrscale.experiments.service import SERVICE, InService
+from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.serving.choices import FormatName
+from ltrscale.serving.register import Registry
 from ltrscale.storage import join
-from ltrscale.workflows.register import Registry
 
 _NEW = "NEW"
 
@@ -87,7 +83,7 @@ class WeeklyJob(Config):
         changed = {"match": config.match, "relabel": config.relabel, "learn_from": config.learn_from or None}
         if keys := [key for key, value in changed.items() if value is not None]:
             raise InputError(f"{self.pipeline}: {keys[0]}: new periods join a data set of jobs.prepare; leave it out")
-        if self.refit and not is_refittable(config.methods[self.method]):
+        if self.refit and not config.methods[self.method].is_one_model:
             raise InputError(
                 f"refit: {self.method} makes several models, which cannot be trained once more; leave it out"
             )

@@ -18,8 +18,7 @@ from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.serving.card import card
-from ltrscale.serving.choices import FORMATS
-from ltrscale.serving.choices import FormatName
+from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.features import FEATURES, ExportedFeatures
 from ltrscale.serving.format import Files, Format
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity

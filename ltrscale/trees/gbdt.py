@@ -9,18 +9,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import model_validator
 
-from ltrscale.bundle import Bundle
-from ltrscale.bundle import TreesArchitecture
-from ltrscale.bundle import load
-from ltrscale.bundle import reading
-from ltrscale.bundle import save_trees
 from ltrscale import storage
-from ltrscale.bundle import TreesBundle
-from ltrscale.bundle import views
-from ltrscale.bundle.views import View
-from ltrscale.config import Config
-from ltrscale.config import Operational
+from ltrscale.bundle import Bundle, TreesArchitecture, TreesBundle, load, reading, save_trees, views
 from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.views import View
+from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_disjoint, joined
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_relevant, only_relevant, select
@@ -31,14 +24,10 @@ from ltrscale.errors import InputError
 from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context, Workers, WorkersConfig, rank_and_world
 from ltrscale.progress import Report, log
-from ltrscale.trees.configs import GBDTConfig
-from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.stages.inputs import BundleUrl
-from ltrscale.stages.stage import LabelledStage
-from ltrscale.stages.stage import Origin
-from ltrscale.trees.checks import check_labels
-from ltrscale.trees.checks import check_positions
-from ltrscale.trees.checks import check_validation
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_labels, check_positions, check_validation
+from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose
 from ltrscale.trees.shares import check_complete, deal, merged, shared_targets, together

@@ -12,15 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale.bundle import Bundle
-from ltrscale.bundle import TreesArchitecture
-from ltrscale.bundle import load
-from ltrscale.bundle import save_trees
-from ltrscale.bundle import boosters
-from ltrscale.bundle import views
-from ltrscale.bundle.views import Projection
-from ltrscale.bundle.views import View
+from ltrscale.bundle import Bundle, TreesArchitecture, boosters, load, save_trees, views
 from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
@@ -33,10 +27,8 @@ from ltrscale.launch.start import launch
 from ltrscale.launch.workers import ONE, Context
 from ltrscale.moments import Moments
 from ltrscale.progress import Report, log, progress
-from ltrscale.stages.stage import LabelledStage
-from ltrscale.stages.stage import Origin
-from ltrscale.trees.checks import check_alone
-from ltrscale.trees.checks import check_validation
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Codes, Labelled, read
 from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of

@@ -9,15 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ltrscale.bundle import Bundle
-from ltrscale.bundle import TreesArchitecture
-from ltrscale.bundle import load
-from ltrscale.bundle import member_files
-from ltrscale.bundle import reading
-from ltrscale.bundle import save_trees
-from ltrscale.bundle import views
-from ltrscale.bundle.views import View
+from ltrscale.bundle import Bundle, TreesArchitecture, load, member_files, reading, save_trees, views
 from ltrscale.bundle.reference import reference_of
+from ltrscale.bundle.views import View
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import Feature, matching
@@ -31,10 +25,8 @@ from ltrscale.launch.workers import ONE, Context
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.origins import check_unseen
-from ltrscale.stages.stage import LabelledStage
-from ltrscale.stages.stage import Origin
-from ltrscale.trees.checks import check_alone
-from ltrscale.trees.checks import check_validation
+from ltrscale.stages.stage import LabelledStage, Origin
+from ltrscale.trees.checks import check_alone, check_validation
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import Labelled, read
 from ltrscale.trees.gbdt import grow, learnt, seen_by, with_features_of

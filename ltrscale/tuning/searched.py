@@ -2,9 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -13,10 +13,11 @@ from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.manifest import Dataset, one_view
+from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.errors import InputError
 from ltrscale.launch.workers import ONE, Workers
-from ltrscale.stages.origins import bundle_hashes, dataset_hashes
+from ltrscale.stages.inputs import BundleUrl
 from ltrscale.stages.runs import heard_by
 from ltrscale.stages.stage import Stage
 from ltrscale.storage import join
@@ -43,18 +44,28 @@ class _SearchedJob(Config):
         """The metric that compares trials, of the bundle that the last stage commits."""
         raise NotImplementedError
 
+    @property
+    def judges_on_the_way(self) -> bool:
+        """Whether a trial reports the metric before it ends, as ASHA needs."""
+        return True
+
     def result(self) -> Config:
         """The settings that determine the metric."""
         return configs.result_of(self)
 
-    @property
-    def reads(self) -> dict[str, Split]:
-        """The splits that a trial reads, by name."""
-        return {"train": self.splits.train, "validation": self.splits.validation}
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the metric, with the periods of the splits by name."""
+        settings = self.result().model_dump(mode="json")
+        learnt = {"train": _named(self.splits.train), "validation": _named(self.splits.validation)}
+        return {**settings, "splits": {**settings["splits"], **learnt}}
 
-    def inputs(self) -> dict[str, str]:
-        """Content hashes of the data sets that a trial reads."""
-        return dataset_hashes(self.reads.values())
+    def reads(self) -> Iterable[Split]:
+        """The splits that a trial reads."""
+        return self.splits.train, self.splits.validation
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of its last stage."""
+        raise NotImplementedError
 
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stages that a trial runs in a directory, in order."""
@@ -97,6 +108,10 @@ class GBDTSearch(_SearchedJob):
         """The metric of early stopping."""
         return f"validation_ndcg@{self.gbdt.stop_on}"
 
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of the trees."""
+        return self.replace(gbdt=self.gbdt.replace(seed=seed))
+
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stage that trains trees."""
         return (GBDTJob(out=out, splits=self.splits, gbdt=self.gbdt, workers=self.workers),)
@@ -110,7 +125,7 @@ class FinetuneSearch(_SearchedJob):
     """A network trained with labels; ASHA counts epochs, starting with those of the head."""
 
     kind: Literal["finetune"] = "finetune"
-    pretrained: str | None = None
+    pretrained: BundleUrl | None = None
     """Bundle to start from; empty starts from random weights."""
     finetune: FinetuneConfig = FinetuneConfig()
 
@@ -119,9 +134,9 @@ class FinetuneSearch(_SearchedJob):
         """The metric that chooses the epoch."""
         return f"validation_{self.finetune.validation_metric}"
 
-    def inputs(self) -> dict[str, str]:
-        """Content hashes of the data sets and the pretrained bundle."""
-        return super().inputs() | bundle_hashes([self.pretrained] if self.pretrained else [])
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of finetuning."""
+        return self.replace(finetune=self.finetune.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[Stage, ...]:
         """The stage that finetunes."""
@@ -161,10 +176,22 @@ class PretrainSearch(_SearchedJob):
         """The settings that determine the metric."""
         return configs.result_of(self.replace(train=self.documents))
 
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the metric, with the periods of all splits by name."""
+        return {**super().identity(), "train": _named(self.documents)}
+
+    def reads(self) -> Iterable[Split]:
+        """The splits that a trial reads, those of pretraining first."""
+        return self.documents, *super().reads()
+
     @property
-    def reads(self) -> dict[str, Split]:
-        """The splits that a trial reads, by name."""
-        return {"documents": self.documents, **super().reads}
+    def judges_on_the_way(self) -> bool:
+        """Whether encoders are kept along the way, and finetuned."""
+        return self.pretrain.keep_every is not None
+
+    def with_seed(self, seed: int) -> Self:
+        """The job with another seed of pretraining and finetuning."""
+        return self.replace(pretrain=self.pretrain.replace(seed=seed), finetune=self.finetune.replace(seed=seed))
 
     def stages(self, out: str) -> tuple[PretrainJob, FinetuneJob]:
         """Pretraining, and finetuning of its final bundle."""
@@ -208,6 +235,11 @@ class PretrainSearch(_SearchedJob):
         """The stages as separate jobs, which keep no encoders along the way."""
         alone = self.replace(pretrain=self.pretrain.replace(keep_every=None))
         return super(PretrainSearch, alone).jobs(out)
+
+
+def _named(split: Split) -> dict[str, Any]:
+    """A split with its periods by name."""
+    return with_periods_named(split).model_dump(mode="json")
 
 
 Searched = GBDTSearch | PretrainSearch | FinetuneSearch

@@ -17,9 +17,7 @@ from ltrscale import storage
 from ltrscale.config import Operational, recordable
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.preflight import contents_of_read, difference
-from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log
 from ltrscale.signals import stop_on_signal
@@ -60,7 +58,7 @@ class TuneJob(SearchConfig, Stage):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.asha is not None and isinstance(self.job, PretrainSearch) and self.job.pretrain.keep_every is None:
+        if self.asha is not None and not self.job.judges_on_the_way:
             raise ValueError("asha judges pretraining along the way: set job.pretrain.keep_every to some epochs")
         return self
 
@@ -72,11 +70,7 @@ class TuneJob(SearchConfig, Stage):
     def identity(self) -> Settings:
         """Settings and space, with all periods named."""
         space = {key: dimension.model_dump(mode="json") for key, dimension in self.space.items()}
-        return {"job": _named(self.job.result().model_dump(mode="json"), self.job.reads), "space": space}
-
-    def inputs(self) -> dict[str, str]:
-        """Inputs of the job."""
-        return self.job.inputs()
+        return {"job": self.job.identity(), "space": space}
 
     def is_done(self, origin: Origin) -> bool:  # noqa: ARG002
         """Never: the history decides which trials remain, and the results are written anew each time."""
@@ -146,7 +140,7 @@ def history_of(config: TuneJob) -> dict[str, Any]:
         {
             **config.identity(),
             "inputs": config.inputs(),
-            "data": contents_of_read(config.job.reads.values()),
+            "data": contents_of_read(config.job.reads()),
         }
     )
 
@@ -157,14 +151,6 @@ def _open(history: History, identity: Mapping[str, Any]) -> None:
     if before is not None and "data" in before and (what := difference(before["data"], identity["data"])):
         raise InputError(f"{history.url}: the search there {what}, or remove its history with --fresh")
     history.open(identity)
-
-
-def _named(job: dict[str, Any], reads: Mapping[str, Split]) -> dict[str, Any]:
-    """The settings of a job, with all periods of its splits named."""
-    named = {name: with_periods_named(split).model_dump(mode="json") for name, split in reads.items()}
-    if "documents" in named:
-        job = {**job, "train": named.pop("documents")}
-    return {**job, "splits": {**job["splits"], **named}}
 
 
 def _same(config: TuneJob, params: Params) -> str:

@@ -34,13 +34,11 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import log
-from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.finetune import FinetuneJob
-from ltrscale.training.pretrain import PretrainJob
-from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.pretrain import PretrainConfig, PretrainJob
+from ltrscale.trees.gbdt import GBDTJob
 
 TRAIN, VALIDATION, NEW = searches(60, 0), searches(20, 1), searches(25, 2)
 FEATURES = {"features": ["clicks", "price", "sale"], "categorical": ["kind", "shop"]}

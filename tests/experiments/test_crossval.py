@@ -14,7 +14,7 @@ from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.folds import Crossval
-from ltrscale.experiments.crossval import CrossvalConfig, of_fold, run_crossval
+from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.ranking.choices import MetricConfig
 
 FOLDS = ("Fold1", "Fold2", "Fold3")
@@ -60,15 +60,15 @@ def settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def config(folder: Path, **changes: Any) -> CrossvalConfig:
-    return validate(CrossvalConfig, {**settings(folder), **changes}, "crossval")
+def config(folder: Path, **changes: Any) -> CrossvalJob:
+    return validate(CrossvalJob, {**settings(folder), **changes}, "crossval")
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Crossval, list[str]]:
     folder = tmp_path_factory.mktemp("crossval")
     write_folds(folder)
-    written = written_directories(run_crossval, config(folder))
+    written = written_directories(CrossvalJob.run, config(folder))
     return folder, Crossval.read(str(folder / "out" / "summary")), written
 
 
@@ -140,7 +140,7 @@ def test_draws_of_labels_are_crossed_with_the_groups_of_their_fold(tmp_path: Pat
     write_folds(tmp_path)
     changes = settings(tmp_path)["pipeline"]
     changes["splits"]["train"] |= {"labelled_fraction": 0.5}
-    run_crossval(config(tmp_path, pipeline={**changes, "seeds": range(5)}))
+    config(tmp_path, pipeline={**changes, "seeds": range(5)}).run()
     found = Crossval.read(str(tmp_path / "out" / "summary"))
     for metric, comparison in found.methods[1].pooled.comparisons.items():
         values = {}
@@ -179,7 +179,7 @@ def test_the_report_says_it_all(done: tuple[Path, Crossval, list[str]], capsys: 
     assert (summary / "folds.png").read_bytes()[:4] == b"\x89PNG"
     for name in ("Fold2/run/config.yaml", "summary/run/config.yaml", "run/config.yaml"):
         assert (folder / "out" / name).exists()
-    written_directories(run_crossval, config(folder))
+    written_directories(CrossvalJob.run, config(folder))
     printed = capsys.readouterr().out
     assert printed.rstrip().endswith("summary/report.md")
     assert "letor4" in printed
@@ -190,24 +190,24 @@ def test_only_what_changed_is_run_again(done: tuple[Path, Crossval, list[str]], 
     folder, _, written = done
     assert written[-1] == "summary"
     assert sum(name.endswith("evaluation") for name in written) == 3
-    assert written_directories(run_crossval, config(folder)) == []
+    assert written_directories(CrossvalJob.run, config(folder)) == []
     again = tmp_path / "again"
     write_folds(again)
     first = config(again, folds=FOLDS[:2])
-    written_directories(run_crossval, first)
-    three = written_directories(run_crossval, config(again))
+    written_directories(CrossvalJob.run, first)
+    three = written_directories(CrossvalJob.run, config(again))
     assert all(name.startswith("Fold3/") for name in three[:-1])
     assert three[-1] == "summary"
-    assert written_directories(run_crossval, config(again, folds=FOLDS[::-1])) == ["summary"]
+    assert written_directories(CrossvalJob.run, config(again, folds=FOLDS[::-1])) == ["summary"]
     pipeline = settings(again)["pipeline"]
     pipeline["methods"]["gbdt"]["gbdt"]["num_trees"] = 10
-    changed = written_directories(run_crossval, config(again, pipeline=pipeline))
+    changed = written_directories(CrossvalJob.run, config(again, pipeline=pipeline))
     models = [f"{fold}/seed-{seed}/gbdt/model" for fold in FOLDS for seed in (0, 1)]
     assert set(changed) == {*models, *(f"{fold}/evaluation" for fold in FOLDS), "summary"}
 
 
 def test_the_place_of_the_fold_is_filled_in_everywhere(tmp_path: Path) -> None:
-    given = of_fold(config(tmp_path), "Fold2")
+    given = config(tmp_path).of("Fold2")
     assert [entry.path for entry in given.prepare.inputs] == [
         str(tmp_path / "Fold2" / f"{part}.txt") for part in ("train", "vali", "test")
     ]
@@ -223,7 +223,7 @@ def test_each_kind_of_labels_has_a_summary(tmp_path: Path) -> None:
         "relabel": {"steps": [{"kind": "implicit_feedback", "copies": 2}]},
         "evaluate_on": ["labels", "relevance"],
     }
-    written_directories(run_crossval, config(tmp_path, folds=FOLDS[:2], pipeline=pipeline))
+    written_directories(CrossvalJob.run, config(tmp_path, folds=FOLDS[:2], pipeline=pipeline))
     on_labels, on_relevance = (Crossval.read(str(tmp_path / "out" / f"summary{name}")) for name in ("", "-relevance"))
     for found, name in ((on_labels, "evaluation"), (on_relevance, "evaluation-relevance")):
         for i, fold in enumerate(FOLDS[:2]):
@@ -255,7 +255,7 @@ def test_folds_with_the_same_test_groups_are_an_error(tmp_path: Path) -> None:
     for part in ("train", "vali", "test"):
         (tmp_path / "Fold2" / f"{part}.txt").write_bytes((tmp_path / "Fold1" / f"{part}.txt").read_bytes())
     with pytest.raises(InputError, match="folds Fold1 and Fold2 have the same test groups"):
-        run_crossval(config(tmp_path, folds=FOLDS[:2]))
+        config(tmp_path, folds=FOLDS[:2]).run()
     assert storage.read_manifest(str(tmp_path / "out" / "summary")) is None
     with pytest.raises(InputError, match="no cross-validation is committed there; make it with"):
         Crossval.read(str(tmp_path / "out" / "summary"))

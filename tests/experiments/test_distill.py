@@ -25,12 +25,11 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.studies.distillation import Distillation
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.distill import run_distill
-from ltrscale.training.finetune import FinetuneJob
-from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.tree_files import LightGBMFormat
+from ltrscale.training.finetune import FinetuneJob
+from ltrscale.trees.gbdt import GBDTJob
 
 PERIODS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}
 TREES = {"num_trees": 12, "num_leaves": 8, "num_threads": 1}
@@ -82,7 +81,7 @@ def job(out: Path, data: str, **changes: object) -> DistillJob:
 @pytest.fixture(scope="module")
 def distilled(teacher: str, synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("distilled") / "out"
-    run_distill(job(out, synthetic_dataset, teacher=teacher))
+    job(out, synthetic_dataset, teacher=teacher).run()
     return out
 
 
@@ -110,7 +109,7 @@ def test_a_period_that_is_added_on_the_way_is_not_read(
         return ran
 
     monkeypatch.setattr(ScoreJob, "run", run_and_add)
-    run_distill(job(tmp_path / "out", data, teacher=teacher, students={"softmax": {"kind": "softmax", "trees": TREES}}))
+    job(tmp_path / "out", data, teacher=teacher, students={"softmax": {"kind": "softmax", "trees": TREES}}).run()
     assert load(str(tmp_path / "out" / "students" / "softmax")).metrics["labelled_groups"] == read
 
 
@@ -170,11 +169,11 @@ def test_a_second_run_does_nothing_and_a_change_only_what_follows_from_it(
     for path in out.rglob("manifest.json"):  # inputs are named by where they are
         path.write_text(path.read_text().replace(str(distilled), str(out)))
     before = committed_files(out)
-    run_distill(job(out, synthetic_dataset, teacher=teacher))
+    job(out, synthetic_dataset, teacher=teacher).run()
     assert committed_files(out) == before
     assert "| teacher" in capsys.readouterr().out
     students = {"softmax": {"kind": "softmax", "trees": {**TREES, "num_trees": 13}}}
-    run_distill(job(out, synthetic_dataset, teacher=teacher, students=students))
+    job(out, synthetic_dataset, teacher=teacher, students=students).run()
     changed = {name for name, when in committed_files(out).items() if before.get(name) != when}
     tops = {Path(name).relative_to(out).parts[:2] for name in changed}
     expected = {("students", "softmax"), ("export", "softmax"), ("report.md",), ("metrics.json",), ("manifest.json",)}
@@ -188,7 +187,7 @@ def test_a_second_run_does_nothing_and_a_change_only_what_follows_from_it(
 def test_committed_scores_need_no_teacher(distilled: Path, synthetic_dataset: str, tmp_path: Path) -> None:
     scores = scores_of(tmp_path / "gone", distilled, tmp_path)
     students = {"softmax": {"kind": "softmax", "trees": TREES}}
-    run_distill(job(tmp_path / "out", synthetic_dataset, scores=scores, students=students, direct=None))
+    job(tmp_path / "out", synthetic_dataset, scores=scores, students=students, direct=None).run()
     found, other = found_in(tmp_path / "out"), found_in(distilled)
     assert [method.name for method in found.methods] == ["teacher", "softmax"]
     assert found.baseline == "teacher"
@@ -220,11 +219,11 @@ def test_a_teacher_that_has_seen_the_test_period_is_refused(
     seen = {"train": "2026-W01", "validation": "2026-W03", "test": "2026-W02", taken: "2026-W04"}
     teacher = listwise_teacher(tmp_path / "teacher", synthetic_dataset, **seen)
     with pytest.raises(InputError, match=f"{taken} and test both take period '2026-W04'"):
-        run_distill(job(tmp_path / "out", synthetic_dataset, teacher=teacher))
+        job(tmp_path / "out", synthetic_dataset, teacher=teacher).run()
     assert not (tmp_path / "out" / "scores").exists()
     scores = scores_of(teacher, distilled, tmp_path)
     with pytest.raises(InputError, match=f"{taken} and test both take period '2026-W04'"):
-        run_distill(job(tmp_path / "out", synthetic_dataset, scores=scores))
+        job(tmp_path / "out", synthetic_dataset, scores=scores).run()
     student = GBDTJob.model_validate({"out": str(tmp_path / "student"), "splits": splits(synthetic_dataset)})
     train = student.splits.train.replace(scores=scores)
     trees = {"objective": "softmax", **TREES, "num_trees": 1}
@@ -254,7 +253,7 @@ def test_periods_that_are_not_scored_are_reported_before_anything_is_trained(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=r"is not scored there; score .* with jobs.score"):
-        run_distill(job(tmp_path / "out", synthetic_dataset, scores=str(tmp_path / "none")))
+        job(tmp_path / "out", synthetic_dataset, scores=str(tmp_path / "none")).run()
     assert not (tmp_path / "out" / "students").exists()
 
 

@@ -12,8 +12,12 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
-from ltrscale.experiments.methods import EnsembleMethod, GBDTMethod, Method, NeuralMethod, TunedMethod, check_methods
-from ltrscale.experiments.trial import Trial
+from ltrscale.experiments.methods.base import SeedRun
+from ltrscale.experiments.methods.choices import Method, check_methods
+from ltrscale.experiments.methods.ensemble import EnsembleMethod
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.tuned import TunedMethod
 from ltrscale.launch.workers import ONE
 from ltrscale.ranking.choices import named
 from ltrscale.trees.ensemble import AverageJob
@@ -37,21 +41,21 @@ METHODS: dict[str, Any] = {
 }
 
 
-def trial(data: str, out: Path, of: str) -> Trial:
+def seed_run(data: str, out: Path, of: str) -> SeedRun:
     splits = {name: {"data": data, "periods": periods} for name, periods in WEEKS.items()}
     methods: dict[str, Method] = {**METHODS, "mean": EnsembleMethod(of=of, runs=3)}
     check_methods(methods, ONE)
-    return Trial(methods, validate(Splits, splits, "test"), 3, ONE, str(out))
+    return SeedRun(methods, validate(Splits, splits, "test"), 3, ONE, str(out))
 
 
 @pytest.mark.parametrize("of", ["gbdt", "xgboost", "tuned", "tuned_network"])
 def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: str, tmp_path: Path, of: str) -> None:
-    made = trial(synthetic_dataset, tmp_path, of)
+    made = seed_run(synthetic_dataset, tmp_path, of)
     mean = bundle.load(made.model("mean"))
     urls = [tmp_path / of / "model", tmp_path / "runs/1" / of / "model", tmp_path / "runs/2" / of / "model"]
     runs = [bundle.load(str(url)) for url in urls]
     assert len({run.content for run in runs}) == 3
-    assert runs[0].contents == bundle.load(trial(synthetic_dataset, tmp_path / "alone", of).model(of)).contents
+    assert runs[0].contents == bundle.load(seed_run(synthetic_dataset, tmp_path / "alone", of).model(of)).contents
     validation = select(Split(data=(synthetic_dataset,), periods=(WEEKS["validation"],)), labelled=True)
     parts = list(iterate(validation, docs_per_batch=2**20))
     for groups in parts:
@@ -65,7 +69,7 @@ def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: s
 def test_runs_of_a_tuned_method_have_the_settings_of_one_search(
     synthetic_dataset: str, tmp_path: Path, of: str
 ) -> None:
-    trial(synthetic_dataset, tmp_path, of).model("mean")
+    seed_run(synthetic_dataset, tmp_path, of).model("mean")
     searches = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("search"))
     assert searches == [Path(of) / "search"]
     assert len(History(str(tmp_path / of / "search")).trials()) == METHODS[of].trials
@@ -75,14 +79,14 @@ def test_runs_of_a_tuned_method_have_the_settings_of_one_search(
 
 
 def test_a_mean_is_up_to_date_until_a_run_changes(synthetic_dataset: str, tmp_path: Path) -> None:
-    made = trial(synthetic_dataset, tmp_path, "gbdt")
+    made = seed_run(synthetic_dataset, tmp_path, "gbdt")
     url = Path(made.model("mean"))
     sizes = [len(content) for content in bundle.load(str(url)).contents.values()]
     before = (url / "manifest.json").stat().st_mtime_ns
     made.model("mean")
     assert (url / "manifest.json").stat().st_mtime_ns == before
     other: dict[str, Method] = {**made.methods, "gbdt": GBDTMethod.model_validate({"gbdt": {**TREES, "num_trees": 5}})}
-    Trial(other, made.splits, 3, ONE, str(tmp_path)).model("mean")
+    SeedRun(other, made.splits, 3, ONE, str(tmp_path)).model("mean")
     runs = [bundle.load(str(tmp_path / folder / "gbdt" / "model")) for folder in (".", "runs/1", "runs/2")]
     assert [len(run.content) for run in runs] != sizes
     assert bundle.load(str(url)).metrics["trees"] == sum(int(run.metrics["trees"] or 0) for run in runs) <= 15
@@ -98,7 +102,7 @@ def test_trees_that_draw_nothing_are_refused_or_named(
     several = GBDTMethod.model_validate({"gbdt": TREES, "ensemble": {"candidates": 2}})
     with pytest.raises(ValueError, match=r"methods.mean.of: 'gbdt' is not a neural method, nor one of a single gbdt"):
         check_methods({**methods, "gbdt": several}, ONE)
-    made = trial(synthetic_dataset, tmp_path, "gbdt")
+    made = seed_run(synthetic_dataset, tmp_path, "gbdt")
     run = made.model("gbdt")
     with caplog.at_level(logging.WARNING):
         AverageJob(out=str(tmp_path / "same"), bundles=(run, run), splits=made.splits).run()

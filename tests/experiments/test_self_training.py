@@ -21,8 +21,8 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau
+from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.experiments.trial import Trial
 from ltrscale.launch.workers import ONE
 from ltrscale.stages.origins import check_unseen
 
@@ -97,8 +97,8 @@ def methods_of(**methods: dict[str, Any]) -> PipelineConfig:
     return configs.validate(PipelineConfig, values, "test")
 
 
-def trial(url: str, out: Path, method: dict[str, Any], **train: Any) -> Trial:
-    return Trial(methods_of(new=method).methods, splits_of(url, **train), 5, ONE, str(out))
+def seed_run(url: str, out: Path, method: dict[str, Any], **train: Any) -> SeedRun:
+    return SeedRun(methods_of(new=method).methods, splits_of(url, **train), 5, ONE, str(out))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def scores_of(url: str | Path, groups: QueryGroups) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDENTS)
 def test_the_student_learns_the_mean_of_the_runs_on_all_training_groups(url: str, tmp_path: Path, name: str) -> None:
-    made = trial(url, tmp_path, method(name))
+    made = seed_run(url, tmp_path, method(name))
     out = made.model("new")
     assert out == str(tmp_path / "new" / "model")
     train = Split(data=(url,), periods=("p1..p2",), scores=str(tmp_path / "new" / "scores"))
@@ -148,7 +148,7 @@ def test_where_labels_teach_nothing_the_ranker_is_its_student(url: str, tmp_path
     still = {**FINETUNE, "network": no_statistics, "optimizer": {"learning_rate": 1e-12}}
     new = method("scratch", student_as="still")
     methods = methods_of(still={"kind": "neural", "finetune": still}, new=new).methods
-    out = Trial(methods, splits_of(url), 5, ONE, str(tmp_path)).model("new")
+    out = SeedRun(methods, splits_of(url), 5, ONE, str(tmp_path)).model("new")
     test = groups_of(splits_of(url).test, labelled=False)
     torch.testing.assert_close(scores_of(out, test), scores_of(tmp_path / "new" / "student", test), rtol=0, atol=1e-5)
 
@@ -177,7 +177,7 @@ def test_list_net_teaches_the_softmax_of_each_list_and_standardised_squares_do_n
         "squares": by(kind="squared_error", standardise=True),
     }
     methods = methods_of(teacher={"kind": "neural", "finetune": finetune}, **students).methods
-    made = Trial(methods, splits_of(url), 5, ONE, str(tmp_path))
+    made = SeedRun(methods, splits_of(url), 5, ONE, str(tmp_path))
     for name in students:
         made.model(name)
     train = Split(data=(url,), periods=("p1..p2",), scores=str(tmp_path / "at_1" / "scores"))
@@ -194,14 +194,14 @@ def test_list_net_teaches_the_softmax_of_each_list_and_standardised_squares_do_n
 
 
 def test_trees_go_on_from_their_student(url: str, tmp_path: Path) -> None:
-    out = bundle.load(trial(url, tmp_path, method("trees")).model("new"))
+    out = bundle.load(seed_run(url, tmp_path, method("trees")).model("new"))
     assert out.contents["start.txt"] == bundle.load(str(tmp_path / "new" / "student")).content
     assert out.contents["model.txt"] != out.contents["start.txt"]
 
 
 @pytest.mark.parametrize(("groups", "learnt"), [(17, 17), (120, 120), (500, 120)])
 def test_a_student_may_learn_some_groups_only(url: str, tmp_path: Path, groups: int, learnt: int) -> None:
-    trial(url, tmp_path, method("trees", groups=groups)).model("new")
+    seed_run(url, tmp_path, method("trees", groups=groups)).model("new")
     assert bundle.load(str(tmp_path / "new" / "student")).metrics["labelled_groups"] == learnt
 
 
@@ -225,7 +225,7 @@ def test_labels_that_are_not_in_use_are_not_read(
     other = write_dataset(changed, FEATURES)
     found = []
     for i, data_url in enumerate((url, other)):
-        trial(data_url, tmp_path / str(i), method(name), fold=fold).model("new")
+        seed_run(data_url, tmp_path / str(i), method(name), fold=fold).model("new")
         found.append(
             {part: bundle.load(str(tmp_path / str(i) / "new" / part)).contents for part in ("student", "model")}
         )
@@ -328,7 +328,7 @@ def test_a_method_that_learns_elsewhere_teaches_there(url: str, tmp_path: Path) 
 
 def test_scores_are_of_one_data_set(write_dataset: WriteDataset, url: str, tmp_path: Path) -> None:
     second = write_dataset({"p5": made(10, 9)}, FEATURES)
-    both = trial(url, tmp_path, method("trees"), data=[url, second], periods=["p1", "p5"])
+    both = seed_run(url, tmp_path, method("trees"), data=[url, second], periods=["p1", "p5"])
     with pytest.raises(InputError, match=r"new learns scores of one data set, train has .*; name one"):
         both.model("new")
     assert not (tmp_path / "trees").exists()

@@ -14,7 +14,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.leaks import importances
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
-from ltrscale.experiments.stack import StackJob, run_stack
+from ltrscale.experiments.stack import StackJob
 from ltrscale.stages.origins import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -50,7 +50,7 @@ def job(data: str, out: Path, **changes: Any) -> StackJob:
 def stack(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> StackJob:
     """A trained stack."""
     made = job(synthetic_dataset, tmp_path_factory.mktemp("stack") / "out")
-    run_stack(made)
+    made.run()
     return made
 
 
@@ -86,11 +86,11 @@ def test_a_stack_is_evaluated_like_any_bundle_and_only_what_changed_is_trained_a
     stack: StackJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     itself = f"stack: writing {stack.out}"
-    assert written_directories(run_stack, stack) == []
+    assert written_directories(StackJob.run, stack) == []
     with_features = stack.replace(stack={**stack.stack.model_dump(), "features": "all"})
-    assert written_directories(run_stack, with_features) == [itself]
+    assert written_directories(StackJob.run, with_features) == [itself]
     members = {**stack.model_dump()["members"], "trees": {**GBDT, "gbdt": {**TREES, "num_leaves": 7}}}
-    again = written_directories(run_stack, stack.replace(members=members))
+    again = written_directories(StackJob.run, stack.replace(members=members))
     trees = [f"training/{folder}trees/model" for folder in ("", "folds/0-of-2/", "folds/1-of-2/")]
     assert sorted(again) == sorted([itself, *trees])
 
@@ -144,11 +144,11 @@ def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
     with pytest.raises(
         InputError, match=r"bundles.prior: .*seen was trained or selected on labels of the training"
     ) as e:
-        run_stack(job(synthetic_dataset, tmp_path / "out", **plain, bundles={"prior": str(tmp_path / "seen")}))
+        job(synthetic_dataset, tmp_path / "out", **plain, bundles={"prior": str(tmp_path / "seen")}).run()
     assert "list its method under members" in str(e.value)
     assert "\n" not in str(e.value)
     assert not (tmp_path / "out").exists()
-    run_stack(job(synthetic_dataset, tmp_path / "out", **plain, bundles={"prior": str(tmp_path / "old")}))
+    job(synthetic_dataset, tmp_path / "out", **plain, bundles={"prior": str(tmp_path / "old")}).run()
     assert list(bundle.load(str(tmp_path / "out")).members) == ["trees", "prior"]
 
 

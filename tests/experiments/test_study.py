@@ -21,7 +21,7 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.study import run_study
-from ltrscale.experiments.study_grid import StudyConfig, about, cells_of, shared_encoders
+from ltrscale.experiments.study_grid import StudyConfig, cells_of, shared_encoders
 from ltrscale.experiments.study_models import Spent
 from ltrscale.stages.runs import heard_by
 
@@ -328,7 +328,7 @@ def test_a_method_with_a_search_is_tuned_and_so_is_the_mean_of_its_runs() -> Non
     tuned = {"kind": "tuned", "of": "gbdt", "space": {"gbdt.num_leaves": {"choices": [4, 8]}}, "trials": 2}
     methods = {**METHODS, "searched": tuned, "several": {"kind": "ensemble", "of": "searched"}}
     made = study("nowhere", Path("nowhere"), methods=methods).methods
-    found = {name: about(name, made) for name in ("gbdt", "searched", "several")}
+    found = {name: made[name].about(made) for name in ("gbdt", "searched", "several")}
     assert [each.family for each in found.values()] == ["trees"] * 3
     assert [each.tuned for each in found.values()] == [False, True, True]
 
@@ -352,7 +352,8 @@ def test_what_comes_from_pretraining_counts_as_pretrained() -> None:
         "stack": {"kind": "stack", "members": ["gbdt", "simclr"]},
     }
     methods["gbdt_student"]["runs"] = 1
-    found = {name: about(name, study("nowhere", Path("nowhere"), methods=methods).methods).family for name in methods}
+    made = study("nowhere", Path("nowhere"), methods=methods).methods
+    found = {name: method.about(made).family for name, method in made.items()}
     assert found == {
         "gbdt": "trees",
         "plain": "not pretrained",

@@ -8,8 +8,11 @@ import pytest
 from ltrscale import bundle
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
-from ltrscale.experiments.methods import GBDTMethod, Method, NeuralMethod, TunedMethod, check_methods
-from ltrscale.experiments.trial import Trial
+from ltrscale.experiments.methods.base import SeedRun
+from ltrscale.experiments.methods.choices import Method, check_methods
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.tuned import TunedMethod
 from ltrscale.launch.workers import ONE
 from ltrscale.tuning import tune
 from ltrscale.tuning.history import History, TrialRecord, best
@@ -31,12 +34,12 @@ def splits(data: str, *, draw: int = 0) -> Splits:
     return validate(Splits, named, "test")
 
 
-def trial(data: str, out: Path, *, trials: int = 6, draw: int = 0, space: dict[str, Any] | None = None) -> Trial:
+def seed_run(data: str, out: Path, *, trials: int = 6, draw: int = 0, space: dict[str, Any] | None = None) -> SeedRun:
     methods: dict[str, Method] = {
         "gbdt": GBDTMethod.model_validate({"gbdt": TREES}),
         "tuned": TunedMethod.model_validate({"of": "gbdt", "space": space or SPACE, "trials": trials}),
     }
-    return Trial(methods, splits(data, draw=draw), 3, ONE, str(out))
+    return SeedRun(methods, splits(data, draw=draw), 3, ONE, str(out))
 
 
 def history(out: Path) -> list[TrialRecord]:
@@ -44,7 +47,7 @@ def history(out: Path) -> list[TrialRecord]:
 
 
 def test_the_model_is_that_of_the_best_trial_and_trial_0_is_the_method(synthetic_dataset: str, tmp_path: Path) -> None:
-    made = trial(synthetic_dataset, tmp_path)
+    made = seed_run(synthetic_dataset, tmp_path)
     model = bundle.load(made.model("tuned"))
     records = history(tmp_path)
     values = [record.result.value for record in records if record.result is not None]
@@ -67,7 +70,7 @@ def test_validation_chooses_between_a_linear_and_a_deep_head(synthetic_dataset: 
     }
     space = {"finetune.head.layers": {"choices": [1, 3]}}
     methods["tuned"] = TunedMethod.model_validate({"of": of, "space": space, "trials": 4})
-    made = Trial(methods, splits(synthetic_dataset), 3, ONE, str(tmp_path))
+    made = SeedRun(methods, splits(synthetic_dataset), 3, ONE, str(tmp_path))
     models = {name: bundle.load(made.model(name)) for name in methods}
     records = history(tmp_path)
     assert {record.begun.params["finetune.head.layers"] for record in records} == {1, 3}
@@ -81,10 +84,10 @@ def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    once = bundle.load(trial(synthetic_dataset, whole).model("tuned"))
-    trial(synthetic_dataset, parts, trials=2).model("tuned")
+    once = bundle.load(seed_run(synthetic_dataset, whole).model("tuned"))
+    seed_run(synthetic_dataset, parts, trials=2).model("tuned")
     (parts / "tuned" / "search" / "trials" / "00001" / "result.json").unlink()  # as if it had been killed
-    twice = bundle.load(trial(synthetic_dataset, parts).model("tuned"))
+    twice = bundle.load(seed_run(synthetic_dataset, parts).model("tuned"))
     assert [record.begun for record in history(whole)] == [record.begun for record in history(parts)]
     assert once.contents == twice.contents
 
@@ -92,19 +95,19 @@ def test_a_search_in_two_parts_ends_as_one_and_an_ended_one_trains_nothing(
         raise AssertionError("an ended search runs a trial")
 
     monkeypatch.setattr(tune, "run_trial", refuse)
-    trial(synthetic_dataset, parts).model("tuned")
+    seed_run(synthetic_dataset, parts).model("tuned")
 
 
 @pytest.mark.slow
 def test_another_draw_of_labels_or_another_space_is_another_search(synthetic_dataset: str, tmp_path: Path) -> None:
-    trial(synthetic_dataset, tmp_path / "a", trials=3).model("tuned")
-    trial(synthetic_dataset, tmp_path / "b", trials=3, draw=1).model("tuned")
+    seed_run(synthetic_dataset, tmp_path / "a", trials=3).model("tuned")
+    seed_run(synthetic_dataset, tmp_path / "b", trials=3, draw=1).model("tuned")
     values = [[record.result.value for record in history(tmp_path / name) if record.result] for name in "ab"]
     assert values[0][0] != values[1][0], "both learnt from the same labels"
-    trial(synthetic_dataset, tmp_path / "a", trials=3, draw=1).model("tuned")
+    seed_run(synthetic_dataset, tmp_path / "a", trials=3, draw=1).model("tuned")
     assert [record.result.value for record in history(tmp_path / "a") if record.result] == values[1]
     leaves = {"gbdt.num_leaves": SPACE["gbdt.num_leaves"]}
-    trial(synthetic_dataset, tmp_path / "a", trials=2, space=leaves).model("tuned")
+    seed_run(synthetic_dataset, tmp_path / "a", trials=2, space=leaves).model("tuned")
     assert [sorted(record.begun.params) for record in history(tmp_path / "a")][1:] == [["gbdt.num_leaves"]]
 
 

@@ -24,10 +24,10 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.scoring.score import ScoreJob
 
 
 def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:

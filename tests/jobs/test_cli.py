@@ -13,20 +13,20 @@ from ltrscale.derive.matching.match import MatchJob
 from ltrscale.derive.relabelling.relabel import RelabelJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
-from ltrscale.experiments.crossval import CrossvalConfig
+from ltrscale.experiments.crossval import CrossvalJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods import GBDTMethod
+from ltrscale.experiments.methods.gbdt import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.stack import StackJob
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.scoring.predict import PredictJob
-from ltrscale.scoring.score import ScoreJob
 from ltrscale.workflows.clicks import ClicksJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "prepare": PrepareJob,
         "relabel": RelabelJob,
         "match": MatchJob,
-        "crossval": CrossvalConfig,
+        "crossval": CrossvalJob,
         "distill": DistillJob,
         "distributed": PretrainJob,
         "pretrain": PretrainJob,
@@ -113,7 +113,7 @@ def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
         "score": ScoreJob,
         "predict": PredictJob,
         "stack": StackJob,
-        "self": CrossvalConfig,
+        "self": CrossvalJob,
         "study": StudyConfig,
         "gate": GateJob,
         "weekly": WeeklyJob,

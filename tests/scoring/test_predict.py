@@ -25,13 +25,13 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.listing import read_run
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
-from ltrscale.scoring.predict import PredictJob
-from ltrscale.scoring.score import ScoreJob
 
 Rows = list[dict[str, Any]]
 NUMERIC, CATEGORICAL = ("f_age", "f_price"), ("colour",)

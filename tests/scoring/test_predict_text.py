@@ -10,8 +10,8 @@ import pytest
 
 from ltrscale import bundle
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.training.finetune import FinetuneJob
 from ltrscale.scoring.predict import PredictJob
+from ltrscale.training.finetune import FinetuneJob
 
 WORDS = ["apple", "pear", "plum", "good", "bad", "old", "new"]
 

@@ -15,8 +15,7 @@ import torch
 
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Dataset, Feature
-from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.scores import ranks
+from ltrscale.data.dataset.scores import find_scores, ranks
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare

@@ -17,6 +17,8 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import Refused
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.scoring.predict import PredictJob
+from ltrscale.scoring.skew import find_skew
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
@@ -24,8 +26,6 @@ from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
 from ltrscale.trees.stacking import StackedJob
-from ltrscale.scoring.predict import PredictJob
-from ltrscale.scoring.skew import find_skew
 
 SOURCE = {
     "kind": "items",

@@ -26,16 +26,13 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.serving import parity as check
-from ltrscale.serving.choices import FORMATS
-from ltrscale.serving.choices import FormatName
+from ltrscale.serving.choices import FORMATS, FormatName
 from ltrscale.serving.export import ExportJob
 from ltrscale.serving.features import ExportedFeatures
 from ltrscale.serving.format import Files, Observed
 from ltrscale.serving.parity import Parity, ParityConfig, check_parity
 from ltrscale.training.finetune import FinetuneConfig
-from ltrscale.trees.stacking import StackMember
-from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.trees.stacking import StackedJob
+from ltrscale.trees.stacking import StackedJob, StackMember
 
 ROWS = ParityConfig(rows=500)
 

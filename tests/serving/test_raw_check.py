@@ -20,8 +20,8 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.serving import raw
-from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.serving.export import ExportJob
+from ltrscale.trees.gbdt import GBDTJob
 
 pytestmark = pytest.mark.slow
 NUMBERS = ["list_price", "margin", "rating", "n_reviews", "text_match", "sales_30d"]

@@ -20,8 +20,8 @@ from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
-from ltrscale.experiments.crossval import CrossvalConfig, run_crossval
-from ltrscale.experiments.distill import DistillJob, run_distill
+from ltrscale.experiments.crossval import CrossvalJob
+from ltrscale.experiments.distill import DistillJob
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.study import run_study
 from ltrscale.experiments.study_grid import StudyConfig
@@ -144,11 +144,11 @@ COMPARED: dict[str, Any] = {
     ("job", "run", "cls", "settings"),
     [
         ("pipeline", run_pipeline, PipelineConfig, COMPARED),
-        ("crossval", run_crossval, CrossvalConfig, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
+        ("crossval", CrossvalJob.run, CrossvalJob, {"folds": ["a", "b"], "pipeline": {**COMPARED, "data": "{fold}"}}),
         ("study", run_study, StudyConfig, {**COMPARED, "grid": [{"labelled": [8]}]}),
         (
             "distill",
-            run_distill,
+            DistillJob.run,
             DistillJob,
             {name: COMPARED[name] for name in ("data", "splits")}
             | {"teacher": "teacher", "students": {"softmax": {"kind": "softmax"}}},

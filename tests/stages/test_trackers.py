@@ -12,10 +12,10 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
 from ltrscale.progress import Report
+from ltrscale.serving.register import RegisterJob
 from ltrscale.stages import trackers
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.workflows.register import RegisterJob
 
 RECORDS: list[dict[str, Any]] = [
     {"groups": 7, "workers": [{"memory_gb": 0.5}]},

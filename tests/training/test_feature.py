@@ -22,10 +22,8 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.folds import Crossval
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.experiments.crossval import CrossvalConfig
-from ltrscale.experiments.crossval import run_crossval
-from ltrscale.experiments.pipeline import PipelineConfig
-from ltrscale.experiments.pipeline import run_pipeline
+from ltrscale.experiments.crossval import CrossvalJob
+from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.study import run_study
 from ltrscale.experiments.study_grid import StudyConfig
 from ltrscale.scoring.score import ScoreJob
@@ -180,7 +178,7 @@ def test_a_crossvalidation_compares_with_it(tmp_path: Path) -> None:
             "evaluate": {"baseline": "second", "resamples": 100},
         },
     }
-    run_crossval(validate(CrossvalConfig, values, "test"))
+    validate(CrossvalJob, values, "test").run()
     first, second = Crossval.read(str(tmp_path / "out" / "summary")).methods
     assert first.folds["ndcg@5"].mean == 1, "labels are a threshold of the first feature"
     assert second.folds["ndcg@5"].mean < 0.9

@@ -316,7 +316,7 @@ def test_a_later_trial_reads_what_the_first_one_read(synthetic_dataset: str, tmp
     config = search(LEAVES, data=data)
     hashes = []
     with one_view() as view:
-        config.job.inputs()
+        config.inputs()
     for folder in ("first", "later"):
         run_trial(config.job, {}, {}, str(tmp_path / folder), lambda *_: None, view=pickle.loads(pickle.dumps(view)))
         hashes.append(bundle.load(str(tmp_path / folder / "model")).dataset_hash)

@@ -7,7 +7,7 @@ import pytest
 from dataset_changes import add_period, with_renamed_files
 
 from ltrscale import config as configs
-from ltrscale import storage
+from ltrscale import stages, storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
@@ -20,7 +20,6 @@ from ltrscale.stages.origins import bundle_hashes
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale import stages
 
 
 def splits(data: str, *, train: str, validation: str, test: str) -> dict[str, Any]:

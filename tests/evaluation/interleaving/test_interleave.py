@@ -17,20 +17,12 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.derive.relabelling.clicks import Cascade, PositionBased, User
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving import impressions
-from ltrscale.evaluation.interleaving.impressions import METHODS
-from ltrscale.evaluation.interleaving.impressions import Lists
-from ltrscale.evaluation.interleaving.impressions import Pair
-from ltrscale.evaluation.interleaving.impressions import Traffic
-from ltrscale.evaluation.interleaving.impressions import simulate
+from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave import InterleaveJob
-from ltrscale.evaluation.interleaving.interleave_page import Interleaved
-from ltrscale.evaluation.interleaving.interleave_page import page
-from ltrscale.evaluation.statistics.lift import Difference
-from ltrscale.evaluation.statistics.lift import agreement
-from ltrscale.evaluation.statistics.lift import impressions_needed
-from ltrscale.evaluation.statistics.lift import lift
-from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.evaluation.interleaving.interleave_page import Interleaved, page
+from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -15,7 +15,7 @@ from ltrscale.config import load
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitConfig, init
-from ltrscale.experiments.methods import NeuralMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineConfig, run_pipeline
 from ltrscale.experiments.refit import RefitSettings
 from ltrscale.experiments.study_grid import StudyConfig

@@ -15,7 +15,8 @@ from ltrscale.experiments.first.pipeline import Plan, divided, pipeline_text
 from ltrscale.experiments.first.prepare import told_apart
 from ltrscale.experiments.first.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.experiments.first.study import OVER_DRAWS, OVER_LISTS, StudySize, seen_before, study_size, study_text
-from ltrscale.experiments.methods import GBDTMethod, NeuralMethod
+from ltrscale.experiments.methods.gbdt import GBDTMethod
+from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineConfig
 from ltrscale.experiments.study_grid import StudyConfig
 

@@ -7,13 +7,15 @@ from pydantic import Field
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.api import frames
-from ltrscale.api.estimator import Ranker
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.progress import log
+from ltrscale.serving.uses import ROW, read_as, uses_in_scoring
 from ltrscale.stages.trackers import EXPERIMENT, MLFLOW, client, numbers, plain
+
+_LOADER = "ltrscale.api.in_mlflow"
+"""The module that MLflow imports to open the model."""
 
 
 class Registry(Config):
@@ -63,7 +65,7 @@ class RegisterJob(Registry):
             mlflow.log_dict(dict(bundle.config), "training.json")
             made = mlflow.pyfunc.log_model(
                 name="model",
-                loader_module=__name__,
+                loader_module=_LOADER,
                 data_path=str(folder / "bundle"),
                 pip_requirements=["ltrscale"],
                 signature=_signature(bundle),
@@ -83,26 +85,10 @@ def _signature(bundle: bundles.Bundle) -> Any:
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
 
-    columns, _ = frames.read_as(bundle)
+    columns, _ = read_as(bundle)
     if "query" not in columns:
         return None
-    uses = validate(ColumnMapping, frames.uses_in_scoring(columns, bundle), bundle.url)
+    uses = validate(ColumnMapping, uses_in_scoring(columns, bundle), bundle.url)
     names = [*uses.named().values(), *uses.features, *uses.categorical, *uses.dates]
-    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != frames.ROW]
+    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != ROW]
     return ModelSignature(Schema(inputs), Schema([ColSpec("double")]))
-
-
-class _Model:
-    """What MLflow calls; see `Ranker.predict`."""
-
-    def __init__(self, ranker: Ranker) -> None:
-        self._ranker = ranker
-
-    def predict(self, model_input: Any, params: Any = None) -> Any:  # noqa: ARG002
-        """Scores [N] of the rows of a data frame, in their order; it has the columns of the raw log."""
-        return self._ranker.predict(model_input)
-
-
-def _load_pyfunc(path: str) -> _Model:
-    """MLflow finds this function by its name: the model in a directory with the bundle's files."""
-    return _Model(Ranker.load(path))
