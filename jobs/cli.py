@@ -45,6 +45,8 @@ class Command:
     """The keys that people set, separated by white space, for `--help`; empty for all."""
     flags: str = ""
     """The keys that have an option of their own, separated by white space."""
+    package: str = "jobs"
+    """Where the module of that name is."""
     argument: str = ""
     """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none. A list takes all words
     that stand alone, and after `--` every word does."""
@@ -118,7 +120,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
     table = command.table()
     fields = {field.name: field for field in table.configs[table.jobs[command.name]].fields}
     options = argparse.ArgumentParser(
-        prog=f"python -m jobs.{command.name}",
+        prog=f"python -m {command.package}.{command.name}",
         description=_fill(command.description),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=_width()),
         add_help=False,

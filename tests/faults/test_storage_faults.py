@@ -24,7 +24,6 @@ from small_disks import small_disk_at
 from synthetic_columns import COLUMN_MAPPING
 from writer_tokens import without_writer
 
-from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import RowGroup, select
@@ -39,6 +38,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.storage.patience import PATIENCE, patience_s
 from ltrscale.storage.s3 import PatientS3
+from tests.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -16,7 +16,6 @@ import yaml
 from pydantic import Field
 from small_disks import fill_disk, small_disk_at
 
-from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
@@ -30,6 +29,7 @@ from ltrscale.workflows.distill import DistillJob, run_distill
 from ltrscale.workflows.pipeline import PipelineConfig, run_pipeline
 from ltrscale.workflows.study import run_study
 from ltrscale.workflows.study_grid import StudyConfig
+from tests.chaos.faulty_proxy import FaultyProxy
 
 Body = Callable[[Origin, Report], None]
 
