@@ -77,13 +77,13 @@ class Command:
         return options.format_help()
 
 
-def _explained(found: list[Key]) -> str:
+def _explained(keys: list[Key]) -> str:
     """A key and all below it; of very many those directly below it, and how to ask for the others."""
-    shown = first_level(found)
+    shown = first_level(keys)
     text = f"{show(shown, _width())}\n"
-    if len(shown) == len(found):
+    if len(shown) == len(keys):
         return text
-    hidden = [key for key in found if key not in shown]
+    hidden = [key for key in keys if key not in shown]
     deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
     more = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
     return f"{text}\n{_fill(more)}\n"
