@@ -45,6 +45,8 @@ class Command:
     """The keys that people set, separated by white space, for `--help`; empty for all."""
     flags: str = ""
     """The keys that have an option of their own, separated by white space."""
+    package: str = "jobs"
+    """Where the module of that name is."""
     argument: str = ""
     """The key whose value may stand alone, as the FILE of `jobs.init FILE`; empty for none. A list takes all words
     that stand alone, and after `--` every word does."""
@@ -75,13 +77,13 @@ class Command:
         return options.format_help()
 
 
-def _explained(found: list[Key]) -> str:
+def _explained(keys: list[Key]) -> str:
     """A key and all below it; of very many those directly below it, and how to ask for the others."""
-    shown = first_level(found)
+    shown = first_level(keys)
     text = f"{show(shown, _width())}\n"
-    if len(shown) == len(found):
+    if len(shown) == len(keys):
         return text
-    hidden = [key for key in found if key not in shown]
+    hidden = [key for key in keys if key not in shown]
     deeper = next(key for key in shown[1:] if any(key in h.within or h.name.startswith(f"{key.name}.") for h in hidden))
     more = f"{len(hidden):,} more keys are below these. `--help {deeper.asked}` shows those of one of them."
     return f"{text}\n{_fill(more)}\n"
@@ -118,7 +120,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
     table = command.table()
     fields = {field.name: field for field in table.configs[table.jobs[command.name]].fields}
     options = argparse.ArgumentParser(
-        prog=f"python -m jobs.{command.name}",
+        prog=f"python -m {command.package}.{command.name}",
         description=_fill(command.description),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=_width()),
         add_help=False,

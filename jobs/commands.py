@@ -10,8 +10,7 @@ from ltrscale.errors import InputError, suggestion
 
 def commands() -> list[Command]:
     """Every job, by name."""
-    found = [_of_module(name) for name in _modules()]
-    return sorted(filter(None, found), key=lambda command: command.name)
+    return sorted(filter(None, map(_of_module, _modules())), key=lambda command: command.name)
 
 
 def command(name: str) -> Command:
@@ -24,11 +23,11 @@ def command(name: str) -> Command:
         >>> command("pretrain").config.__name__
         'PretrainJob'
     """
-    found = _of_module(name) if name in _modules() else None
-    if found is None:
-        known = [each.name for each in commands()]
-        raise InputError(f"{name}: no such job; {suggestion(name, known, 'the jobs are')}")
-    return found
+    job = _of_module(name) if name in _modules() else None
+    if job is None:
+        names = [each.name for each in commands()]
+        raise InputError(f"{name}: no such job; {suggestion(name, names, 'the jobs are')}")
+    return job
 
 
 def _modules() -> list[str]:

@@ -1,4 +1,4 @@
-r"""Report metrics by period after the end of training, the drift of features and scores, and whether it foretold loss.
+r"""Report metrics by period after the end of training, the drift of features and scores, and whether it predicted loss.
 
 It reads an evaluation that was sliced by period (`evaluate.slice_by=[period]`), with its bundles and data sets.
 

@@ -136,8 +136,8 @@ def find(keys: Sequence[Key], given: str) -> list[Key]:
     """
     names = [key.name for key in keys]
     of_kind = [] if given in names else _of_kind(keys, given)
-    if found := of_kind or [key for key in keys if key.is_below(given.split("."))]:
-        return found
+    if chosen := of_kind or [key for key in keys if key.is_below(given.split("."))]:
+        return chosen
     # a key given without its prefix, such as `epochs` for `finetune.epochs`, beats a similar spelling
     within = [name for name in names if f".{given.strip('.')}." in f".{name}."]
     near = within[0] if within else nearest(given, names)
@@ -152,13 +152,13 @@ def _of_kind(keys: Sequence[Key], given: str) -> list[Key]:
             inside = [key for key in keys if key == kind or kind in key.within]
             rest = given[len(asked) + 1 :].split(".")
             place = kind.name.split(".")[:-1]
-            if found := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
-                return found
+            if chosen := [key for key in inside if rest == [""] or key.is_below([*place, *rest])]:
+                return chosen
     return []
 
 
-def first_level(found: Sequence[Key]) -> list[Key]:
+def first_level(keys: Sequence[Key]) -> list[Key]:
     """A key and those directly below it, where all below it would be too much to read; else all of them."""
-    if len(show(found, _WIDE).splitlines()) <= _MOST_LINES:
-        return list(found)
-    return [key for key in found if key.depth <= found[0].depth + 1]
+    if len(show(keys, _WIDE).splitlines()) <= _MOST_LINES:
+        return list(keys)
+    return [key for key in keys if key.depth <= keys[0].depth + 1]

@@ -2,8 +2,8 @@ r"""From raw log to evaluated comparison: prepare, train every method with every
 
 Stages that are up to date are skipped.
 
-  python -m jobs.pipeline --config jobs/configs/start/demo.yaml --set out=runs/mine \
-      --set 'seeds=[0]'
+  python -m jobs.pipeline --config jobs/configs/start/demo.yaml \
+      --set out=runs/mine --set 'seeds=[0]'
 """
 
 from jobs.cli import Command, Job, main

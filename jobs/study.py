@@ -3,8 +3,8 @@ r"""Study methods over numbers of labelled groups: from which number on does whi
 Models that are up to date are skipped; `summary/report.md` is written anew while models arrive. On the data set that
 jobs.prepare makes with prepare-mq2008.yaml:
 
-  python -m jobs.study --config jobs/configs/start/study-mq2008.yaml --workers 2 \
-      --set out=runs/mine
+  python -m jobs.study --config jobs/configs/start/study-mq2008.yaml \
+      --workers 2 --set out=runs/mine
 """
 
 from jobs.cli import Command, Job, main

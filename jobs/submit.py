@@ -4,7 +4,8 @@ What follows `--` is the job and its arguments, as after `python -m jobs.`; its
 config is checked here first. For a cluster on this machine, which
 `eval "$(python cluster/local.py start)"` starts and names in the environment:
 
-  python -m jobs.submit -- pretrain --config jobs/configs/start/distributed-dev.yaml \
+  python -m jobs.submit -- pretrain \
+      --config jobs/configs/start/distributed-dev.yaml \
       --set out=s3://ltrscale/runs/submitted --workers 2
 
 `--address http://HEAD:8265` names another one. Ctrl-C stops following, not the

@@ -20,7 +20,6 @@ from small_disks import fill_disk, small_disk_at
 from small_trainers import make_trainer, pretrain
 from torch import Tensor
 
-from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import bundle, storage
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
@@ -31,6 +30,7 @@ from ltrscale.training.checkpoint import Checkpoints, list_checkpoints, read
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.snapshot import Progress, Snapshot
+from tests.chaos.faulty_proxy import FaultyProxy
 
 Weights = dict[str, Tensor]
 CHANGES = {"os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}

@@ -25,7 +25,6 @@ from small_disks import small_disk_at
 from synthetic_columns import COLUMN_MAPPING
 from writer_tokens import without_writer
 
-from jobs.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import RowGroup, select
@@ -40,6 +39,7 @@ from ltrscale.ingest.prepare import prepare
 from ltrscale.simulate.synthetic import SyntheticLogConfig, write_log
 from ltrscale.storage.patience import PATIENCE, Tries, patience_s
 from ltrscale.storage.s3 import PatientS3
+from tests.chaos.faulty_proxy import EXPIRED, SLOW_DOWN, Fault, FaultyProxy, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -16,7 +16,6 @@ from pydantic import Field
 from small_disks import fill_disk, small_disk_at
 from waiting import wait_until
 
-from jobs.chaos.faulty_proxy import FaultyProxy
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
@@ -30,6 +29,7 @@ from ltrscale.stages import runs
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.storage.patience import PATIENCE
 from ltrscale.storage.s3 import PatientS3
+from tests.chaos.faulty_proxy import FaultyProxy
 
 Body = Callable[[Origin, Report], None]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chaos.arena import BUCKET, Arena
-from jobs.chaos.faults import Fault, Havoc
-from jobs.chaos.processes import marked
 from jobs.s3 import environment
 from ltrscale import storage
+from tests.chaos.arena import BUCKET, Arena
+from tests.chaos.faults import Fault, Havoc
+from tests.chaos.processes import marked
 
 
 @pytest.mark.s3

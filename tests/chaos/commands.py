@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jobs.chaos.arena import Arena
-from jobs.chaos.processes import marked
-from jobs.chaos.workload import Stage
+from tests.chaos.arena import Arena
+from tests.chaos.processes import marked
+from tests.chaos.workload import Stage
 
 _TRACEBACK = "Traceback (most recent call last)"
 _EXPLAINED = re.compile(

@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.chaos.faulty_proxy import FaultyProxy
-from jobs.chaos.processes import MARK, end
 from jobs.s3 import SeaweedFS, environment, free_ports, seaweedfs
 from ltrscale.errors import InputError
+from tests.chaos.faulty_proxy import FaultyProxy
+from tests.chaos.processes import MARK, end
 
 BUCKET = "s3://chaos"
 _DISK_MIB = 256

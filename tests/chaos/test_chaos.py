@@ -12,14 +12,6 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from jobs.chaos import processes
-from jobs.chaos.commands import judge
-from jobs.chaos.compare import differences, outcome
-from jobs.chaos.faults import KINDS, plan
-from jobs.chaos.player import Player
-from jobs.chaos.processes import MARK, Process, choose, end, marked
-from jobs.chaos.report import Diary, write_report
-from jobs.chaos.workload import STAGES, command
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
@@ -28,6 +20,14 @@ from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.tuning.tune import TuneJob
+from tests.chaos import processes
+from tests.chaos.commands import judge
+from tests.chaos.compare import differences, outcome
+from tests.chaos.faults import KINDS, plan
+from tests.chaos.player import Player
+from tests.chaos.processes import MARK, Process, choose, end, marked
+from tests.chaos.report import Diary, write_report
+from tests.chaos.workload import STAGES, command
 
 
 def test_a_plan_follows_from_its_seed_and_has_all_kinds() -> None:

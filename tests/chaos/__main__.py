@@ -7,7 +7,7 @@ resets connections; the disk of TMPDIR is full; or the same command runs a secon
 repeats the command. After each round it compares the data, weights, search, scores and metrics with those of an
 undisturbed run of the same code, and checks that nothing is left over. The exit status is 0 only if everything held.
 
-  python -m jobs.chaos --set out=runs/chaos --set seed=1 --set minutes=10
+  python -m tests.chaos --set out=runs/chaos --set seed=1 --set minutes=10
 
 If chaos is killed, the same command ends the processes that it had started and continues with the remaining minutes.
 The undisturbed run is stored in `out` for all seeds, and repeated when the code changes. Filling a disk needs the right
@@ -20,12 +20,10 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from jobs.chaos.chaos import ChaosJob, chaos
+    from tests.chaos.chaos import ChaosJob, chaos
 
     return ChaosJob, lambda job: sys.exit(0 if chaos(job) else 1)
 
 
-COMMAND = Command("chaos", _job, __doc__)
-
 if __name__ == "__main__":
-    main(COMMAND)
+    main(Command("chaos", _job, __doc__, package="tests"))

@@ -14,16 +14,16 @@ from pydantic import Field, field_validator
 from rich.console import Console
 from rich.table import Table
 
-from jobs.chaos.arena import BUCKET, Arena
-from jobs.chaos.commands import give
-from jobs.chaos.compare import Outcome, outcome
-from jobs.chaos.faults import KINDS, Kind, plan
-from jobs.chaos.player import MOST_TIMES, Player
-from jobs.chaos.report import Diary, write_report
-from jobs.chaos.workload import STAGES, Stage, chosen, command, fingerprint
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.progress import log
+from tests.chaos.arena import BUCKET, Arena
+from tests.chaos.commands import give
+from tests.chaos.compare import Outcome, outcome
+from tests.chaos.faults import KINDS, Kind, plan
+from tests.chaos.player import MOST_TIMES, Player
+from tests.chaos.report import Diary, write_report
+from tests.chaos.workload import STAGES, Stage, chosen, command, fingerprint
 
 _NO_DISK = "full: left out, because a small disk needs the right to mount one"
 

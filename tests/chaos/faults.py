@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from jobs.chaos.arena import Arena
-from jobs.chaos.commands import Command
-from jobs.chaos.faulty_proxy import SLOW_DOWN
-from jobs.chaos.processes import Process, choose, marked
+from tests.chaos.arena import Arena
+from tests.chaos.commands import Command
+from tests.chaos.faulty_proxy import SLOW_DOWN
+from tests.chaos.processes import Process, choose, marked
 
 Kind = Literal["kill", "stop", "outage", "crash", "freeze", "resets", "busy", "full", "second"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -5,13 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jobs.chaos import processes
-from jobs.chaos.arena import BUCKET, Arena
-from jobs.chaos.commands import Command, Remains, give
-from jobs.chaos.compare import Outcome, differences, outcome
-from jobs.chaos.faults import Fault, Havoc
-from jobs.chaos.report import Diary
-from jobs.chaos.workload import Stage, command
+from tests.chaos import processes
+from tests.chaos.arena import BUCKET, Arena
+from tests.chaos.commands import Command, Remains, give
+from tests.chaos.compare import Outcome, differences, outcome
+from tests.chaos.faults import Fault, Havoc
+from tests.chaos.report import Diary
+from tests.chaos.workload import Stage, command
 
 _TICK_S = 0.1
 _LOOK_S = 2.0

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from jobs.chaos.faulty_proxy import FaultyProxy
+from tests.chaos.faulty_proxy import FaultyProxy
 
 
 class _Store(BaseHTTPRequestHandler):

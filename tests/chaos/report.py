@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.chaos.faults import KINDS, MEANINGS
 from ltrscale.progress import log
+from tests.chaos.faults import KINDS, MEANINGS
 
 
 @dataclass
