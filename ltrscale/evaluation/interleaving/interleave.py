@@ -163,16 +163,16 @@ def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interl
             the highest grade.
     """
     measured = _measure(job)
-    found = _summarise(measured, job)
+    result = _summarise(measured, job)
     with storage.Commit(job.out) as commit:
         with commit.file(GROUPS) as path:
-            pq.write_table(_table(measured, found), path)
-        write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+            pq.write_table(_table(measured, result), path)
+        write_report(commit, result, page=page(result), picture=PICTURE, chart=chart(result))
         commit.finish({"made_by": made_by})
-    for pair in found.pairs:
+    for pair in result.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
         report({"one": pair.one, "other": pair.other, job.metric: pair.metric.mean, **lifts})
-    return found
+    return result
 
 
 def _measure(job: InterleaveJob) -> _Measured:
@@ -276,10 +276,10 @@ def _compared(sums_3Q: Floats, impressions: int, power: float, *, separate: bool
     )
 
 
-def _table(measured: _Measured, found: Interleaved) -> pa.Table:
+def _table(measured: _Measured, result: Interleaved) -> pa.Table:
     """`groups.parquet`: a row for each pair and group, with credits summed over the group's impressions."""
     tables = []
-    for p, pair in enumerate(found.pairs):
+    for p, pair in enumerate(result.pairs):
         q, columns = len(measured.gids_Q), {}
         for m, method in enumerate(METHODS):
             for i, name in enumerate(("one", "other", "squares")):

@@ -135,9 +135,9 @@ def parse(text: str) -> Condition:
         Not(inner=Compared(left=Name(name='n_documents'), operator='>', right=Constant(value=50)))
     """
     parser = _Parser(text)
-    found = parser.condition()
+    condition = parser.condition()
     parser.expect("end")
-    return found
+    return condition
 
 
 class _Token(NamedTuple):
@@ -151,15 +151,15 @@ class _Token(NamedTuple):
 def _tokens(text: str) -> Iterator[_Token]:
     at = 0
     while at < len(text.rstrip()):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        match = _TOKEN.match(text, at)
+        if match is None:
             at += len(text[at:]) - len(text[at:].lstrip())
             raise ValueError(f"column {at + 1}: {text[at]!r} has no meaning here")
-        kind = str(found.lastgroup)
-        value = found[kind]
+        kind = str(match.lastgroup)
+        value = match[kind]
         plain = "word" if kind == "name" and value in _WORDS else {"quoted": "name", "text2": "text"}.get(kind, kind)
-        yield _Token(plain, value, found.start(kind))
-        at = found.end()
+        yield _Token(plain, value, match.start(kind))
+        at = match.end()
     yield _Token("end", "", len(text))
 
 
@@ -183,9 +183,9 @@ class _Parser:
         self._deep += 1
         if self._deep > _MOST_DEEP:
             raise ValueError(f"more than {_MOST_DEEP} levels of parentheses and not")
-        found = Not(self._negation()) if self._take("not") else self._test()
+        condition = Not(self._negation()) if self._take("not") else self._test()
         self._deep -= 1
-        return found
+        return condition
 
     def _test(self) -> Condition:
         if self._take("("):
@@ -217,10 +217,10 @@ class _Parser:
     def _constants(self) -> Iterator[Constant]:
         self.expect("[")
         while True:
-            found = self._value()
-            if isinstance(found, Name):
-                raise ValueError(f"{found.name!r} is in a list, which has constants alone; put a text in quotes")
-            yield found
+            constant = self._value()
+            if isinstance(constant, Name):
+                raise ValueError(f"{constant.name!r} is in a list, which has constants alone; put a text in quotes")
+            yield constant
             if not self._take(","):
                 break
         self.expect("]")
@@ -246,9 +246,9 @@ class _Parser:
     def _take(self, text: str) -> bool:
         """Whether this word or sign comes next; steps over it if so."""
         token = self._tokens[self._next]
-        there = token.kind in ("word", "sign") and token.text == text
-        self._next += there
-        return there
+        matches = token.kind in ("word", "sign") and token.text == text
+        self._next += matches
+        return matches
 
     def expect(self, what: str) -> None:
         """Step over this word or sign, or check that the text ends."""
@@ -257,8 +257,8 @@ class _Parser:
 
     def _fail(self, expected: str) -> None:
         token = self._tokens[self._next]
-        found = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
-        raise ValueError(f"column {token.at + 1}: {found} where {expected} should be")
+        problem = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
+        raise ValueError(f"column {token.at + 1}: {problem} where {expected} should be")
 
 
 def _number(text: str) -> int | float:
@@ -402,10 +402,10 @@ def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: 
     match condition:
         case Joined(word, parts):
             join = operator.and_ if word == "and" else operator.or_
-            found = _where(parts[0], rows, n, columns)
+            truths = _where(parts[0], rows, n, columns)
             for part in parts[1:]:
-                found = join(found, _where(part, rows, n, columns))
-            return found
+                truths = join(truths, _where(part, rows, n, columns))
+            return truths
         case Not(inner):
             return ~_where(inner, rows, n, columns)
         case Over(word, inner):

@@ -227,7 +227,7 @@ def summarised(
     counts, blocks = gathered.counts, gathered.tally.blocks()
     names, ks = [name for name, _ in methods], correction.cutoffs
     ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
-    found = scopes(
+    scopes_K = scopes(
         [Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
         [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
         baseline=None if baseline is None else names.index(baseline),
@@ -250,7 +250,7 @@ def summarised(
                 plain={k: _figure(scope.summaries[f"plain {k}"]) for k in ks},
                 comparisons={k: c for k in ks if (c := scope.comparisons.get(f"corrected {k}")) is not None},
             )
-            for name, scope in zip(names, found, strict=True)
+            for name, scope in zip(names, scopes_K, strict=True)
         ),
     )
 

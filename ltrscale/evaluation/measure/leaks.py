@@ -39,7 +39,7 @@ def look(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]
     sample = only_relevant(spread(select(split, labelled=True), documents=10 * _DOCUMENTS))
     groups = _read(spread(sample, documents=_DOCUMENTS))
     assert groups.labels_N is not None
-    found = alone(
+    features = alone(
         groups.features_NF,
         groups.labels_N,
         groups.offsets_Q1,
@@ -48,7 +48,7 @@ def look(split: Split, *, k: int = 5, relevant_from: float = 1.0) -> list[Alone]
         k=k,
         relevant_from=relevant_from,
     )
-    return sorted(found, key=lambda feature: -feature.lift)
+    return sorted(features, key=lambda feature: -feature.lift)
 
 
 def _read(selection: Selection) -> QueryGroups:
@@ -61,7 +61,7 @@ def _read(selection: Selection) -> QueryGroups:
     return QueryGroups.concat(parts)
 
 
-def questions(found: Sequence[Alone]) -> dict[str, str]:
+def questions(features: Sequence[Alone]) -> dict[str, str]:
     """What to ask of each suspicious feature, the best first.
 
     Example:
@@ -69,10 +69,10 @@ def questions(found: Sequence[Alone]) -> dict[str, str]:
         >>> print(questions([seconds, seconds.replace(name="price", ndcg=0.5)])["seconds"])
         seconds alone ranks at NDCG@5 0.970 (random order 0.340, the best other feature 0.500): is it known when ...
     """
-    honest = [feature.ndcg for feature in found if not feature.suspicious]
+    honest = [feature.ndcg for feature in features if not feature.suspicious]
     other = f", the best other feature {max(honest):.3f}" if honest else ""
     asked = {}
-    for feature in sorted(found, key=lambda feature: -feature.lift):
+    for feature in sorted(features, key=lambda feature: -feature.lift):
         if feature.ranks:
             order = f"random order {feature.random:.3f}{other}"
             asked[feature.name] = f"{feature.name} alone ranks at NDCG@{feature.k} {feature.ndcg:.3f} ({order}): {ASK}"
@@ -81,14 +81,14 @@ def questions(found: Sequence[Alone]) -> dict[str, str]:
     return asked
 
 
-def of_queries(found: Sequence[Alone]) -> Iterator[str]:
+def of_queries(features: Sequence[Alone]) -> Iterator[str]:
     """A line on the features that are equal within every list, and one on those that name the query."""
-    if equal := [feature.name for feature in found if not feature.varies and feature.lists]:
+    if equal := [feature.name for feature in features if not feature.varies and feature.lists]:
         yield (
             f"equal within every query: {', '.join(equal)}; alone they order no list, and trees and networks use them "
             "beside features of the documents only"
         )
-    if names := [feature.name for feature in found if feature.names_query]:
+    if names := [feature.name for feature in features if feature.names_query]:
         yield (
             f"nearly unique to a query: {', '.join(names)}; trees and networks memorise queries by them, worth "
             "nothing for new ones; leave out what is an id, such as a user or a session (columns.meta keeps it)"

@@ -126,7 +126,7 @@ class Measuring:
             url: read_direct([at[row_group.url, row_group.index] for row_group in row_groups], scored.COLUMNS)
             for url, at in self.scores.items()
         }
-        found = []
+        values = []
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
                 who = "evaluate.clicks" if lacking == CLICKS else "a slice"
@@ -135,8 +135,8 @@ class Measuring:
             window = decoder.decode([row_group], [table], rows_Q)
             rows = table.select(stored).take(pa.array(rows_Q))
             scorers = self._scorers({url: scored.of_tables([next(tables)]) for url, tables in committed.items()})
-            found.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
-        return found
+            values.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
+        return values
 
     def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> Values:
         """The values of queries without a list, which are alike in all trials and in no slice; shape is [T, M]."""
@@ -161,7 +161,7 @@ class Measuring:
     def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
         of_bundles = self._opened().scorers
-        others: dict[str, Scorer] = {url: look_up(url, known) for url, known in committed.items()}
+        others: dict[str, Scorer] = {url: look_up(url, scores) for url, scores in committed.items()}
         others[POSITIONS] = order_shown
         return [(of_bundles | others)[url] for url in self.models if url in of_bundles or url in others]
 
@@ -252,11 +252,11 @@ def _open(
     return _Opened(opened, {one.url: one.scorer(features=features, threads=threads) for one in opened})
 
 
-def look_up(url: str, known: scored.Scores) -> Scorer:
+def look_up(url: str, scores: scored.Scores) -> Scorer:
     """A scorer that looks up known scores, which the directory `url` holds."""
 
     def score(groups: QueryGroups) -> Tensor:
-        if (scores_N := known.find(groups)) is None:
+        if (scores_N := scores.find(groups)) is None:
             raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
         return scores_N
 

@@ -168,12 +168,12 @@ class Slicer:
             dict(self._of_documents(groups)),
             groups.offsets_Q1.numpy(),
         )
-        found = {OUTLIERS: outlier_Q}
-        found |= {name: columns.where(condition) for name, condition in self.conditions.items()}
+        members = {OUTLIERS: outlier_Q}
+        members |= {name: columns.where(condition) for name, condition in self.conditions.items()}
         for name in self.by:
             values = _bands(name, columns.groups[name]) if self.kinds[name] == "number" else columns.groups[name]
-            found |= dict(_by_value(name, values))
-        return found
+            members |= dict(_by_value(name, values))
+        return members
 
     def _column(self, name: str, groups: QueryGroups, period: str, stored: pa.Table, outlier_Q: Truths) -> pa.Array:
         """A column of groups."""
@@ -290,10 +290,10 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
     if len(values) > MOST_VALUES:
         raise _too_many(name)
     for value in values:
-        known = value.is_valid
-        holds = pc.equal(column, value).fill_null(False) if known else column.is_null()
+        valid = value.is_valid
+        holds = pc.equal(column, value).fill_null(False) if valid else column.is_null()
         text = str(value.as_py()).lower() if isinstance(value.as_py(), bool) else str(value.as_py())
-        yield f"{name}={text if known else 'null'}", np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
+        yield f"{name}={text if valid else 'null'}", np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def check_few(names: Sequence[str], by: Sequence[str]) -> None:

@@ -238,7 +238,7 @@ def scopes(
         }
         for k, of_method in _comparisons(verdicts, metrics).items():
             comparisons[k] = of_method
-    found = []
+    by_method = []
     for blocks, drawn, means_SM, of_method in zip(blocks_K, drawn_K, means_K, comparisons, strict=True):
         crossed = crossed_means(drawn.blocks.values_BTM(), folds_Q)
         ends_2M = _ends(means_SM) if means_SM is not None else crossed.interval()
@@ -246,14 +246,14 @@ def scopes(
             metric: _summary(blocks, j, (ends_2M[0][j], ends_2M[1][j]), len(drawn.draws))
             for j, metric in enumerate(metrics)
         }
-        found.append(Scope(summaries=summaries, comparisons=of_method))
-    return found
+        by_method.append(Scope(summaries=summaries, comparisons=of_method))
+    return by_method
 
 
-def judged_together(found: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scope]]:
+def judged_together(by_slice: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scope]]:
     """The scopes of several slices, by method, with Holm's correction over slices and methods for each metric."""
     by_metric: dict[str, dict[tuple[str, int], float]] = {}
-    for name, of_slice in found.items():
+    for name, of_slice in by_slice.items():
         for k, scope in enumerate(of_slice):
             for metric, comparison in scope.comparisons.items():
                 if comparison.p is not None:
@@ -269,7 +269,7 @@ def judged_together(found: Mapping[str, Sequence[Scope]]) -> dict[str, list[Scop
         }
         return scope.replace(comparisons=comparisons)
 
-    return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in found.items()}
+    return {name: [judged(name, k, scope) for k, scope in enumerate(of_slice)] for name, of_slice in by_slice.items()}
 
 
 def _resampled(drawn_K: Sequence[_Drawn], samples: int, seed: int) -> list[Floats | None]:
@@ -331,14 +331,14 @@ def _verdict(
 
 def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> dict[int, dict[str, Comparison]]:
     """Comparisons by method, for each metric that at least one group defines."""
-    found: dict[int, dict[str, Comparison]] = {k: {} for k in verdicts}
+    comparisons_K: dict[int, dict[str, Comparison]] = {k: {} for k in verdicts}
     for j, metric in enumerate(metrics):
         tested = [k for k, verdict in verdicts.items() if not math.isnan(verdict.p_M[j])]
         adjusted = dict(zip(tested, holm(np.array([verdicts[k].p_M[j] for k in tested])), strict=True))
         for k, verdict in verdicts.items():
             if math.isnan(verdict.difference_M[j]):
                 continue
-            found[k][metric] = Comparison(
+            comparisons_K[k][metric] = Comparison(
                 difference=verdict.difference_M[j],
                 low=_known(verdict.low_M[j]),
                 high=_known(verdict.high_M[j]),
@@ -348,7 +348,7 @@ def _comparisons(verdicts: Mapping[int, _Verdict], metrics: Sequence[str]) -> di
                 detectable=_known(verdict.detectable_M[j]),
                 skewed=bool(verdict.skewed_M[j]),
             )
-    return found
+    return comparisons_K
 
 
 def _summary(blocks: Blocks, j: int, ends: tuple[float, float], draws: int) -> Summary:
