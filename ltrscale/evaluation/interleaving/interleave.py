@@ -108,9 +108,7 @@ class InterleaveJob(Stage):
     @property
     def assumed_eta(self) -> float:
         """The position bias that debiased credit assumes."""
-        if self.eta is not None:
-            return self.eta
-        return self.user.eta if isinstance(self.user, PositionBased) else 1.0
+        return self.user.assumed_eta if self.eta is None else self.eta
 
     @property
     def scored(self) -> list[Split]:

@@ -34,7 +34,8 @@ from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.ingest.categories import encode
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.conditions import Columns, Condition, Kind, Truths, check, named, parse, with_codes
+from ltrscale.evaluation.measure.conditions import Columns, Condition, Kind, Truths, check, named, with_codes
+from ltrscale.evaluation.measure.grammar import parse
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.seen import Seen
 

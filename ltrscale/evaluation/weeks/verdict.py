@@ -17,7 +17,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
-from ltrscale.evaluation.statistics.summarise import Comparison, holm
+from ltrscale.evaluation.statistics.resampling import holm
+from ltrscale.evaluation.statistics.summarise import Comparison
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
