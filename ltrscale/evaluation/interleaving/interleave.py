@@ -22,7 +22,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
+from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave_page import (
     PICTURE,
     Compared,
@@ -215,13 +215,13 @@ def _scores(name: str, scorer: Scorer, groups: QueryGroups) -> torch.Tensor:
     return scores_N
 
 
-def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> Lists:
+def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
     assert groups.labels_N is not None
     assert groups.ids_Q is not None
     labels_N = groups.labels_N.double().numpy()
     if labels_N.max() > top:
         raise InputError(f"{', '.join(job.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
-    return Lists(
+    return RankedGroups(
         groups.ids_Q.numpy(),
         groups.offsets_Q1.numpy(),
         attraction(relevance_probability(labels_N, top=top), noise=job.noise),
