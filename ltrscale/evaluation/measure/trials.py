@@ -55,9 +55,8 @@ class MethodTrial:
 def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
     """The trials of each method, in the order of the report; the order that was shown comes last, if there is one."""
     trials = [MethodTrial(name, 0, url, "scores") for name, url in config.scores.items()]
-    trials += [
-        MethodTrial.of_bundle(name, i, url) for name, urls in config.models.items() for i, url in enumerate(urls)
-    ]
+    for name, urls in config.models.items():
+        trials += [MethodTrial.of_bundle(name, i, url) for i, url in enumerate(urls)]
     if config.as_shown and has_positions(test):
         trials.append(MethodTrial(AS_SHOWN, 0, POSITIONS, "order shown"))
     return trials
