@@ -41,11 +41,21 @@ class PositionBased(Config):
     """Probability of a click on the first document, if it is examined, just because it is first; trust / position
     further down (trust bias, Agarwal et al. 2019)."""
 
+    @property
+    def assumed_eta(self) -> float:
+        """The position bias that debiased credit assumes of these users."""
+        return self.eta
+
 
 class Cascade(Config):
     """Positions are examined from the top; the first click ends the session (Craswell et al., 2008)."""
 
     kind: Literal["cascade"] = "cascade"
+
+    @property
+    def assumed_eta(self) -> float:
+        """The position bias that debiased credit assumes of these users, to whom no power of the position is true."""
+        return 1.0
 
 
 User = Annotated[PositionBased | Cascade, Field(discriminator="kind")]

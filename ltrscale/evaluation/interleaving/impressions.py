@@ -57,7 +57,7 @@ class Pair(NamedTuple):
     flipped: bool = False
 
 
-class Lists(NamedTuple):
+class RankedGroups(NamedTuple):
     """Query groups with the chance of a click on each document, if it is examined, and the scores of each ranker."""
 
     ids_Q: Ints
@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
     sums_QPM3: Doubles
 
 
-def simulate(lists: Lists, pairs: Sequence[Pair], traffic: Traffic) -> Outcome:
+def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> Outcome:
     """Show interleaved lists of all pairs of rankers to users, and credit their clicks.
 
     A group has `floor(per_group + u)` impressions, u uniform. Documents with equal scores have a random order, the same
@@ -109,7 +109,7 @@ class _Seen:
     """The impressions of some groups."""
 
     def __init__(
-        self, lists: Lists, ranks_RN: Ints, places_N: Ints, groups: slice, n_Q: Ints, traffic: Traffic
+        self, lists: RankedGroups, ranks_RN: Ints, places_N: Ints, groups: slice, n_Q: Ints, traffic: Traffic
     ) -> None:
         first, last = lists.offsets_Q1[[groups.start, groups.stop]]
         self.offsets_Q1 = lists.offsets_Q1[groups.start : groups.stop + 1] - first

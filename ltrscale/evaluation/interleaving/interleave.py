@@ -26,7 +26,7 @@ from ltrscale.derive.relabelling.feedback import highest_grade
 from ltrscale.derive.relabelling.step import relevance_probability
 from ltrscale.derive.rewrite import Ints
 from ltrscale.errors import InputError
-from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
+from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave_page import (
     PICTURE,
     Compared,
@@ -108,9 +108,7 @@ class InterleaveJob(Stage):
     @property
     def assumed_eta(self) -> float:
         """The position bias that debiased credit assumes."""
-        if self.eta is not None:
-            return self.eta
-        return self.user.eta if isinstance(self.user, PositionBased) else 1.0
+        return self.user.assumed_eta if self.eta is None else self.eta
 
     @property
     def scored(self) -> list[Split]:
@@ -163,16 +161,16 @@ def interleave(job: InterleaveJob, *, made_by: Origin, report: Report) -> Interl
             the highest grade.
     """
     measured = _measure(job)
-    found = _summarise(measured, job)
+    result = _summarise(measured, job)
     with storage.Commit(job.out) as commit:
         with commit.file(GROUPS) as path:
-            pq.write_table(_table(measured, found), path)
-        write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+            pq.write_table(_table(measured, result), path)
+        write_report(commit, result, page=page(result), picture=PICTURE, chart=chart(result))
         commit.finish({"made_by": made_by})
-    for pair in found.pairs:
+    for pair in result.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}
         report({"one": pair.one, "other": pair.other, job.metric: pair.metric.mean, **lifts})
-    return found
+    return result
 
 
 def _measure(job: InterleaveJob) -> _Measured:
@@ -217,13 +215,13 @@ def _scores(name: str, scorer: Scorer, groups: QueryGroups) -> torch.Tensor:
     return scores_N
 
 
-def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> Lists:
+def _lists(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
     assert groups.labels_N is not None
     assert groups.ids_Q is not None
     labels_N = groups.labels_N.double().numpy()
     if labels_N.max() > top:
         raise InputError(f"{', '.join(job.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
-    return Lists(
+    return RankedGroups(
         groups.ids_Q.numpy(),
         groups.offsets_Q1.numpy(),
         attraction(relevance_probability(labels_N, top=top), noise=job.noise),
@@ -276,10 +274,10 @@ def _compared(sums_3Q: Floats, impressions: int, power: float, *, separate: bool
     )
 
 
-def _table(measured: _Measured, found: Interleaved) -> pa.Table:
+def _table(measured: _Measured, result: Interleaved) -> pa.Table:
     """`groups.parquet`: a row for each pair and group, with credits summed over the group's impressions."""
     tables = []
-    for p, pair in enumerate(found.pairs):
+    for p, pair in enumerate(result.pairs):
         q, columns = len(measured.gids_Q), {}
         for m, method in enumerate(METHODS):
             for i, name in enumerate(("one", "other", "squares")):

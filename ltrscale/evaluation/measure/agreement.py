@@ -169,8 +169,8 @@ def agree(config: AgreementConfig, out: str, *, made_by: Mapping[str, Any], repo
     selection = select(config.test.with_scores(config.scores), labelled=True)
     values_QTM, gids_Q, documents = _measure(config, selection)
     of_models = [Blocks.of(values_QtM) for values_QtM in np.split(values_QTM, len(config.models), axis=1)]
-    found = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
-    models = {name: scope.summaries for name, scope in zip(config.models, found, strict=True)}
+    scopes_K = scopes(of_models, config.names, baseline=None, samples=config.resamples, seed=config.seed)
+    models = {name: scope.summaries for name, scope in zip(config.models, scopes_K, strict=True)}
     agreement = Agreement(models=models, groups=len(gids_Q), documents=documents)
     tables = [
         pa.table({"gid": gids_Q, "model": [name] * len(gids_Q), **dict(zip(config.names, values_QM.T, strict=True))})

@@ -1,33 +1,16 @@
 """Conditions on query groups, such as `n_documents > 50 and meta_device == 'mobile'`: a small language of our own.
 
-    condition   = conjunction { "or" conjunction }
-    conjunction = negation { "and" negation }
-    negation    = "not" negation | test
-    test        = "(" condition ")" | ("any" | "all") "(" condition ")" | value [ relation ]
-    relation    = ("==" | "!=" | "<" | "<=" | ">" | ">=") value
-                | ["not"] "in" "[" constant { "," constant } "]" | "is" ["not"] "null"
-    value       = NAME | `ANY NAME` | constant
-    constant    = NUMBER | 'TEXT' | "TEXT" | true | false
-
-A name is a column of the query group. Inside `any(...)` and `all(...)` the condition is one on each document, and names
-its columns too, which come first where a group's column has the same name. `all` holds for a group without documents.
-A comparison with a missing value is false, whatever the operator; so is `in`, and `not in` is its opposite. A category
-of documents is compared with a text, which stands for its code (`with_codes`).
-
-Numbers compare as they were typed. Features and labels are float32, which has no 0.1 but a nearest value, so a constant
-beside them becomes the nearest float32 too, and a price of 0.1 equals 0.1. Whole numbers compare as whole numbers,
-beyond 2^53 as well; beside a fraction they become the nearest float64.
+`grammar` has the language and its rules; here are what a condition consists of, the check of its columns, and the
+groups for which it holds.
 
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of either.
 """
 
 import operator
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +23,7 @@ Kind = Literal["number", "text", "truth"]
 """What a column holds."""
 Truths = NDArray[np.bool_]
 
-_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": pc.equal,
     "!=": pc.not_equal,
     "<": pc.less,
@@ -48,13 +31,8 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>[^\W\d]\w*)|`(?P<quoted>[^`]+)`|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-    r"|'(?P<text>[^']*)'|\"(?P<text2>[^\"]*)\"|(?P<sign>==|!=|<=|>=|[<>()\[\],]))"
-)
-_WORDS = ("and", "or", "not", "in", "is", "null", "any", "all", "true", "false")
-_MOST_DEEP = 50
-_WHOLE = pa.decimal128(38)
+"""The comparisons, by their operators."""
+WHOLE = pa.decimal128(38)
 """Holds the integers of every type, signed or not, and larger constants."""
 
 
@@ -124,150 +102,6 @@ class Over:
 Condition = Compared | Missing | Holds | Not | Joined | Over
 
 
-def parse(text: str) -> Condition:
-    """The condition that a text states.
-
-    Raises:
-        ValueError: the text is no condition; the message says where.
-
-    Example:
-        >>> parse("not n_documents > 50")
-        Not(inner=Compared(left=Name(name='n_documents'), operator='>', right=Constant(value=50)))
-    """
-    parser = _Parser(text)
-    found = parser.condition()
-    parser.expect("end")
-    return found
-
-
-class _Token(NamedTuple):
-    """`kind` is word, name, number, text or sign, or end; `at` the place in the text, from 0."""
-
-    kind: str
-    text: str
-    at: int
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    at = 0
-    while at < len(text.rstrip()):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            raise ValueError(f"column {at + 1}: {text[at]!r} has no meaning here")
-        kind = str(found.lastgroup)
-        value = found[kind]
-        plain = "word" if kind == "name" and value in _WORDS else {"quoted": "name", "text2": "text"}.get(kind, kind)
-        yield _Token(plain, value, found.start(kind))
-        at = found.end()
-    yield _Token("end", "", len(text))
-
-
-class _Parser:
-    """Recursive descent: one method for each rule of the grammar above, in its order."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = list(_tokens(text))
-        self._next, self._deep = 0, 0
-
-    def condition(self) -> Condition:
-        return self._joined("or", lambda: self._joined("and", self._negation))
-
-    def _joined(self, word: Literal["and", "or"], part: Callable[[], Condition]) -> Condition:
-        parts = [part()]
-        while self._take(word):
-            parts.append(part())
-        return parts[0] if len(parts) == 1 else Joined(word, tuple(parts))
-
-    def _negation(self) -> Condition:
-        self._deep += 1
-        if self._deep > _MOST_DEEP:
-            raise ValueError(f"more than {_MOST_DEEP} levels of parentheses and not")
-        found = Not(self._negation()) if self._take("not") else self._test()
-        self._deep -= 1
-        return found
-
-    def _test(self) -> Condition:
-        if self._take("("):
-            return self._closed(self.condition())
-        words: tuple[Literal["any", "all"], ...] = ("any", "all")
-        for word in words:
-            if self._take(word):
-                self.expect("(")
-                return Over(word, self._closed(self.condition()))
-        return self._relation(self._value())
-
-    def _relation(self, left: Value) -> Condition:
-        token = self._tokens[self._next]
-        if token.text in _COMPARE and self._take(token.text):
-            return Compared(left, token.text, self._value())
-        if self._take("is"):
-            negated = self._take("not")
-            self.expect("null")
-            return Not(Missing(left)) if negated else Missing(left)
-        negated = self._take("not")
-        if negated or token.text == "in":
-            self.expect("in")
-            among = Joined("or", tuple(Compared(left, "==", constant) for constant in self._constants()))
-            return Not(among) if negated else among
-        if isinstance(left, Constant):
-            raise ValueError(f"column {token.at + 1}: a constant is no condition; compare it with a column")
-        return Holds(left)
-
-    def _constants(self) -> Iterator[Constant]:
-        self.expect("[")
-        while True:
-            found = self._value()
-            if isinstance(found, Name):
-                raise ValueError(f"{found.name!r} is in a list, which has constants alone; put a text in quotes")
-            yield found
-            if not self._take(","):
-                break
-        self.expect("]")
-
-    def _value(self) -> Value:
-        token = self._tokens[self._next]
-        if (token.kind == "word" and token.text not in ("true", "false")) or token.kind in ("sign", "end"):
-            self._fail("a column or a constant")
-        self._next += 1
-        match token.kind:
-            case "name":
-                return Name(token.text)
-            case "number":
-                return Constant(_number(token.text))
-            case "text":
-                return Constant(token.text)
-        return Constant(token.text == "true")
-
-    def _closed(self, inner: Condition) -> Condition:
-        self.expect(")")
-        return inner
-
-    def _take(self, text: str) -> bool:
-        """Whether this word or sign comes next; steps over it if so."""
-        token = self._tokens[self._next]
-        there = token.kind in ("word", "sign") and token.text == text
-        self._next += there
-        return there
-
-    def expect(self, what: str) -> None:
-        """Step over this word or sign, or check that the text ends."""
-        if not (self._tokens[self._next].kind == "end" if what == "end" else self._take(what)):
-            self._fail("and, or, or the end" if what == "end" else repr(what))
-
-    def _fail(self, expected: str) -> None:
-        token = self._tokens[self._next]
-        found = "the condition ends" if token.kind == "end" else f"{token.text!r} stands"
-        raise ValueError(f"column {token.at + 1}: {found} where {expected} should be")
-
-
-def _number(text: str) -> int | float:
-    """A number, as an int if it is whole and has few enough digits for `_WHOLE`."""
-    exact = Decimal(text)
-    whole = abs(exact) < 10**_WHOLE.precision and exact == exact.to_integral_value()
-    return int(exact) if whole else float(text)
-
-
 def named(condition: Condition, *, document: bool = False) -> Iterator[tuple[str, bool]]:
     """The names in a condition, each with whether it stands inside `any` or `all`."""
     match condition:
@@ -296,6 +130,7 @@ def check(condition: Condition, groups: Mapping[str, Kind], documents: Mapping[s
         ValueError: says what is wrong, and the nearest name for an unknown one.
 
     Example:
+        >>> from ltrscale.evaluation.measure.grammar import parse
         >>> check(parse("meta_devise == 'mobile'"), {"meta_device": "text"}, {})
         Traceback (most recent call last):
         ValueError: no column 'meta_devise'; did you mean 'meta_device'?
@@ -321,6 +156,7 @@ def with_codes(
         inside: whether it is a condition on a document.
 
     Example:
+        >>> from ltrscale.evaluation.measure.grammar import parse
         >>> with_codes(parse("any(hue in ['red'])"), ["hue"], {"red": 7}.__getitem__) == parse("any(hue in [7])")
         True
     """
@@ -385,6 +221,7 @@ class Columns:
         """Whether a checked condition holds for each group, shape [Q].
 
         Example:
+            >>> from ltrscale.evaluation.measure.grammar import parse
             >>> columns = Columns({}, {"price": pa.array([1.0, None, 9.0])}, np.array([0, 2, 3]))
             >>> columns.where(parse("any(price is null) or all(price > 5)")).tolist()
             [True, True]
@@ -402,10 +239,10 @@ def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: 
     match condition:
         case Joined(word, parts):
             join = operator.and_ if word == "and" else operator.or_
-            found = _where(parts[0], rows, n, columns)
+            truths = _where(parts[0], rows, n, columns)
             for part in parts[1:]:
-                found = join(found, _where(part, rows, n, columns))
-            return found
+                truths = join(truths, _where(part, rows, n, columns))
+            return truths
         case Not(inner):
             return ~_where(inner, rows, n, columns)
         case Over(word, inner):
@@ -416,7 +253,7 @@ def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: 
             return np.asarray(times_Q > 0 if word == "any" else times_Q == np.diff(offsets_Q1))
         case Compared(left, sign, right):
             one, other = (rows[v.name] if isinstance(v, Name) else _scalar(v) for v in (left, right))
-            return _truths(_COMPARE[sign](*_of_one_type(one, other)))
+            return _truths(COMPARE[sign](*_of_one_type(one, other)))
         case Missing(Name(name)):
             return _truths(rows[name].is_null())
         case Holds(Name(name)):
@@ -426,16 +263,16 @@ def _where(condition: Condition, rows: Mapping[str, pa.Array], n: int, columns: 
 
 def _scalar(constant: Constant) -> pa.Scalar:
     whole = isinstance(constant.value, int) and not isinstance(constant.value, bool)
-    return pa.scalar(constant.value, _WHOLE if whole else None)
+    return pa.scalar(constant.value, WHOLE if whole else None)
 
 
 def _of_one_type(one: pa.Array | pa.Scalar, other: pa.Array | pa.Scalar) -> tuple[Any, Any]:
-    """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `_WHOLE`."""
+    """Both sides of a comparison as numbers of one type: the narrowest floating one of the two, else `WHOLE`."""
     kinds = (one.type, other.type)
     if floating := [kind for kind in kinds if pa.types.is_floating(kind)]:
         nearest_to = min(floating, key=lambda kind: kind.bit_width)
     elif all(pa.types.is_integer(kind) or pa.types.is_decimal(kind) for kind in kinds):
-        nearest_to = _WHOLE
+        nearest_to = WHOLE
     else:
         return one, other  # texts or truths
     return pc.cast(one, nearest_to, safe=False), pc.cast(other, nearest_to, safe=False)

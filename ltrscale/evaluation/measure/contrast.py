@@ -122,7 +122,7 @@ class Contrast(Findings):
 
 
 class _Settings(Config, extra="ignore"):
-    """The part of a pretraining's settings that makes the contrast; pretraining did not always have a mask."""
+    """The part of a pretraining's settings that makes the contrast."""
 
     method: MethodConfig
     augment: AugmentConfig
@@ -157,7 +157,7 @@ def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
     net = _network(opened, settings, sample)
     stream = GroupStream(whole, settings.stream).config  # with as many streams as in training on these groups
     sums_V4 = _measured(net, method, stream, sample, seed=job.seed)
-    (loss, uninformed, found, rivalled), *permuted = sums_V4.tolist()
+    (loss, uninformed, matched, rivalled), *permuted = sums_V4.tolist()
     n = sample.n_documents
     rates = [0.0] * len(permuted) if net.rates_F is None else net.rates_F.tolist()
     features = [
@@ -172,7 +172,7 @@ def contrast(job: ContrastJob, *, made_by: Origin, report: Report) -> Contrast:
         documents=n,
         loss=loss / n,
         uninformed=uninformed / n,
-        accuracy=found / rivalled if rivalled else None,
+        accuracy=matched / rivalled if rivalled else None,
         features=tuple(sorted(features, key=lambda feature: -feature.loss)),
     )
     with storage.Commit(job.out) as commit:
@@ -234,8 +234,8 @@ def _told_apart(net: Pretrainer, method: Siamese, z0_NP: Tensor, z1_NP: Tensor, 
     judge = method if isinstance(method, Contrastive) else SimCLRRankConfig()
     losses_N = judge.compare(net, z0_NP, z1_NP, offsets_Q1)
     uninformed_N = judge.uninformed(rivals(among_Q1, n))
-    *_, rivalled, found = measure(z0_NP, z1_NP, among_Q1, anchors=_BATCH, rivals=n)
-    return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), found, rivalled])
+    *_, rivalled, matched = measure(z0_NP, z1_NP, among_Q1, anchors=_BATCH, rivals=n)
+    return torch.stack([losses_N.double().sum(), uninformed_N.double().sum(), matched, rivalled])
 
 
 def shuffled(offsets_Q1: Tensor, generator: torch.Generator) -> Tensor:

@@ -49,7 +49,7 @@ class PropensitiesConfig(Config):
     """The largest weight, relative to the first position; larger ones are cut to it, and counted."""
 
 
-class Counts(NamedTuple):
+class WeightCounts(NamedTuple):
     """Relevant documents, which alone have a weight, and the sums of their weights."""
 
     relevant: int = 0
@@ -58,9 +58,9 @@ class Counts(NamedTuple):
     weights: float = 0.0
     squares: float = 0.0
 
-    def plus(self, other: "Counts") -> "Counts":
+    def plus(self, other: "WeightCounts") -> "WeightCounts":
         """Both together."""
-        return Counts(
+        return WeightCounts(
             relevant=self.relevant + other.relevant,
             unknown=self.unknown + other.unknown,
             clipped=self.clipped + other.clipped,
@@ -73,19 +73,19 @@ class Counts(NamedTuple):
         """So many documents of equal weight would say as much: `(sum w)^2 / sum w^2` (Kish 1965).
 
         Example:
-            >>> Counts(relevant=2, weights=4.0, squares=10.0).effective
+            >>> WeightCounts(relevant=2, weights=4.0, squares=10.0).effective
             1.6
         """
         return self.weights**2 / self.squares if self.squares else 0.0
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
+class CorrectedSums:
     """What some groups add to the corrected metrics."""
 
     blocks: Blocks
     """Of each group as a block: `sums_BTM` the discounted gains, `defined_BM` the gains that they are a share of."""
-    counts: Counts
+    counts: WeightCounts
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -94,7 +94,7 @@ class Sums:
             np.concatenate(arrays)
             for arrays in zip(*((p.blocks.sums_BTM, p.blocks.defined_BM) for p in parts), strict=True)
         )
-        return cls(Blocks(sums_QTM, mass_QM, len(sums_QTM)), reduce(Counts.plus, (p.counts for p in parts)))
+        return cls(Blocks(sums_QTM, mass_QM, len(sums_QTM)), reduce(WeightCounts.plus, (p.counts for p in parts)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class Correction:
         values = [np.nan if figure.mean is None or figure.mean <= 0 else figure.mean for figure in figures]
         return cls(config, np.array(values), tuple(cutoffs))
 
-    def of(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> Sums:
+    def of(self, scores_T: Sequence[Tensor], groups: QueryGroups) -> CorrectedSums:
         """The sums of some groups, for the scores of each trial."""
         assert groups.labels_N is not None
         assert groups.positions_N is not None
@@ -144,14 +144,14 @@ class Correction:
         mass_QM = mass_2Q.repeat_interleave(len(self.cutoffs), dim=0).T.numpy()
         relevant_N = gains_N > 0
         used_N = weights_N[relevant_N & known_N]
-        counts = Counts(
+        counts = WeightCounts(
             relevant=int(relevant_N.sum()),
             unknown=int((relevant_N & ~known_N).sum()),
             clipped=int((relevant_N & (inverse_N > self.config.clip)).sum()),
             weights=float(used_N.sum()),
             squares=float(used_N.square().sum()),
         )
-        return Sums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
+        return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
 
     def _inverse(self, positions_N: Tensor) -> Tensor:
         """The inverse propensity of each position; NaN for none, or one that is not known."""
@@ -166,9 +166,9 @@ class Gathered:
 
     def __init__(self) -> None:
         self.tally: Tally | None = None
-        self.counts = Counts()
+        self.counts = WeightCounts()
 
-    def add(self, blocks_Q: Ints, sums: Sums) -> None:
+    def add(self, blocks_Q: Ints, sums: CorrectedSums) -> None:
         """Add groups with these blocks."""
         self.tally = self.tally or Tally(*sums.blocks.sums_BTM.shape[1:])
         self.tally.add_sums(blocks_Q, sums.blocks)
@@ -227,7 +227,7 @@ def summarised(
     counts, blocks = gathered.counts, gathered.tally.blocks()
     names, ks = [name for name, _ in methods], correction.cutoffs
     ends = np.cumsum([len(labels) for _, labels in methods])[:-1]
-    found = scopes(
+    scopes_K = scopes(
         [Blocks(sums_BtM, blocks.defined_BM, blocks.groups) for sums_BtM in np.split(blocks.sums_BTM, ends, axis=1)],
         [f"{which} {k}" for which in ("corrected", "plain") for k in ks],
         baseline=None if baseline is None else names.index(baseline),
@@ -250,7 +250,7 @@ def summarised(
                 plain={k: _figure(scope.summaries[f"plain {k}"]) for k in ks},
                 comparisons={k: c for k in ks if (c := scope.comparisons.get(f"corrected {k}")) is not None},
             )
-            for name, scope in zip(names, found, strict=True)
+            for name, scope in zip(names, scopes_K, strict=True)
         ),
     )
 

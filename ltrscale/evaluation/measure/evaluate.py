@@ -29,7 +29,7 @@ from ltrscale.evaluation.measure.seen import Seen
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.shown import AS_SHOWN, check_shown
 from ltrscale.evaluation.measure.slices import ALL, Slicer
-from ltrscale.evaluation.measure.trials import Trial, trials_of
+from ltrscale.evaluation.measure.trials import MethodTrial, trials_of
 from ltrscale.evaluation.pages import write_report
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.progress import Report
@@ -147,7 +147,7 @@ def correction_of(settings: EvaluateSettings, test: Selection) -> Correction | N
 def _measuring(
     config: EvaluateConfig,
     test: Selection,
-    trials: Sequence[Trial],
+    trials: Sequence[MethodTrial],
     detector: OutlierDetector,
     judged: Judged | None,
     correction: Correction | None,

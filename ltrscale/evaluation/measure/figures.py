@@ -15,11 +15,11 @@ from ltrscale.evaluation.measure.corrected import Corrected, Correction, Gathere
 from ltrscale.evaluation.measure.judged import Judged
 from ltrscale.evaluation.measure.metrics import all_metrics, clicks_metrics, metrics_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.parts import Values
+from ltrscale.evaluation.measure.parts import GroupValues
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL, check_few, in_order
-from ltrscale.evaluation.measure.trials import Trial
+from ltrscale.evaluation.measure.trials import MethodTrial
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.ranking.calibration import Calibration, calibration
@@ -31,14 +31,14 @@ class Tallies:
 
     slices: dict[str, Tally]
     clicks: dict[int, Tensor] = field(default_factory=dict)
-    """See `Values.clicks`."""
+    """See `GroupValues.clicks`."""
     documents: int = 0
     unshown: int = 0
     """Documents without a position."""
     corrected: Gathered = field(default_factory=Gathered)
     """What metrics corrected for positions need."""
 
-    def add(self, values: Values, *, groups: int, slice_by: Sequence[str]) -> None:
+    def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
         """Add the groups of a row group; `groups` are there in all.
 
         Raises:
@@ -67,7 +67,7 @@ class Tallies:
 
 def figures(
     tallies: Tallies,
-    trials: Sequence[Trial],
+    trials: Sequence[MethodTrial],
     test: Selection,
     config: EvaluateConfig,
     *,
@@ -122,7 +122,7 @@ def figures(
     )
 
 
-_Methods = Mapping[str, Sequence[Trial]]
+_Methods = Mapping[str, Sequence[MethodTrial]]
 """The trials of each method, by its name and in the order of all trials."""
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ltrscale.evaluation.measure.parts import Values
-from ltrscale.evaluation.measure.trials import Trial
+from ltrscale.evaluation.measure.parts import GroupValues
+from ltrscale.evaluation.measure.trials import MethodTrial
 
 GROUPS = "groups.parquet"
 """The file with every metric of every group and trial."""
@@ -25,7 +25,7 @@ class GroupFile:
     A context manager. Memory holds about 65,536 rows.
     """
 
-    def __init__(self, path: Path, metrics: Sequence[str], trials: Sequence[Trial]) -> None:
+    def __init__(self, path: Path, metrics: Sequence[str], trials: Sequence[MethodTrial]) -> None:
         columns = {
             "gid": pa.int64(),
             "period": pa.string(),
@@ -47,7 +47,7 @@ class GroupFile:
             self._write()
         self._writer.close()
 
-    def add(self, values: Values) -> None:
+    def add(self, values: GroupValues) -> None:
         """Add the groups of a row group."""
         q = len(values.gids_Q)
         group, slice_ = np.nonzero(np.stack(list(values.slices.values()), axis=1))

@@ -54,19 +54,19 @@ class Judged:
         groups = QueryGroups.concat(list(iterate(replace(judged, features=()))))
         assert groups.ids_Q is not None
         assert groups.labels_N is not None
-        known = {gid: (query, period) for query, gid, period in _queries(judged)}
+        queries = {gid: (query, period) for query, gid, period in _queries(judged)}
         places: dict[str, int] = {}
         for place, gid in enumerate(groups.ids_Q.tolist()):
-            if places.setdefault(query := known[gid][0], place) != place:
+            if places.setdefault(query := queries[gid][0], place) != place:
                 raise InputError(f"judged: {url} has query {query!r} twice in the periods of the test split; keep one")
         listed = _queries(select(Split(data=test.data, periods=test.periods), labelled=False))
-        found = {gid: places.get(query, len(places)) for query, gid, _ in listed}
-        periods = dict(known.values())
-        lacking = sorted(places.keys() - {query for query, _, _ in listed})
-        unlisted = tuple((-number, periods[query]) for number, query in enumerate(lacking, start=1))
-        found |= {-number: places[query] for number, query in enumerate(lacking, start=1)}
-        ids_Q = torch.tensor(sorted(found))
-        place_Q = torch.tensor([found[gid] for gid in ids_Q.tolist()])
+        place_of = {gid: places.get(query, len(places)) for query, gid, _ in listed}
+        periods = dict(queries.values())
+        without_list = sorted(places.keys() - {query for query, _, _ in listed})
+        unlisted = tuple((-number, periods[query]) for number, query in enumerate(without_list, start=1))
+        place_of |= {-number: places[query] for number, query in enumerate(without_list, start=1)}
+        ids_Q = torch.tensor(sorted(place_of))
+        place_Q = torch.tensor([place_of[gid] for gid in ids_Q.tolist()])
         # with an empty group at the end, for queries without judgements
         offsets_P1 = torch.cat([groups.offsets_Q1, groups.offsets_Q1[-1:]])
         return cls(ids_Q, place_Q, groups.labels_N, offsets_P1, unlisted)

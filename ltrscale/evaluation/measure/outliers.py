@@ -198,17 +198,17 @@ def histograms(validation: Pass, columns: Sequence[int]) -> Mapping[int, Histogr
         low_C = np.fmin(low_C, np.fmin.reduce(values_NC, axis=0, initial=np.inf))
         high_C = np.fmax(high_C, np.fmax.reduce(values_NC, axis=0, initial=-np.inf))
     ranges = {column: (low, high) for column, low, high in zip(columns, low_C, high_C, strict=True) if low < high}
-    found = {
+    by_column = {
         column: Histogram(np.zeros(BINS, np.int64), np.histogram_bin_edges([], BINS, span), 0)
         for column, span in ranges.items()
     }
     for groups in validation():
         values_NF = groups.features_NF.numpy()
-        for column, histogram in found.items():
+        for column, histogram in by_column.items():
             values_N = values_NF[:, column].astype(np.float64)
             histogram.counts_B += np.histogram(values_N, BINS, ranges[column])[0]
             histogram.documents += len(values_N)
-    return found
+    return by_column
 
 
 def _shares(validation: Pass, detectors: Sequence[OutlierDetector]) -> list[float]:

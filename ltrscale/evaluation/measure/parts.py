@@ -31,7 +31,7 @@ from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.data.stream.windows import Cut, Decoder, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.conditions import Truths
-from ltrscale.evaluation.measure.corrected import Correction, Sums
+from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
 from ltrscale.evaluation.measure.shown import POSITIONS, order_shown
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.evaluation.statistics.crossed import Floats
@@ -48,7 +48,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class GroupValues:
     """The groups of a row group that are measured: every metric of every trial, NaN where undefined, and the slices."""
 
     period: str
@@ -58,7 +58,7 @@ class Values:
     slices: Mapping[str, Truths]
     unshown: int = 0
     """Documents without a position, where the data have positions."""
-    corrected: Sums | None = None
+    corrected: CorrectedSums | None = None
     """What the groups add to the metrics corrected for positions, if these are measured."""
     clicks: Mapping[int, Tensor] = field(default_factory=dict)
     """Tallies of scores against clicks by trial, for those of `Measuring.logits`; none if labels are no clicks."""
@@ -99,7 +99,7 @@ class Measuring:
         """The bundles among the models, each once."""
         return tuple(dict.fromkeys(url for url in self.models if url not in self.scores and url != POSITIONS))
 
-    def on(self, selection: Selection, run: Run = run_here) -> Iterator[Values]:
+    def on(self, selection: Selection, run: Run = run_here) -> Iterator[GroupValues]:
         """The values of each row group of a selection, in the order of the manifests.
 
         Raises:
@@ -113,7 +113,7 @@ class Measuring:
                     yield values
                     advance(int(values.documents_Q.sum()))
 
-    def __call__(self, part: Part) -> list[Values]:
+    def __call__(self, part: Part) -> list[GroupValues]:
         """The values of each row group of a part.
 
         Raises:
@@ -126,7 +126,7 @@ class Measuring:
             url: read_direct([at[row_group.url, row_group.index] for row_group in row_groups], scored.COLUMNS)
             for url, at in self.scores.items()
         }
-        found = []
+        values = []
         for row_group, table in zip(row_groups, tables, strict=True):
             if lacking := next((name for name in stored if name not in table.column_names), None):
                 who = "evaluate.clicks" if lacking == CLICKS else "a slice"
@@ -135,17 +135,17 @@ class Measuring:
             window = decoder.decode([row_group], [table], rows_Q)
             rows = table.select(stored).take(pa.array(rows_Q))
             scorers = self._scorers({url: scored.of_tables([next(tables)]) for url, tables in committed.items()})
-            found.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
-        return found
+            values.append(self._measured(row_group.period, window, rows, scorers, len(part.selection.features)))
+        return values
 
-    def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> Values:
+    def without_list(self, period: str, groups: QueryGroups, shape: tuple[int, int]) -> GroupValues:
         """The values of queries without a list, which are alike in all trials and in no slice; shape is [T, M]."""
         assert groups.ids_Q is not None
         values_QTM = np.full((groups.n_groups, *shape), np.nan)  # metrics of clicks stay undefined
         values_MQ = self.metrics(torch.zeros(0), groups).numpy()
         values_QTM[:, :, : len(values_MQ)] = values_MQ.T[:, None]
         none = dict.fromkeys(self.slicer.names, np.zeros(groups.n_groups, np.bool_))
-        return Values(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_QTM, none)
+        return GroupValues(period, groups.ids_Q.numpy(), np.zeros(groups.n_groups, np.int64), values_QTM, none)
 
     def open(self, selection: Selection) -> Selection:
         """Open the bundles, and check that they fit the data; returns the selection with the tokens that they read.
@@ -161,13 +161,13 @@ class Measuring:
     def _scorers(self, committed: Mapping[str, scored.Scores]) -> list[Scorer]:
         """The scorer of each trial, with these committed scores."""
         of_bundles = self._opened().scorers
-        others: dict[str, Scorer] = {url: look_up(url, known) for url, known in committed.items()}
+        others: dict[str, Scorer] = {url: look_up(url, scores) for url, scores in committed.items()}
         others[POSITIONS] = order_shown
         return [(of_bundles | others)[url] for url in self.models if url in of_bundles or url in others]
 
     def _measured(
         self, period: str, window: Window, rows: pa.Table, scorers: Sequence[Scorer], n_features: int
-    ) -> Values:
+    ) -> GroupValues:
         """The values of a row group, in batches of documents."""
         assert window.ids_Q is not None
         values, slices, scores, corrected = [], [], [], []
@@ -186,7 +186,7 @@ class Measuring:
             values.append(np.stack(values_TMQ).transpose(2, 0, 1) if scorers else np.empty((groups.n_groups, 0, 0)))
         lengths = [last - first for first, last in _batches(window.offsets_Q1, self.docs_per_batch)]
         names = dict.fromkeys(name for of_batch in slices for name in of_batch)
-        return Values(
+        return GroupValues(
             period,
             window.ids_Q,
             np.diff(window.offsets_Q1),
@@ -196,7 +196,7 @@ class Measuring:
                 for name in names
             },
             int(np.isnan(window.columns_N.get(POSITIONS, np.empty(0))).sum()),
-            Sums.joined(corrected) if corrected else None,
+            CorrectedSums.joined(corrected) if corrected else None,
             self._clicks(scores, window.columns_N["labels"]),
         )
 
@@ -252,11 +252,11 @@ def _open(
     return _Opened(opened, {one.url: one.scorer(features=features, threads=threads) for one in opened})
 
 
-def look_up(url: str, known: scored.Scores) -> Scorer:
+def look_up(url: str, scores: scored.Scores) -> Scorer:
     """A scorer that looks up known scores, which the directory `url` holds."""
 
     def score(groups: QueryGroups) -> Tensor:
-        if (scores_N := known.find(groups)) is None:
+        if (scores_N := scores.find(groups)) is None:
             raise InputError(f"{url}: does not have a score for each document of the test groups; score them again")
         return scores_N
 

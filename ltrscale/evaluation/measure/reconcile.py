@@ -19,7 +19,7 @@ from torch import Tensor
 from ltrscale import storage
 from ltrscale.config import Config, Operational
 from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.scored_lists import Lists, ListSource
+from ltrscale.evaluation.measure.scored_lists import ListSource, ScoredLists
 from ltrscale.evaluation.pages import Findings, bullets, markdown, number, print_report, write_report
 from ltrscale.markdown import code
 from ltrscale.progress import Report, progress
@@ -73,7 +73,7 @@ class ReconcileJob(Stage):
         reconcile(self, made_by=origin, report=report)
 
 
-class Shown(Config):
+class ChangedGroup(Config):
     """A group whose value a rule changes; None where it is left out."""
 
     query: str
@@ -81,7 +81,7 @@ class Shown(Config):
     after: float | None
 
 
-class Step(Config):
+class RuleSwitch(Config):
     """One rule switched from ours to the program's, with all rules before it switched already."""
 
     rule: str
@@ -91,7 +91,7 @@ class Step(Config):
     """Its part of the difference: the mean after the switch minus the mean before it."""
     groups: int
     """Groups whose value it changes."""
-    shown: tuple[Shown, ...]
+    shown: tuple[ChangedGroup, ...]
     """Those that it changes most."""
 
 
@@ -106,7 +106,7 @@ class Reconciled(Config):
     """The mean over groups by its rules; None if no group has a value, as those below."""
     difference: float | None
     """Its figure minus ours, the sum of all parts."""
-    steps: tuple[Step, ...]
+    steps: tuple[RuleSwitch, ...]
 
 
 class OfMetric(Config):
@@ -168,7 +168,7 @@ def reconcile(job: ReconcileJob, *, made_by: Origin, report: Report) -> Reconcil
     return result
 
 
-def _tied(lists: Lists) -> int:
+def _tied(lists: ScoredLists) -> int:
     """Groups with documents of equal scores and different labels."""
     order_N = torch.arange(len(lists.scores_N))
     for key_N in (lists.labels_N, lists.scores_N, lists.group_N):
@@ -184,7 +184,7 @@ def _mean(values_Q: Tensor) -> float | None:
     return float(known_Q.mean()) if len(known_Q) else None
 
 
-def _of_metric(metric: Metric, lists: Lists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
+def _of_metric(metric: Metric, lists: ScoredLists, job: ReconcileJob, columns: dict[str, Tensor]) -> OfMetric:
     """A metric by our rules and each program's; `columns` receives the values of all groups."""
     ours_Q = _values(Rules(), metric, lists)
     columns[metric.name] = ours_Q
@@ -203,11 +203,13 @@ def _of_metric(metric: Metric, lists: Lists, job: ReconcileJob, columns: dict[st
     )
 
 
-def _values(rules: Rules, metric: Metric, lists: Lists) -> Tensor:
+def _values(rules: Rules, metric: Metric, lists: ScoredLists) -> Tensor:
     return under(rules, metric, lists.scores_N, lists.labels_N, lists.offsets_Q1, lists.names_N)
 
 
-def _reconciled(policy: Policy, metric: Metric, lists: Lists, ours_Q: Tensor, shown: int) -> tuple[Reconciled, Tensor]:
+def _reconciled(
+    policy: Policy, metric: Metric, lists: ScoredLists, ours_Q: Tensor, shown: int
+) -> tuple[Reconciled, Tensor]:
     """Switch the rules of a program one after the other; returns the values of all groups too."""
     rules, before_Q, steps = Rules(), ours_Q, []
     for name, theirs in policy.rules:
@@ -230,7 +232,7 @@ def _reconciled(policy: Policy, metric: Metric, lists: Lists, ours_Q: Tensor, sh
 
 def _step(
     rule: str, values: tuple[str, str], before_Q: Tensor, after_Q: Tensor, queries: Sequence[str], shown: int
-) -> Step:
+) -> RuleSwitch:
     """One switched rule: its part of the difference, and the groups that it changes most."""
     change_Q = (after_Q.nan_to_num(nan=-1) - before_Q.nan_to_num(nan=-1)).abs()  # no metric is -1
     changed = int((change_Q > _SAME).sum())
@@ -239,13 +241,13 @@ def _step(
     def value(values_Q: Tensor, q: int) -> float | None:
         return None if values_Q[q].isnan() else float(values_Q[q])
 
-    return Step(
+    return RuleSwitch(
         rule=rule,
         ours=values[0],
         theirs=values[1],
         part=(_mean(after_Q) or 0.0) - (_mean(before_Q) or 0.0),
         groups=changed,
-        shown=tuple(Shown(query=queries[q], before=value(before_Q, q), after=value(after_Q, q)) for q in most),
+        shown=tuple(ChangedGroup(query=queries[q], before=value(before_Q, q), after=value(after_Q, q)) for q in most),
     )
 
 

@@ -3,9 +3,9 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ltrscale.config import Config
 from ltrscale.evaluation import charts
@@ -48,16 +48,6 @@ class Sliced(Config):
     slices: dict[str, Scope]
     """`all` groups, `outliers`, those of `slices` in the config, and the values of the columns of `slice_by`."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _before_slices(cls, values: Any) -> Any:
-        """Earlier versions had two slices, each under a key of its own."""
-        if not isinstance(values, dict) or "everywhere" not in values:
-            return values
-        twins = {ALL: "everywhere", OUTLIERS: "outliers"}
-        kept = {key: value for key, value in values.items() if key not in twins.values()}
-        return {**kept, "slices": {name: values[key] for name, key in twins.items()}}
-
 
 class MethodResult(Sliced):
     """One method: its bundles, one for each trial, and its results by slice."""
@@ -97,15 +87,6 @@ class EvaluatedData(Config):
     unshown: int = 0
     """Those of `documents` without a position, where there are positions."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _before_slices(cls, values: Any) -> Any:
-        """Earlier versions counted outlier groups alone."""
-        if not isinstance(values, dict) or "outlier_groups" not in values:
-            return values
-        kept = {key: value for key, value in values.items() if key != "outlier_groups"}
-        return {**kept, "slices": {ALL: values["groups"], OUTLIERS: values["outlier_groups"]}}
-
 
 class Evaluation(Findings):
     """`metrics.json` of an evaluation."""
@@ -122,7 +103,7 @@ class Evaluation(Findings):
     leave_out_constant: bool = False
     """Whether groups of equal labels are left out of the means."""
     policies: dict[str, str] = Field(default_factory=dict)
-    """What the formula of each metric leaves open, such as ties; empty in the first evaluations."""
+    """What the formula of each metric leaves open, such as ties."""
     resamples: int
     test: EvaluatedData
     conditions: dict[str, str] = Field(default_factory=dict)

@@ -30,7 +30,7 @@ from ltrscale.stages.inputs import BundleUrl, hashes_of
 
 
 @dataclass(frozen=True)
-class Lists:
+class ScoredLists:
     """Scored and labelled groups, with the names of queries and the order of the items' names."""
 
     queries: Sequence[str]
@@ -65,7 +65,7 @@ class TableSource(Config):
         """The fingerprint of the table."""
         return {self.path: storage.fingerprint(self.path)}
 
-    def lists(self) -> Lists:
+    def lists(self) -> ScoredLists:
         """The lists of the table, see `read_lists`."""
         return read_lists(self)
 
@@ -83,7 +83,7 @@ class BundleSource(Config):
         """Content of the data set and the bundle."""
         return hashes_of(self)
 
-    def lists(self) -> Lists:
+    def lists(self) -> ScoredLists:
         """The groups with the scores of the bundle.
 
         Raises:
@@ -107,7 +107,7 @@ class ScoresSource(Config):
         """Content of the data set and the scores."""
         return hashes_of(self, self.split.with_scores(self.scores))
 
-    def lists(self) -> Lists:
+    def lists(self) -> ScoredLists:
         """The groups with their scores.
 
         Raises:
@@ -121,7 +121,7 @@ ListSource = Annotated[TableSource | BundleSource | ScoresSource, Field(discrimi
 """Where scored and labelled lists are."""
 
 
-def _scored(test: Selection, score: Scorer, url: str) -> Lists:
+def _scored(test: Selection, score: Scorer, url: str) -> ScoredLists:
     """The groups of a selection with the scores of the bundle or directory `url`."""
     parts = list(iterate(test, docs_per_batch=65_536))
     scores_N = torch.cat([score(part).double() for part in parts])
@@ -130,10 +130,10 @@ def _scored(test: Selection, score: Scorer, url: str) -> Lists:
     lengths_Q = torch.cat([part.lengths_Q for part in parts])
     labels_N = torch.cat([part.labels_N for part in parts if part.labels_N is not None])
     gids = [str(gid) for part in parts if part.ids_Q is not None for gid in part.ids_Q.tolist()]
-    return Lists(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
+    return ScoredLists(gids, to_offsets(lengths_Q), scores_N, labels_N.double(), torch.arange(len(scores_N)))
 
 
-def read_lists(source: TableSource) -> Lists:
+def read_lists(source: TableSource) -> ScoredLists:
     """Read a table; groups are in the order of their first rows, and documents in the order of the rows.
 
     Raises:
@@ -154,7 +154,7 @@ def read_lists(source: TableSource) -> Lists:
     by_name = np.asarray(pc.sort_indices(items.cast(pa.binary())))
     names[by_name] = np.arange(len(items))
     _check_items(source, codes, items)
-    return Lists(
+    return ScoredLists(
         coded.dictionary.to_pylist(),
         to_offsets(torch.from_numpy(np.bincount(codes, minlength=len(coded.dictionary)))),
         *(torch.from_numpy(values[order]) for values in (scores, labels, names)),

@@ -121,8 +121,8 @@ class EvaluateConfig(EvaluateSettings):
             raise ValueError(
                 f"{POSITIONS!r} stands for the order that was shown; write that directory as ./{POSITIONS}"
             )
-        known = {*self.trials, *([AS_SHOWN] if self.as_shown else [])}
-        if self.baseline is not None and self.baseline not in known:
+        names = {*self.trials, *([AS_SHOWN] if self.as_shown else [])}
+        if self.baseline is not None and self.baseline not in names:
             raise ValueError(
                 f"baseline {self.baseline!r} is not among the models {', '.join(self.trials)}; or set null"
             )

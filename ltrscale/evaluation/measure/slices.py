@@ -18,7 +18,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,8 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups, sum_by_group
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
-from ltrscale.evaluation.measure.conditions import Columns, Condition, Kind, Truths, check, named, parse, with_codes
+from ltrscale.evaluation.measure.conditions import Columns, Condition, Kind, Truths, check, named, with_codes
+from ltrscale.evaluation.measure.grammar import parse
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.seen import Seen
 from ltrscale.ingest.categories import encode
@@ -42,18 +43,61 @@ ALL, OUTLIERS = "all", "outliers"
 """The slices that every evaluation has."""
 MOST_VALUES = 100
 """Different values of a column that may be slices."""
-_OF_GROUPS: Mapping[str, Kind] = {
-    "n_documents": "number",
-    "n_relevant": "number",
-    "min_label": "number",
-    "max_label": "number",
-    "period": "text",
-    "outlier": "truth",
-    "missing": "truth",
-    "drifted": "truth",
-}
 _ENDS = np.array([-1, 0, *(step * 10**power for power in range(9) for step in (1, 2, 5))], np.float64)
 """The last number of each band but the highest."""
+
+
+class _Given(NamedTuple):
+    """What the columns of some groups are made of."""
+
+    groups: QueryGroups
+    period: str
+    outlier_Q: Truths
+    relevant_from: float
+    seen: Seen | None
+
+    @property
+    def labels_N(self) -> Tensor:
+        assert self.groups.labels_N is not None
+        return self.groups.labels_N
+
+    def extreme_label(self, extreme: str) -> pa.Array:
+        """The lowest or highest label of each group; null for a group without documents."""
+        values_Q = torch.segment_reduce(self.labels_N, extreme, offsets=self.groups.offsets_Q1)
+        return pa.array(values_Q.numpy(), mask=(self.groups.lengths_Q == 0).numpy())
+
+    def counts(self, holds_N: Tensor) -> NDArray[np.int64]:
+        """The number of documents of each group for which something holds."""
+        return sum_by_group(holds_N.long(), self.groups.offsets_Q1).numpy()
+
+    def drifted(self) -> pa.Array:
+        """Whether each group has a value that training lacks."""
+        assert self.seen is not None
+        return pa.array(self.seen.lacks(self.groups).numpy())
+
+
+class _Column(NamedTuple):
+    """A column of groups that every evaluation has."""
+
+    kind: Kind
+    values: Callable[[_Given], pa.Array]
+    reads_features: bool = False
+
+
+_OF_GROUPS: Mapping[str, _Column] = {
+    "n_documents": _Column("number", lambda given: pa.array(given.groups.lengths_Q.numpy())),
+    "n_relevant": _Column("number", lambda given: pa.array(given.counts(given.labels_N >= given.relevant_from))),
+    "min_label": _Column("number", lambda given: given.extreme_label("min")),
+    "max_label": _Column("number", lambda given: given.extreme_label("max")),
+    "period": _Column("text", lambda given: pa.array([given.period] * given.groups.n_groups, pa.string())),
+    "outlier": _Column("truth", lambda given: pa.array(given.outlier_Q)),
+    "missing": _Column(
+        "truth",
+        lambda given: pa.array(given.counts(given.groups.features_NF.isnan().any(dim=1)) > 0),
+        reads_features=True,
+    ),
+    "drifted": _Column("truth", _Given.drifted, reads_features=True),
+}
 
 
 def _is_condition(text: str) -> str:
@@ -117,7 +161,7 @@ class Slicer:
             InputError: a column does not exist, or is compared with something of another kind.
         """
         in_data = _stored_kinds(selection)
-        groups = {**in_data, **_OF_GROUPS}
+        groups = {**in_data, **{name: column.kind for name, column in _OF_GROUPS.items()}}
         documents: dict[str, Kind] = {"label": "number", **{f.name: "number" for f in selection.features}}
         categories = [f.name for f in selection.features if f.kind == "categorical"]
         parsed = {name: with_codes(parse(text), categories, _code) for name, text in conditions.items()}
@@ -140,7 +184,10 @@ class Slicer:
             {name: groups[name] for name, _ in sorted(used) if name in groups},
             tuple(sorted({name for name, _ in used} & in_data.keys() - _OF_GROUPS.keys())),
             bool(detector.rules)
-            or any(name in ("missing", "drifted") or (inside and name in names) for name, inside in used),
+            or any(
+                (inside and name in names) or (name in _OF_GROUPS and _OF_GROUPS[name].reads_features)
+                for name, inside in used
+            ),
             seen,
         )
 
@@ -163,48 +210,33 @@ class Slicer:
         outlier_Q = np.zeros(groups.n_groups, np.bool_)
         if self.detector.rules:
             outlier_Q = self.detector.outlier_groups(groups).numpy()
+        given = _Given(groups, period, outlier_Q, self.relevant_from, self.seen)
         columns = Columns(
-            {name: self._column(name, groups, period, stored, outlier_Q) for name in self.kinds},
-            dict(self._of_documents(groups)),
+            {
+                name: _OF_GROUPS[name].values(given)
+                if name in _OF_GROUPS
+                else _plain(stored.column(name).combine_chunks(), kind)
+                for name, kind in self.kinds.items()
+            },
+            dict(self._of_documents(given)),
             groups.offsets_Q1.numpy(),
         )
-        found = {OUTLIERS: outlier_Q}
-        found |= {name: columns.where(condition) for name, condition in self.conditions.items()}
+        members = {OUTLIERS: outlier_Q}
+        members |= {name: columns.where(condition) for name, condition in self.conditions.items()}
         for name in self.by:
             values = _bands(name, columns.groups[name]) if self.kinds[name] == "number" else columns.groups[name]
-            found |= dict(_by_value(name, values))
-        return found
+            members |= dict(_by_value(name, values))
+        return members
 
-    def _column(self, name: str, groups: QueryGroups, period: str, stored: pa.Table, outlier_Q: Truths) -> pa.Array:
-        """A column of groups."""
-        match name:
-            case "n_documents":
-                return pa.array(groups.lengths_Q.numpy())
-            case "n_relevant":
-                return pa.array(_counts(_labels(groups) >= self.relevant_from, groups))
-            case "min_label" | "max_label":
-                extreme = torch.segment_reduce(_labels(groups), name[:3], offsets=groups.offsets_Q1)
-                return pa.array(extreme.numpy(), mask=(groups.lengths_Q == 0).numpy())
-            case "period":
-                return pa.array([period] * groups.n_groups, pa.string())
-            case "outlier":
-                return pa.array(outlier_Q)
-            case "missing":
-                return pa.array(_counts(groups.features_NF.isnan().any(dim=1), groups) > 0)
-            case "drifted":
-                assert self.seen is not None
-                return pa.array(self.seen.lacks(groups).numpy())
-        return _plain(stored.column(name).combine_chunks(), self.kinds[name])
-
-    def _of_documents(self, groups: QueryGroups) -> Iterator[tuple[str, pa.Array]]:
+    def _of_documents(self, given: _Given) -> Iterator[tuple[str, pa.Array]]:
         """The columns of documents that a condition names."""
         names = {name for condition in self.conditions.values() for name, inside in named(condition) if inside}
         places = {name: i for i, name in enumerate(self.detector.features)}
         for name in names - {"label"}:
             if name in places:
-                yield name, pa.array(groups.features_NF[:, places[name]].numpy(), from_pandas=True)
+                yield name, pa.array(given.groups.features_NF[:, places[name]].numpy(), from_pandas=True)
         if "label" in names:
-            yield "label", pa.array(_labels(groups).numpy())
+            yield "label", pa.array(given.labels_N.numpy())
 
 
 def in_order(names: Sequence[str]) -> list[str]:
@@ -253,16 +285,6 @@ def _plain(column: pa.Array, kind: Kind) -> pa.Array:
     return column
 
 
-def _labels(groups: QueryGroups) -> Tensor:
-    assert groups.labels_N is not None
-    return groups.labels_N
-
-
-def _counts(holds_N: Tensor, groups: QueryGroups) -> NDArray[np.int64]:
-    """The number of documents of each group for which something holds."""
-    return sum_by_group(holds_N.long(), groups.offsets_Q1).numpy()
-
-
 def _bands(name: str, column: pa.Array) -> pa.Array:
     """The band of each whole number: 0, 1, 2, 3..5, 6..10, 11..20, 21..50, and so on."""
     values_Q = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # bands end where it is exact
@@ -290,10 +312,10 @@ def _by_value(name: str, column: pa.Array) -> Iterator[tuple[str, Truths]]:
     if len(values) > MOST_VALUES:
         raise _too_many(name)
     for value in values:
-        known = value.is_valid
-        holds = pc.equal(column, value).fill_null(False) if known else column.is_null()
+        valid = value.is_valid
+        holds = pc.equal(column, value).fill_null(False) if valid else column.is_null()
         text = str(value.as_py()).lower() if isinstance(value.as_py(), bool) else str(value.as_py())
-        yield f"{name}={text if known else 'null'}", np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
+        yield f"{name}={text if valid else 'null'}", np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
 
 
 def check_few(names: Sequence[str], by: Sequence[str]) -> None:

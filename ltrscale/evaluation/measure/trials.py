@@ -14,7 +14,7 @@ from ltrscale.ranking.pointwise import SigmoidConfig
 
 
 @dataclass(frozen=True)
-class Trial:
+class MethodTrial:
     """The `number`-th bundle of a method, or its scores."""
 
     method: str
@@ -52,10 +52,11 @@ class Trial:
         )
 
 
-def trials_of(config: EvaluateConfig, test: Selection) -> list[Trial]:
+def trials_of(config: EvaluateConfig, test: Selection) -> list[MethodTrial]:
     """The trials of each method, in the order of the report; the order that was shown comes last, if there is one."""
-    trials = [Trial(name, 0, url, "scores") for name, url in config.scores.items()]
-    trials += [Trial.of_bundle(name, i, url) for name, urls in config.models.items() for i, url in enumerate(urls)]
+    trials = [MethodTrial(name, 0, url, "scores") for name, url in config.scores.items()]
+    for name, urls in config.models.items():
+        trials += [MethodTrial.of_bundle(name, i, url) for i, url in enumerate(urls)]
     if config.as_shown and has_positions(test):
-        trials.append(Trial(AS_SHOWN, 0, POSITIONS, "order shown"))
+        trials.append(MethodTrial(AS_SHOWN, 0, POSITIONS, "order shown"))
     return trials

@@ -84,8 +84,8 @@ def estimate(drawn: Drawn) -> Estimate | None:
     """The mean over groups and draws with its crossed interval; None if no group defines the metric.
 
     Example:
-        >>> found = estimate(Drawn((0, 1), np.array([[0.1, 0.3], [0.2, 0.4], [0.6, 0.9]])))
-        >>> round(found.mean, 3), found.draws, found.groups, found.verdict
+        >>> estimated = estimate(Drawn((0, 1), np.array([[0.1, 0.3], [0.2, 0.4], [0.6, 0.9]])))
+        >>> round(estimated.mean, 3), estimated.draws, estimated.groups, estimated.verdict
         (0.417, 2, 3, 'open')
     """
     groups, n = int((~np.isnan(drawn.values_QT[:, 0])).sum()), len(drawn.draws)
@@ -95,7 +95,7 @@ def estimate(drawn: Drawn) -> Estimate | None:
     means = crossed_means(drawn.values_QT[:, :, None])
     low, high = means.interval()
     judged = n >= FEWEST_DRAWS
-    found = Estimate(
+    estimated = Estimate(
         mean=float(means.mean_M[0]),
         low=_known(low[0]) if judged else None,
         high=_known(high[0]) if judged else None,
@@ -106,15 +106,16 @@ def estimate(drawn: Drawn) -> Estimate | None:
         groups=groups,
         skewed=bool(looks_skewed(drawn.values_QT[:, :, None])[0]),
     )
-    open_ = judged and found.verdict == "open" and found.mean != 0  # nothing decides between two that are the same
-    return found.replace(needs=_needs(drawn, found)) if open_ else found
+    # nothing decides between two that are the same
+    open_ = judged and estimated.verdict == "open" and estimated.mean != 0
+    return estimated.replace(needs=_needs(drawn, estimated)) if open_ else estimated
 
 
-def _needs(drawn: Drawn, found: Estimate) -> Needs | None:
+def _needs(drawn: Drawn, estimated: Estimate) -> Needs | None:
     """What would see a difference of the size that was found."""
     if (spread := Spread.of(drawn.values_QT)) is None:
         return None
-    size, n = abs(found.mean), found.draws
+    size, n = abs(estimated.mean), estimated.draws
     more = {what: spread.times_for(size, n, more=what) for what in ("labels", "groups")}
     return Needs(draws=spread.draws_for(size), **more)
 
@@ -150,20 +151,20 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
     Example:
         >>> rng = np.random.default_rng(0)
         >>> ahead, behind = (Drawn(tuple(range(8)), mean + 0.05 * rng.normal(size=(400, 8))) for mean in (0.02, -0.02))
-        >>> [(round(found.at), found.falls) for found in crossovers([(10, ahead), (1000, behind)])]
+        >>> [(round(crossing.at), crossing.falls) for crossing in crossovers([(10, ahead), (1000, behind)])]
         [(99, True)]
     """
     parts = [_segment(*ends) for ends in itertools.pairwise(differences)]
     if not parts:
         return ()
     log_n_G, mean_G, open_G = (np.concatenate(column) for column in zip(*parts, strict=True))
-    found = []
+    crossings = []
     clear_G = ~np.isnan(mean_G) & (mean_G != 0)  # a difference that is exactly 0 has no side
     log_n_G, mean_G, open_G = log_n_G[clear_G], mean_G[clear_G], open_G[clear_G]
     for i in np.flatnonzero((mean_G[:-1] > 0) != (mean_G[1:] > 0)):
         x = log_n_G[i] + (log_n_G[i + 1] - log_n_G[i]) * mean_G[i] / (mean_G[i] - mean_G[i + 1])
         rejected_below, rejected_above = np.flatnonzero(~open_G[: i + 1]), np.flatnonzero(~open_G[i + 1 :])
-        found.append(
+        crossings.append(
             Crossover(
                 at=math.exp(x),
                 falls=bool(mean_G[i] > 0),
@@ -171,7 +172,7 @@ def crossovers(differences: Sequence[tuple[float, Drawn]]) -> tuple[Crossover, .
                 high=math.exp(log_n_G[i + 1 + rejected_above[0]]) if len(rejected_above) else None,
             )
         )
-    return tuple(found)
+    return tuple(crossings)
 
 
 def _segment(left: tuple[float, Drawn], right: tuple[float, Drawn]) -> tuple[Floats, Floats, np.ndarray]:

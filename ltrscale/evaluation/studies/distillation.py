@@ -69,7 +69,7 @@ class Distillation(Findings):
     relevant_from: float
     leave_out_constant: bool = False
     policies: dict[str, str] = Field(default_factory=dict)
-    """See `Evaluation.policies`; empty in the first reports."""
+    """See `Evaluation.policies`."""
     resamples: int
     test: EvaluatedData
     agreement_groups: int

@@ -112,13 +112,13 @@ def summarise_folds(
     """
     evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
     _check_alike(evaluations)
-    found = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
+    result = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
     with storage.Commit(out) as commit:
-        write_report(commit, found, page=page(found), picture=_PICTURE, chart=chart(found))
+        write_report(commit, result, page=page(result), picture=_PICTURE, chart=chart(result))
         commit.finish({"made_by": made_by})
-    for method in found.methods:
+    for method in result.methods:
         report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
-    return found
+    return result
 
 
 def print_crossval(url: str) -> None:
@@ -163,14 +163,14 @@ def read_groups(url: str, evaluation: Evaluation) -> list[Floats]:
     assert manifest is not None
     table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))
     metrics = list(evaluation.methods[0].slices[ALL].summaries)
-    found = []
+    methods = []
     for method in evaluation.methods:
         trials = []
         for trial in range(len(method.bundles)):
             rows = table.filter((pc.field("method") == method.name) & (pc.field("trial") == trial))
             trials.append(np.stack([rows[metric].to_numpy() for metric in metrics], axis=1))
-        found.append(np.stack(trials, axis=1))
-    return found
+        methods.append(np.stack(trials, axis=1))
+    return methods
 
 
 def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[Floats]], seed: int) -> Crossval:
@@ -206,11 +206,11 @@ def _summarise(evaluations: Mapping[str, Evaluation], values: Mapping[str, list[
 
 
 def _fold_means(folds: Sequence[float | None]) -> FoldMeans:
-    known = [value for value in folds if value is not None]
+    defined = [value for value in folds if value is not None]
     return FoldMeans(
         folds=tuple(folds),
-        mean=float(np.mean(known)) if known else None,
-        std_error=float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else None,
+        mean=float(np.mean(defined)) if defined else None,
+        std_error=float(np.std(defined, ddof=1)) / math.sqrt(len(defined)) if len(defined) > 1 else None,
     )
 
 

@@ -104,9 +104,9 @@ def describe_test(
         documents=int(table["documents"].to_numpy().sum()),
         slices={ALL: len(table), OUTLIERS: int(table["outlier"].to_numpy().sum())},
     )
-    found = TestedOn(test=about, detector=detector)
-    _commit(found, table, out, made_by)
-    return found
+    tested = TestedOn(test=about, detector=detector)
+    _commit(tested, table, out, made_by)
+    return tested
 
 
 def measure(
@@ -144,15 +144,15 @@ def measure(
         raise InputError(f"{', '.join(test_split.data)}: no test group has a relevant document; choose other periods")
     values_QM = np.concatenate(values)
     columns = [pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_QM.T]
-    found = Measured(
+    measured = Measured(
         metrics=tuple(metrics),
         validation=_validation(bundle.metrics),
         labelled_groups=bundle.count("labelled_groups"),
         documents=documents,
         seconds=round(seconds, 4),
     )
-    _commit(found, pa.table([np.concatenate(gids), *columns], names=["gid", *metrics]), out, made_by)
-    return found
+    _commit(measured, pa.table([np.concatenate(gids), *columns], names=["gid", *metrics]), out, made_by)
+    return measured
 
 
 def _validation(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -193,12 +193,12 @@ def _defined_groups(
         _kept[key] = keep
 
 
-def _commit(found: Findings, table: pa.Table, out: str, made_by: Mapping[str, Any]) -> None:
+def _commit(description: Findings, table: pa.Table, out: str, made_by: Mapping[str, Any]) -> None:
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(table, path)
-        with commit.file(found.file) as path:
-            path.write_text(found.to_json(), encoding="utf-8")
+        with commit.file(description.file) as path:
+            path.write_text(description.to_json(), encoding="utf-8")
         commit.finish({"made_by": made_by})
 
 

@@ -138,10 +138,10 @@ class Study(Findings):
 
     def best(self, names: Iterable[str], labelled: str) -> str | None:
         """The method with the highest validation metric; None if none reports it."""
-        known = [
+        means = [
             (p.validation, name) for name in names if (p := self.find(name, labelled)) and p.validation is not None
         ]
-        return max(known, key=lambda pair: pair[0])[1] if known else None
+        return max(means, key=lambda pair: pair[0])[1] if means else None
 
 
 class Model(Config):
@@ -191,10 +191,10 @@ def study_of(design: Design, models: Sequence[Model], test_url: str) -> Study:
     trained_on = {name: table.trained_on(name) for name in design.labelled}
     numbers = {name: number or trained_on[name] or 1.0 for name, number in design.labelled.items()}
     versus = [
-        found
+        versus
         for method, other in _pairs(design)
         for groups in SCOPES
-        if (found := table.versus(method, other, groups, numbers))
+        if (versus := table.versus(method, other, groups, numbers))
     ]
     tested = TestedOn.read(test_url)
     return Study(
@@ -240,7 +240,7 @@ class _Table:
 
     @classmethod
     def read(cls, models: Sequence[Model], test_url: str, primary: str) -> "_Table":
-        found: dict[tuple[str, str], dict[int, list[Floats]]] = defaultdict(lambda: defaultdict(list))
+        of_seeds: dict[tuple[str, str], dict[int, list[Floats]]] = defaultdict(lambda: defaultdict(list))
         of_models = defaultdict(list)
         gids_Q: NDArray[np.int64] | None = None
         metrics: tuple[str, ...] = ()
@@ -251,13 +251,13 @@ class _Table:
             if gids_Q is not None and not np.array_equal(own_Q, gids_Q):
                 raise InputError(f"{model.url}: measured on other test groups; run the same command again")
             gids_Q = own_Q
-            found[model.labelled, model.method][model.draw].append(values_QM)
+            of_seeds[model.labelled, model.method][model.draw].append(values_QM)
             of_models[model.labelled, model.method].append((model, measured))
         outliers = read_outliers(test_url)
         outlier_Q = np.array([outliers[gid] for gid in ([] if gids_Q is None else gids_Q.tolist())], np.bool_)
         values = {
-            key: {draw: np.mean(of_seeds, axis=0) for draw, of_seeds in sorted(draws.items())}
-            for key, draws in found.items()
+            key: {draw: np.mean(values_SQM, axis=0) for draw, values_SQM in sorted(draws.items())}
+            for key, draws in of_seeds.items()
         }
         return cls(metrics, primary, values, of_models, {"all": np.ones_like(outlier_Q), "outliers": outlier_Q})
 
@@ -273,16 +273,16 @@ class _Table:
 
     def point(self, method: str, labelled: str) -> Point:
         validation = [measured.validation.get(self.primary) for _, measured in self.models[labelled, method]]
-        known = [value for value in validation if value is not None]
+        defined = [value for value in validation if value is not None]
         estimates = {
             groups: {
-                metric: found
+                metric: estimated
                 for metric in self.metrics
-                if (found := estimate(self.drawn(method, labelled, metric, groups))) is not None
+                if (estimated := estimate(self.drawn(method, labelled, metric, groups))) is not None
             }
             for groups in SCOPES
         }
-        mean = float(np.mean(known)) if known and len(known) == len(validation) else None
+        mean = float(np.mean(defined)) if defined and len(defined) == len(validation) else None
         return Point(method=method, labelled=labelled, validation=mean, estimates=estimates)
 
     def versus(self, method: str, other: str, groups: ScopeName, numbers: Mapping[str, float]) -> Versus | None:
@@ -294,7 +294,7 @@ class _Table:
                 curve.append((n, differences))
         if not curve:
             return None
-        estimates = {n: found for n, drawn in curve if (found := estimate(drawn)) is not None}
+        estimates = {n: estimated for n, drawn in curve if (estimated := estimate(drawn)) is not None}
         crossed = crossovers([(numbers[n], drawn) for n, drawn in curve])
         return Versus(method=method, against=other, groups=groups, estimates=estimates, crossovers=crossed)
 
@@ -308,7 +308,7 @@ class _Table:
             n: [model.seconds for model, _ in models if model.seconds is not None] for n, models in of_method.items()
         }
         return pretraining.replace(
-            minutes={n: float(np.mean(known)) / 60 for n, known in times.items() if known},
+            minutes={n: float(np.mean(seconds)) / 60 for n, seconds in times.items() if seconds},
             documents_per_s=documents / seconds if documents and seconds else None,
             scored_documents_per_s=sum(m.documents for _, m in every) / scoring if scoring else None,
         )

@@ -73,7 +73,7 @@ class Curve(Config):
     points: tuple[Point, ...]
 
 
-class Foretold(Config):
+class DriftCorrelation(Config):
     """How well a measure of drift, which needs no labels, ranked the periods by a method's metric."""
 
     measure: str
@@ -95,7 +95,7 @@ class Decay(Findings):
     baseline: str | None
     curves: dict[str, Curve]
     drift: Drift
-    foretold: tuple[Foretold, ...]
+    foretold: tuple[DriftCorrelation, ...]
 
 
 class DriftJob(DriftSettings, Stage):
@@ -148,14 +148,14 @@ def decay(evaluation: Evaluation, config: EvaluateConfig, drift: Drift) -> Decay
     lacking = [period for period in drift.periods if f"period={period}" not in evaluation.test.slices]
     if len(lacking) == len(drift.periods):
         raise InputError("the evaluation has no slices by period; evaluate again with evaluate.slice_by=[period]")
-    known = _known_periods(config)
+    all_periods = _periods_of(config)
     curves = {}
     for method in evaluation.methods:
         end = trained_until(method.bundles[0], config)
         points = tuple(
             Point(
                 period=period,
-                since=bisect_right(known, period) - bisect_right(known, end),
+                since=bisect_right(all_periods, period) - bisect_right(all_periods, end),
                 scope=method.slices[f"period={period}"],
             )
             for period in drift.periods
@@ -179,24 +179,25 @@ def trained_until(url: str, config: EvaluateConfig) -> str:
     return max(item.rpartition("..")[2] for item in named)
 
 
-def _known_periods(config: EvaluateConfig) -> list[str]:
+def _periods_of(config: EvaluateConfig) -> list[str]:
     urls = {url for split in config.splits.by_name.values() for url in split.data}
     return sorted({period for url in urls for period in open_dataset(url).manifest.periods})
 
 
-def _foretold(curves: Mapping[str, Curve], drift: Drift, primary: str) -> Iterator[Foretold]:
+def _foretold(curves: Mapping[str, Curve], drift: Drift, primary: str) -> Iterator[DriftCorrelation]:
     """The correlations of each measure of drift with each method's metric."""
     for method, curve in curves.items():
         means = {point.period: point.scope.summaries[primary].mean for point in curve.points}
-        there = [(drift.periods[period], mean) for period, mean in means.items() if mean is not None]
-        loss_P = np.array([-mean for _, mean in there])
-        of_measures = {"features": [period.median_psi for period, _ in there]}
-        if all(method in period.spreads for period, _ in there):
-            of_measures["scores"] = [period.spreads[method].psi for period, _ in there]
+        with_metric = [(drift.periods[period], mean) for period, mean in means.items() if mean is not None]
+        loss_P = np.array([-mean for _, mean in with_metric])
+        of_measures = {"features": [period.median_psi for period, _ in with_metric]}
+        if all(method in period.spreads for period, _ in with_metric):
+            of_measures["scores"] = [period.spreads[method].psi for period, _ in with_metric]
         for measure, values in of_measures.items():
             correlation, p = rank_correlation(np.array(values), loss_P)
-            found = Foretold(measure=measure, method=method, periods=len(there), correlation=correlation, p=p)
-            yield found
+            yield DriftCorrelation(
+                measure=measure, method=method, periods=len(with_metric), correlation=correlation, p=p
+            )
 
 
 def rank_correlation(one_P: NDArray[np.float64], other_P: NDArray[np.float64]) -> tuple[float | None, float | None]:

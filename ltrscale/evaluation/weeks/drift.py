@@ -66,8 +66,8 @@ class SpreadDrift(Config):
     """Mean over the lists."""
     chance: float = 0.0
     """What the index is on average without drift."""
-    lists: int | None = None
-    """Lists that have a spread; None in the first reports."""
+    lists: int
+    """Lists that have a spread."""
 
 
 class LabelRates(Config):
@@ -116,12 +116,12 @@ class Drift(Config):
 
     def largest(self) -> list[tuple[str, str, float]]:
         """Each feature with the period of its largest index beyond chance, and that index; the largest first."""
-        found = []
+        rows = []
         for name in self.train.features:
             beyond = {p: of.features[name].psi - of.features[name].chance for p, of in self.periods.items()}
             period = max(beyond, key=lambda p: beyond[p])
-            found.append((beyond[period], name, period, self.periods[period].features[name].psi))
-        return [each[1:] for each in sorted(found, key=lambda each: -each[0])]
+            rows.append((beyond[period], name, period, self.periods[period].features[name].psi))
+        return [each[1:] for each in sorted(rows, key=lambda each: -each[0])]
 
 
 def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
@@ -144,14 +144,14 @@ def measure_drift(config: EvaluateConfig, settings: DriftSettings) -> Drift:
     train = _count(_all_of(splits.train), features, [], settings)
     opened = [*bundles.values()]
     bins = _Bins.of(train, _count(_all_of(splits.validation), features, opened, settings))
-    found = {}
+    drifts = {}
     for period in sorted({file.period for _, files in chosen_files(splits.test) for file in files}):
         split = _all_of(splits.test).replace(periods=(period,))
         counted = _count(split, features, opened, settings)
-        found[period] = bins.drift(counted, list(bundles), _labels(split, config, settings))
+        drifts[period] = bins.drift(counted, list(bundles), _labels(split, config, settings))
     of_train = bins.drift(train, [], _labels(_all_of(splits.train), config, settings))
     at_validation = bins.spreads(bins.validation, list(bundles))
-    return Drift(train=of_train.replace(spreads=at_validation), periods=found)
+    return Drift(train=of_train.replace(spreads=at_validation), periods=drifts)
 
 
 def _all_of(split: Split) -> Split:
@@ -276,14 +276,14 @@ class _Bins:
 
     def _features(self, counted: _Counted) -> dict[str, FeatureDrift]:
         before_F, now_F = (of.numbers.binned(self.numbers) for of in (self.train, counted))
-        found = {
+        drifts = {
             name: self._feature(before_B, now_B, counted)
             for name, before_B, now_B in zip(counted.names, before_F, now_F, strict=True)
         }
         for name, codes in counted.codes.items():
             before_B, now_B = (of.binned(self.train.codes[name]) for of in (self.train.codes[name], codes))
-            found[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
-        return found
+            drifts[name] = self._feature(before_B, now_B, counted).replace(unknown=now_B[-2] / counted.documents)
+        return drifts
 
     def _feature(self, before_B: Counts, now_B: Counts, counted: _Counted) -> FeatureDrift:
         """The drift of a feature; the last bin has the missing values."""

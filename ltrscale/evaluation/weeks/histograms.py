@@ -80,10 +80,10 @@ class Codes:
         """
         codes_V, counts_V = self._seen.counts()
         bins_V = np.full(len(codes_V), -1)
-        known, frequent = reference._seen.codes(), reference._seen.codes(BINS - 1)
-        assert known is not None
+        reference_codes, frequent = reference._seen.codes(), reference._seen.codes(BINS - 1)
+        assert reference_codes is not None
         assert frequent is not None
-        bins_V[np.isin(codes_V, known)] = len(frequent)
+        bins_V[np.isin(codes_V, reference_codes)] = len(frequent)
         places_V = np.searchsorted(frequent, codes_V)
         is_frequent_V = np.isin(codes_V, frequent)
         bins_V[is_frequent_V] = places_V[is_frequent_V]

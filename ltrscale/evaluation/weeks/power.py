@@ -82,11 +82,11 @@ class Power(Config):
         return f"{_POWER} takes {self.needed:,}: the gate {lacking}"
 
 
-def deviation_of(found: Comparison | Summary, groups: int) -> float:
+def deviation_of(compared: Comparison | Summary, groups: int) -> float:
     """Standard deviation of the values of one group, from the 95% interval of their mean."""
-    assert found.low is not None
-    assert found.high is not None
-    return (found.high - found.low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
+    assert compared.low is not None
+    assert compared.high is not None
+    return (compared.high - compared.low) / (2 * -float(ndtri(TAIL))) * math.sqrt(groups)
 
 
 def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven") -> dict[str, Power]:
@@ -111,16 +111,16 @@ def foreseen(evaluation: Evaluation, margin: float, refuse: Refuse = "unproven")
             for r in _CORRELATIONS
         }
     single = {name for name, scope in of_methods.items() if len(scope.summaries[primary].trials) == 1}
-    found = {
+    powers = {
         f"{name} against {evaluation.baseline}": Power.of(margin, deviation_of(c, groups), groups, refuse)
         for name, scope in of_methods.items()
         if {name, evaluation.baseline} <= single
         and (c := scope.comparisons.get(primary)) is not None
         and (groups := scope.summaries[primary].groups)
     }
-    if not found:
+    if not powers:
         raise InputError("plan_from: the evaluation compares no two methods of one bundle each; name another one")
-    return found
+    return powers
 
 
 def plan_table(found: Mapping[str, Power]) -> str:

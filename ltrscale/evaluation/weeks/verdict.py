@@ -17,7 +17,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
-from ltrscale.evaluation.statistics.summarise import Comparison, holm
+from ltrscale.evaluation.statistics.resampling import holm
+from ltrscale.evaluation.statistics.summarise import Comparison
 from ltrscale.evaluation.weeks.decay import Decay
 from ltrscale.evaluation.weeks.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.weeks.power import TAIL, Power, Refuse, deviation_of
@@ -110,7 +111,7 @@ class Verdict(Findings):
         return [check.reason for check in self.checks if not check.holds]
 
 
-def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
+def judge(evaluation: Evaluation, decay: Decay, bounds: Bounds, leaks: Iterable[Check] = ()) -> Verdict:
     """Check the bounds of a candidate against an evaluation with production as its baseline, and against drift.
 
     `leaks` are the checks of the features that it leans on; see `leaks.check_leaks`.
@@ -120,7 +121,7 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[
     counts = {name: scope.summaries[evaluation.primary].groups for name, scope in candidate.slices.items()}
     judged = {name: c for name, c in compared.items() if name != ALL and c and counts[name] >= bounds.groups}
     slices = list(_of_slices(judged, counts, evaluation.primary, bounds))
-    drift = list(of_drift(found.drift, bounds))
+    drift = list(of_drift(decay.drift, bounds))
     asked_of_drift = sum(bound is not None for bound in (bounds.drifted, bounds.feature_psi, bounds.score_psi))
     in_period = Counter(check.where for check in drift)
     held = {check.where for check in slices if check.holds}
@@ -140,7 +141,7 @@ def judge(evaluation: Evaluation, found: Decay, bounds: Bounds, leaks: Iterable[
         checks=checks,
         not_judged=tuple(name for name in compared if name != ALL and name not in judged),
         not_excluded=tuple(name for name, c in judged.items() if name in held and _low(c) < -bounds.slice_margin),
-        drift_not_judged=tuple(period for period in found.drift.periods if in_period[period] < asked_of_drift),
+        drift_not_judged=tuple(period for period in decay.drift.periods if in_period[period] < asked_of_drift),
         power=power,
     )
 
@@ -194,14 +195,14 @@ def _worse_p(compared: Comparison, groups: int, margin: float) -> float:
     return float(stdtr(groups - 1, stdtrit(groups - 1, TAIL) * beyond / half))
 
 
-def of_drift(found: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
+def of_drift(drift: Drift, bounds: Bounds, method: str = CANDIDATE) -> Iterator[Check]:
     """The bounds on drift, of each period with enough groups; `method` is whose scores are looked at."""
-    train = found.train
-    for period, drift in found.periods.items():
-        if min(train.groups, drift.groups) >= bounds.drift_groups:
-            yield from _of_features(period, drift, bounds)
-        scores, before = drift.spreads[method], train.spreads[method]
-        lists = min(drift.groups if of.lists is None else of.lists for of in (scores, before))
+    train = drift.train
+    for period, later in drift.periods.items():
+        if min(train.groups, later.groups) >= bounds.drift_groups:
+            yield from _of_features(period, later, bounds)
+        scores, before = later.spreads[method], train.spreads[method]
+        lists = min(scores.lists, before.lists)
         if bounds.score_psi is not None and lists >= bounds.drift_groups:
             stated = f"the spread of the {method}'s scores has a PSI of {scores.psi:.3f}, {scores.chance:.3f} by chance"
             asked = f"bounds.score_psi asks for at most {bounds.score_psi:g} beyond chance"
@@ -228,25 +229,25 @@ def _of_features(period: str, drift: PeriodDrift, bounds: Bounds) -> Iterator[Ch
         beyond = {name: of.psi - of.chance for name, of in judged.items()}
         broken = [name for name in drifted if beyond[name] > bounds.feature_psi]
         worst = broken[:_NAMED] or sorted(beyond, key=lambda name: -beyond[name])[:1]
-        found = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
+        stated = ", ".join(f"{name} has a PSI of {judged[name].psi:.2f}" for name in worst) or "no feature is judged"
         asked = f"bounds.feature_psi asks for at most {bounds.feature_psi:g} beyond chance (a fault, or bounds.moving)"
-        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {found}; {asked}")
+        yield Check(bound="feature_psi", where=period, holds=not broken, reason=f"period {period}: {stated}; {asked}")
 
 
-def check_leaks(found: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
+def check_leaks(features: Sequence[Alone], candidate: Bundle, expected: Collection[str]) -> Iterator[Check]:
     """One check for each suspicious feature that the candidate leans on, or one that holds.
 
     Args:
-        found: see `look`.
+        features: see `look`.
         candidate: the bundle.
         expected: patterns of features that are known when the list is shown, however well they rank.
 
     Raises:
         InputError: a pattern matches no feature of the data.
     """
-    every = [Feature(name=feature.name) for feature in found]
+    every = [Feature(name=feature.name) for feature in features]
     allowed = {f.name for pattern in expected for f in matching(pattern, every, key="bounds.expected")}
-    leant_on, asked = leaning(candidate), questions(found)
+    leant_on, asked = leaning(candidate), questions(features)
     for name in [name for name in asked if name in leant_on]:
         share = leant_on[name]
         gain = "" if share is None else f", and has {share:.0%} of the candidate's gain"
@@ -257,7 +258,8 @@ def check_leaks(found: Sequence[Alone], candidate: Bundle, expected: Collection[
             remedy = f"{ASK} If so, name it in bounds.expected; else train without it (leave_out)"
             yield Check(bound="expected", where=name, holds=False, reason=f"{stated}: {remedy}")
     if not any(name in leant_on for name in asked):
-        best = next((f"; the best, {f.name}, reaches NDCG@{f.k} {f.ndcg:.3f}" for f in found if f.name in leant_on), "")
+        first = next((feature for feature in features if feature.name in leant_on), None)
+        best = "" if first is None else f"; the best, {first.name}, reaches NDCG@{first.k} {first.ndcg:.3f}"
         stated = (
             f"no feature of the candidate ranks as the labels do by itself, or is there for relevant ones only{best}"
         )

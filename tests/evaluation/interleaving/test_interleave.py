@@ -17,7 +17,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.derive.relabelling.clicks import Cascade, PositionBased, User
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving import impressions
-from ltrscale.evaluation.interleaving.impressions import METHODS, Lists, Pair, Traffic, simulate
+from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave import InterleaveJob
 from ltrscale.evaluation.interleaving.interleave_page import Interleaved, page
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
@@ -30,12 +30,12 @@ ONE, READER = [Pair(0, 1)], PositionBased()
 SEPARATE = METHODS.index("separate")
 
 
-def lists_of(n: int, *, noise: tuple[float, ...], seed: int = 0, length: int = 6) -> Lists:
+def lists_of(n: int, *, noise: tuple[float, ...], seed: int = 0, length: int = 6) -> RankedGroups:
     """Groups of `length` documents and rankers that see the attraction through noise of these deviations."""
     rng = np.random.default_rng(seed)
     attraction_N = rng.random(n * length) ** 2
     scores_RN = np.stack([attraction_N + deviation * rng.normal(size=n * length) for deviation in noise])
-    return Lists(np.arange(n) + 1000 * seed, np.arange(n + 1) * length, attraction_N, scores_RN)
+    return RankedGroups(np.arange(n) + 1000 * seed, np.arange(n + 1) * length, attraction_N, scores_RN)
 
 
 def traffic(user: User = READER, *, per_group: float = 20, depth: int | None = 4, seed: int = 0) -> Traffic:
@@ -47,7 +47,7 @@ def test_separate_lists_have_the_clicks_of_the_click_model() -> None:
     grades, n = [0, 3, 1, 2], 20_000
     rho_N = np.array([0.1 + 0.9 * reference.rho(grade, 4) for grade in grades])
     scores_RN = np.array([[4.0, 3, 2, 1], [1.0, 2, 3, 4]])
-    lists = Lists(np.array([7]), np.array([0, 4]), rho_N, scores_RN)
+    lists = RankedGroups(np.array([7]), np.array([0, 4]), rho_N, scores_RN)
     for user in (PositionBased(eta=0.7), Cascade()):
         found = simulate(lists, ONE, traffic(user, per_group=n)).sums_QPM3[0, 0, SEPARATE] / n
         for ranker, positions in enumerate(([1, 2, 3, 4], [4, 3, 2, 1])):
@@ -99,7 +99,7 @@ def test_neither_order_nor_batches_nor_the_other_groups_matter(monkeypatch: pyte
     monkeypatch.setattr(impressions, "_BLOCK_DOCUMENTS", 100)
     order_Q = np.random.default_rng(0).permutation(60)[:40]
     rows_N = (order_Q[:, None] * 6 + np.arange(6)).ravel()
-    shuffled = Lists(
+    shuffled = RankedGroups(
         lists.ids_Q[order_Q], lists.offsets_Q1[:41], lists.attraction_N[rows_N], lists.scores_RN[:, rows_N]
     )
     found = simulate(shuffled, pairs, traffic(per_group=7.5))

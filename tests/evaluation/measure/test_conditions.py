@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ltrscale.evaluation.measure.conditions import Columns, Kind, check, named, parse
+from ltrscale.evaluation.measure.conditions import Columns, Kind, check, named
+from ltrscale.evaluation.measure.grammar import parse
 
 GROUPS: dict[str, Kind] = {"n": "number", "m": "number", "device": "text", "outlier": "truth", "same": "number"}
 DOCUMENTS: dict[str, Kind] = {"price": "number", "odd name (usd)": "number", "same": "number"}

@@ -13,7 +13,14 @@ from shop import BIAS
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.corrected import Correction, Counts, Gathered, PropensitiesConfig, Sums, summarised
+from ltrscale.evaluation.measure.corrected import (
+    CorrectedSums,
+    Correction,
+    Gathered,
+    PropensitiesConfig,
+    WeightCounts,
+    summarised,
+)
 from ltrscale.evaluation.measure.debiasing import Trained, debiased, otherwise, stated
 from ltrscale.evaluation.measure.evaluate import EvaluateJob, evaluate
 from ltrscale.evaluation.measure.report import Evaluation
@@ -115,7 +122,7 @@ def test_parts_of_any_size_have_the_same_sums() -> None:
         rows = torch.cat([torch.arange(groups.offsets_Q1[q], groups.offsets_Q1[q + 1]) for q in some.tolist()])
         parts.append(correction.of([scores_N[rows] for scores_N in scores_T], groups.select(some)))
         gathered.add(some.numpy(), parts[-1])
-    joined = Sums.joined(parts)
+    joined = CorrectedSums.joined(parts)
     np.testing.assert_array_equal(joined.blocks.sums_BTM, whole.blocks.sums_BTM)
     assert joined.counts == gathered.counts
     assert gathered.counts[:3] == whole.counts[:3]
@@ -268,9 +275,9 @@ def test_what_cannot_be_corrected_is_an_error_with_the_remedy(log: Log, tmp_path
 
 
 def test_counts_add_up() -> None:
-    one, other = Counts(3, 1, 1, 4.0, 10.0), Counts(2, 0, 1, 1.0, 1.0)
-    assert one.plus(other) == Counts(5, 1, 2, 5.0, 11.0)
-    assert Counts().effective == 0
+    one, other = WeightCounts(3, 1, 1, 4.0, 10.0), WeightCounts(2, 0, 1, 1.0, 1.0)
+    assert one.plus(other) == WeightCounts(5, 1, 2, 5.0, 11.0)
+    assert WeightCounts().effective == 0
 
 
 def test_the_page_says_which_trainings_corrected_for_positions_and_what_that_did(log: Log, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.seen import Seen
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.statistics import blocks
-from ltrscale.evaluation.statistics.summarise import PATTERNS, holm
+from ltrscale.evaluation.statistics.resampling import holm
+from ltrscale.evaluation.statistics.summarise import PATTERNS
 from ltrscale.scoring.score import ScoreJob
 
 FEATURES = [Feature(name="x"), Feature(name="the price")]

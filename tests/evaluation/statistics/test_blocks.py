@@ -8,7 +8,8 @@ from ltrscale.draws import uniforms
 from ltrscale.evaluation.statistics import blocks as module
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.crossed import Floats, crossed_means
-from ltrscale.evaluation.statistics.summarise import bootstrap_means, scopes, sign_flip_p
+from ltrscale.evaluation.statistics.resampling import bootstrap_means, sign_flip_p
+from ltrscale.evaluation.statistics.summarise import scopes
 
 GROUPS = 3000
 

@@ -20,7 +20,15 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.weeks.decay import Decay, DriftJob, Foretold, page, rank_correlation, tables, trained_until
+from ltrscale.evaluation.weeks.decay import (
+    Decay,
+    DriftCorrelation,
+    DriftJob,
+    page,
+    rank_correlation,
+    tables,
+    trained_until,
+)
 from ltrscale.evaluation.weeks.drift import Drift, DriftSettings, FeatureDrift, PeriodDrift, measure_drift
 from ltrscale.evaluation.weeks.histograms import Codes, Numbers, psi
 
@@ -248,7 +256,7 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: tuple[Decay, 
     for one, drifts in zip(found.foretold, ("features", "scores"), strict=True):
         values = [p.median_psi if drifts == "features" else p.spreads["linear"].psi for p in measured.periods.values()]
         correlation, p = rank_correlation(np.array(values), np.array(losses))
-        assert one == Foretold(measure=drifts, method="linear", periods=5, correlation=correlation, p=p)
+        assert one == DriftCorrelation(measure=drifts, method="linear", periods=5, correlation=correlation, p=p)
     text = (folder / "drift" / "report.md").read_text()
     assert all(table in text for table in tables(found))
     assert (folder / "drift" / "decay.png").stat().st_size > 1000
@@ -265,7 +273,9 @@ def test_a_bundle_that_states_its_periods_is_believed(config: EvaluateConfig, tm
 
 def test_few_periods_are_said_to_be_few(report: tuple[Decay, Path]) -> None:
     found, _ = report
-    few = found.replace(foretold=(Foretold(measure="features", method="m", periods=4, correlation=None, p=None),))
+    few = found.replace(
+        foretold=(DriftCorrelation(measure="features", method="m", periods=4, correlation=None, p=None),)
+    )
     assert "Cannot judge: 4 periods" in page(few, picture="p.png", evaluation="e")
     assert "Cannot judge" not in page(found, picture="p.png", evaluation="e")
 
