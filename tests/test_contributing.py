@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"`((?:ltrscale|jobs|tests|docs)/[\w./]+)(?:::([\w.]+))?`", FENCE.sub("", PAGE))
-KINDS = ("margin", "masked", "gated", "rprec")
+KINDS = ("margin", "masked", "gated", "rprec", "orc")
 
 
 def blocks(language: str) -> list[str]:
@@ -32,8 +32,8 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_has_all_recipes() -> None:
-    assert [len(blocks(language)) for language in ("py", "diff")] == [4, 4]
-    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 4, "jobs.pipeline"]
+    assert [len(blocks(language)) for language in ("py", "diff")] == [6, 5]
+    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 5, "jobs.pipeline"]
     assert len(NAMES) > 30
 
 

@@ -28,11 +28,12 @@ from ltrscale.ingest.csvtext import Dialect
 from ltrscale.ingest.fills import completed
 from ltrscale.ingest.guess import doubtful
 from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.logs import read_table as read_rows
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of
-from ltrscale.ingest.sources import Items, for_scoring
+from ltrscale.ingest.source import Needs
 from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
@@ -297,8 +298,7 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
         return columns, {}
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
-    if isinstance(config.source, Items):
-        mapping = config.source.columns
+    if (mapping := config.source.mapping) is not None:
         # `score` reads labels too
         columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
     return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
@@ -306,11 +306,9 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
     """What `jobs.predict` needs of a mapping for rows of a fixed period."""
-    kept = {"positions": bundle.reads_positions, "tokens": bundle.reads_tokens}
-    fills = fills_of(bundle.read_as)
-    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False, fills=fills)
-    assert isinstance(source, Items)
-    return source.columns
+    positions, tokens = bundle.reads_positions, bundle.reads_tokens
+    needs = Needs(bundle.features, positions=positions, tokens=tokens, fills=fills_of(bundle.read_as))
+    return Items(columns=mapping).for_scoring(needs).columns
 
 
 def _plain(mapping: ColumnMapping) -> dict[str, Any]:
@@ -414,9 +412,9 @@ def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[Q
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None
-    assert isinstance(config.source, Items)
+    assert config.source.mapping is not None
     try:
-        block = read_rows(table, config.source.columns, bundle.features)
+        block = read_rows(table, config.source.mapping, bundle.features)
     except InputError:
         return None
     block = completed(block, config, bundle.features)
