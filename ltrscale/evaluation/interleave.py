@@ -22,10 +22,6 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
-from ltrscale.derive.relabelling.clicks import PositionBased, User, attraction
-from ltrscale.derive.relabelling.feedback import highest_grade
-from ltrscale.derive.relabelling.step import relevance_probability
-from ltrscale.derive.rewrite import Ints
 from ltrscale.errors import InputError
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.evaluate import CutOff
@@ -37,6 +33,8 @@ from ltrscale.evaluation.measuring import look_up
 from ltrscale.evaluation.pages import write_report
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRIC, METRICS, named
+from ltrscale.simulate.ragged import Ints
+from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 
 
 class InterleaveConfig(Config):

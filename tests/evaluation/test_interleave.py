@@ -14,13 +14,13 @@ from reference import clicks as reference
 from scipy.stats import ttest_1samp
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.derive.relabelling.clicks import Cascade, PositionBased, User
 from ltrscale.errors import InputError
 from ltrscale.evaluation import impressions
 from ltrscale.evaluation.impressions import METHODS, Lists, Pair, Traffic, simulate
 from ltrscale.evaluation.interleave_page import Interleaved, page
 from ltrscale.evaluation.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.scoring import ScoreConfig, score
+from ltrscale.simulate.users import Cascade, PositionBased, User
 from ltrscale.workflows.interleave import InterleaveJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
