@@ -15,7 +15,7 @@ log cannot test. If they overlap, the propensities are what
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.clicks import ClicksJob
+from ltrscale.evaluation.clicks import ClicksJob
 
 COMMAND = Command(
     "clicks",

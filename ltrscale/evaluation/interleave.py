@@ -95,7 +95,7 @@ class InterleaveConfig(Config):
         """The position bias that debiased credit assumes."""
         if self.eta is not None:
             return self.eta
-        return self.user.eta if isinstance(self.user, PositionBased) else 1.0
+        return self.user.assumed_eta
 
 
 class _Measured(NamedTuple):

@@ -38,6 +38,11 @@ class Examiner(Config):
         """
         raise NotImplementedError
 
+    @property
+    def assumed_eta(self) -> float:
+        """The position bias that debiased credit assumes: 1 where no power of the position is true."""
+        return 1.0
+
 
 class PositionBased(Examiner):
     """A position is examined with probability (1 / position)^eta, whatever clicks are above it (PBM)."""
@@ -54,6 +59,11 @@ class PositionBased(Examiner):
         trusted_N = self.trust * examination(positions_N, eta=1.0)
         perceived_N = trusted_N + (1 - trusted_N) * attraction_N
         return np.asarray(draw_N < perceived_N * examination(positions_N, eta=self.eta))
+
+    @property
+    def assumed_eta(self) -> float:
+        """That of these users."""
+        return self.eta
 
 
 class Cascade(Examiner):

@@ -14,6 +14,7 @@ from shop import BIAS
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.evaluation.blocks import Tally
+from ltrscale.evaluation.clicks import ClicksJob
 from ltrscale.evaluation.corrected import Correction, Counts, Gathered, PropensitiesConfig, Sums, summarised
 from ltrscale.evaluation.debiasing import Trained, debiased, otherwise, stated
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
@@ -23,7 +24,6 @@ from ltrscale.evaluation.shown import AS_SHOWN, order_shown
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.stages import EvaluateJob
 

@@ -10,8 +10,8 @@ import pytest
 from ltrscale import config as configs
 from ltrscale.derive.matching.match import MatchJob
 from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.evaluation.clicks import ClicksJob
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.workflows.clicks import ClicksJob
 from ltrscale.workflows.crossval import CrossvalConfig
 from ltrscale.workflows.distill import DistillJob
 from ltrscale.workflows.gate import GateJob
