@@ -74,9 +74,9 @@ class Start:
 class Step(Config):
     """A change to labels, groups or their documents."""
 
-    kind: str
     periods: PeriodTexts = ()
     """Periods, as in a split, to change; empty for all."""
+    kind: str
 
     def transform(self, start: Start) -> Transform:
         """The step as a function of blocks.
