@@ -18,7 +18,7 @@ from jobs.cli import Command, Job, main
 
 
 def _job() -> Job:
-    from ltrscale.workflows.clicks import ClicksJob
+    from ltrscale.evaluation.clicks import ClicksJob
 
     return ClicksJob, ClicksJob.run
 

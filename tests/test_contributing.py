@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"`((?:ltrscale|jobs|tests|docs)/[\w./]+)(?:::([\w.]+))?`", FENCE.sub("", PAGE))
-KINDS = ("margin", "masked", "gated", "rprec", "compressed", "three_trees")
+KINDS = ("margin", "masked", "gated", "rprec", "three_trees", "compressed", "orc")
 
 
 def blocks(language: str) -> list[str]:
@@ -32,8 +32,8 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_has_all_recipes() -> None:
-    assert [len(blocks(language)) for language in ("py", "diff")] == [6, 6]
-    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 6, "jobs.pipeline"]
+    assert [len(blocks(language)) for language in ("py", "diff")] == [8, 7]
+    assert [words[0] for words in commands()] == ["jobs.reference", *["pytest"] * 7, "jobs.pipeline"]
     assert len(NAMES) > 30
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from ltrscale.derive.relabelling.relabel import Step
+from ltrscale.derive.relabelling.relabel import StepConfig
 from ltrscale.experiments.methods.choices import Method
 from ltrscale.models.choices import ContextConfig, EncoderConfig
 from ltrscale.pretext.augment import AugmentConfig
@@ -41,7 +41,7 @@ UNIONS = {
     "debias": (DebiasConfig, METHODS),
     "schedule": (ScheduleConfig, METHODS),
     "gbdt": (GBDTConfig, METHODS),
-    "step": (Step, SIMULATORS),
+    "step": (StepConfig, SIMULATORS),
     "pipeline": (Method, GUIDE),
 }
 

@@ -14,8 +14,8 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.first.init import InitConfig, init
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.sources import Items
 from ltrscale.progress import log
 from ltrscale.training.finetune import FinetuneConfig
 

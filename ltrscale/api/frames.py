@@ -30,7 +30,6 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.logs import read_table as read_rows
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
 from ltrscale.ingest.profile import columns_of
-from ltrscale.ingest.sources import Items
 from ltrscale.ingest.structure import of_table
 from ltrscale.progress import log
 from ltrscale.stages.trackers import untracked
@@ -351,9 +350,9 @@ def in_memory(table: pa.Table, config: PrepareConfig, bundle: Bundle) -> tuple[Q
     """
     if len(table) > _SMALL or bundle.reads_positions or bundle.reads_tokens:
         return None
-    assert isinstance(config.source, Items)
+    assert config.source.mapping is not None
     try:
-        block = read_rows(table, config.source.columns, bundle.features)
+        block = read_rows(table, config.source.mapping, bundle.features)
     except InputError:
         return None
     block = completed(block, config, bundle.features)

@@ -35,11 +35,9 @@ from ltrscale.data.dataset.tokens import (
 from ltrscale.data.dataset.writer import PER_DOCUMENT, Compression, DatasetWriter, to_lists
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.errors import InputError
+from ltrscale.simulate.ragged import Floats, Ints, offsets
 
 _BLOCK_DOCUMENTS = 1 << 14
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays by == would raise
@@ -115,16 +113,6 @@ class GroupBlock:
         """Keep some of the groups, with all their documents."""
         documents_K = np.flatnonzero(self.on_documents(keep_Q))
         return self.take(np.flatnonzero(keep_Q), documents_K, self.lengths_Q[keep_Q])
-
-
-def offsets(lengths_Q: Ints) -> Ints:
-    """Offsets of groups with these lengths, shape [Q + 1].
-
-    Example:
-        >>> offsets(np.array([2, 3])).tolist()
-        [0, 2, 5]
-    """
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths_Q)])
 
 
 def periods_of(dataset: Dataset, periods: Sequence[str]) -> frozenset[str]:

@@ -6,11 +6,14 @@ Shapes: S sessions, P positions, D pairs of query and document, Q queries.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from ltrscale import storage
+from ltrscale.clicks.log import ClickLog, LogSettings, Tally, read_log
 from ltrscale.clicks.models import (
     ClickModel,
     DocumentRatio,
@@ -31,9 +34,10 @@ from ltrscale.clicks.propensity import (
 )
 from ltrscale.clicks.sessions import Bools, Cells, Doubles, Ints, Sessions, count, sums
 from ltrscale.clicks.trust import judged_by_clicks, slope_of
+from ltrscale.config import Operational
 from ltrscale.draws import random_bits
-from ltrscale.evaluation.click_log import ClickLog, LogSettings, Tally, read_log
 from ltrscale.evaluation.clicks_page import (
+    PICTURE,
     Exposure,
     Figure,
     Links,
@@ -41,18 +45,25 @@ from ltrscale.evaluation.clicks_page import (
     Propensities,
     Trust,
     UnderstoodLog,
+    chart,
+    page,
+    tables,
 )
-from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.pages import print_report, write_report
 from ltrscale.evaluation.statistics.lift import Difference
-from ltrscale.progress import log
+from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import named
+from ltrscale.stages.stage import Origin, Stage
 
 _FOLDS = 10
 
 
-class ClicksConfig(LogSettings):
-    """A click log, and how it is looked at."""
+class ClicksJob(LogSettings, Stage):
+    """Look at a click log before training on it: exposure, overlap, propensities, trust, click models."""
 
+    stage: ClassVar = "clicks"
+    out: Operational[str]
+    """Directory of the report."""
     pairs_per_link: int = Field(default=10, ge=1)
     """The fewest documents shown at both of two positions, with clicks at both, that link these positions. Without a
     chain of links from the first position to every other, no propensities are harvested."""
@@ -62,11 +73,26 @@ class ClicksConfig(LogSettings):
     """Examinations of average clicks that click models add to each document of a query."""
     relevant_from: float = Field(default=1.0, gt=0)
     """Lowest expert label of a relevant document, to look for trust in clicks on the others."""
-    ndcg_at: CutOff = 10
+    ndcg_at: int = Field(default=10, ge=1)
     """Cut-off of the NDCG of expert labels in the order of each click model."""
 
+    def run(self) -> bool:
+        """Make the report, and print its tables."""
+        ran = super().run()
+        print_report(self.out, tables(UnderstoodLog.read(self.out)))
+        return ran
 
-def understand(config: ClicksConfig) -> UnderstoodLog:
+    def work(self, origin: Origin, report: Report) -> None:
+        """Look at the log, and commit the report."""
+        found = understand(self)
+        with storage.Commit(self.out) as commit:
+            write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+            commit.finish({"made_by": origin})
+        for model in found.models:
+            report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
+
+
+def understand(job: ClicksJob) -> UnderstoodLog:
     """Look at a click log.
 
     Counts by position are over all groups; all else is over the sampled sessions, which stay in memory.
@@ -74,28 +100,28 @@ def understand(config: ClicksConfig) -> UnderstoodLog:
     Raises:
         InputError: as `read_log`.
     """
-    read = read_log(config)
+    read = read_log(job)
     own = read.sessions.take(read.in_log_S)
     half_S = random_bits(("half of the sessions",), np.arange(len(own))) < np.uint64(1 << 63)
     halves = count(own.take(half_S)), count(own.take(~half_S))
     cells, folds_D = count(own), own.folds_D(_FOLDS)
-    found = overlap(cells, own.positions, pairs_per_link=config.pairs_per_link)
+    found = overlap(cells, own.positions, pairs_per_link=job.pairs_per_link)
     log.info("clicks: %s sessions of %s queries", f"{len(own):,}", f"{len(np.unique(own.queries_S)):,}")
     return UnderstoodLog(
-        data=config.log.data,
+        data=job.log.data,
         held_out=len(read.sessions.take(read.held_out_S)),
         sessions=len(own),
         queries=len(np.unique(own.queries_S)),
         share=read.share,
         labels=read.labels,
-        relevant_from=config.relevant_from,
-        ndcg_at=config.ndcg_at,
-        impressions_per_pair=config.impressions_per_pair,
+        relevant_from=job.relevant_from,
+        ndcg_at=job.ndcg_at,
+        impressions_per_pair=job.impressions_per_pair,
         exposure=_exposure(read.tally),
-        links=_links(found, config.pairs_per_link),
-        propensities=_propensities(cells, halves, folds_D, found, config),
-        trust=_trust(read, own, half_S, cells, folds_D, found, config),
-        models=_models(read, config),
+        links=_links(found, job.pairs_per_link),
+        propensities=_propensities(cells, halves, folds_D, found, job),
+        trust=_trust(read, own, half_S, cells, folds_D, found, job),
+        models=_models(read, job),
     )
 
 
@@ -136,7 +162,7 @@ def _figures(estimate: Estimate) -> tuple[Figure, ...]:
 
 
 def _propensities(
-    cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, found: Overlap, config: ClicksConfig
+    cells: Cells, halves: tuple[Cells, Cells], folds_D: Ints, found: Overlap, job: ClicksJob
 ) -> Propensities:
     """Propensities in three ways; of two of them none where positions do not overlap."""
     positions = len(found.seen_P)
@@ -146,25 +172,25 @@ def _propensities(
 
     def by_em(fold: int | None) -> Doubles:
         kept = without(halves[0], folds_D, fold), without(halves[1], folds_D, fold)
-        return expectation_maximisation(kept, positions, impressions=config.impressions_per_pair)
+        return expectation_maximisation(kept, positions, impressions=job.impressions_per_pair)
 
     ratio = estimated(click_ratios)
     if not found.connected:
         return Propensities(ratio=ratio)
     shown_D = sums(cells.pair_M, cells.shown_M, len(folds_D))
-    often = cells.keep(shown_D[cells.pair_M] >= config.impressions_per_pair)
+    often = cells.keep(shown_D[cells.pair_M] >= job.impressions_per_pair)
     em = None
-    if overlap(often, positions, pairs_per_link=config.pairs_per_link).parts == found.parts:
+    if overlap(often, positions, pairs_per_link=job.pairs_per_link).parts == found.parts:
         em = _figures(jackknife(by_em, _FOLDS))
     return Propensities(ratio=ratio, harvested=estimated(harvest), em=em)
 
 
 def _trust(
-    read: ClickLog, own: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, found: Overlap, config: ClicksConfig
+    read: ClickLog, own: Sessions, half_S: Bools, cells: Cells, folds_D: Ints, found: Overlap, job: ClicksJob
 ) -> Trust | None:
     """Whether clicks on poor documents fall faster than clicks on good ones; None without labels and overlap."""
     if read.labels is not None:
-        good_D, poor_D = read.labels_D >= config.relevant_from, read.labels_D < config.relevant_from
+        good_D, poor_D = read.labels_D >= job.relevant_from, read.labels_D < job.relevant_from
     elif found.connected:
         good_D, poor_D = judged_by_clicks(own.take(half_S))
         cells = count(own.take(~half_S))
@@ -181,11 +207,11 @@ def _trust(
     )
 
 
-def _models(read: ClickLog, config: ClicksConfig) -> tuple[ModelResult, ...]:
+def _models(read: ClickLog, job: ClicksJob) -> tuple[ModelResult, ...]:
     """Click models that are fitted on the log without what is held out, and judged on that and on expert labels."""
     fitted = read.sessions.take(read.in_log_S & ~read.held_out_S)
     later = read.sessions.take(read.held_out_S)
-    smoothing = config.smoothing
+    smoothing = job.smoothing
     fits: dict[str, Callable[[Sessions], ClickModel]] = {
         "ratio of the position": PositionRatio.fit,
         "ratio of the document": partial(DocumentRatio.fit, smoothing=smoothing),
@@ -194,7 +220,7 @@ def _models(read: ClickLog, config: ClicksConfig) -> tuple[ModelResult, ...]:
         "SDBN": partial(DynamicBayesian.simplified, smoothing=smoothing),
         "DBN": partial(DynamicBayesian.fit, smoothing=smoothing),
     }
-    judge = _Judge.of(read, fitted, config.ndcg_at) if read.labels else None
+    judge = _Judge.of(read, fitted, job.ndcg_at) if read.labels else None
     results = [ModelResult(name="as shown", ndcg=judge.ndcg(-_mean_position(fitted)))] if judge else []
     for name, fit in fits.items():
         log.info("clicks: fitting %s", name)

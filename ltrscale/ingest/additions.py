@@ -21,7 +21,6 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import merged
 from ltrscale.ingest.inputs import Work
-from ltrscale.ingest.sources import takes_any_order, tokens_of
 from ltrscale.ingest.validate import total
 
 _ADDED = "added"
@@ -69,7 +68,7 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
         )
     _check_tokens(before, work)
     features, theirs = work.features, before.manifest.features
-    if takes_any_order(work.config.source) and set(features) == set(theirs):
+    if work.config.source.takes_any_order and set(features) == set(theirs):
         return theirs
     for i in range(max(len(features), len(theirs))):
         ours, there = (_shown(which, i) for which in (features, theirs))
@@ -83,7 +82,7 @@ def check_addable(before: Dataset, work: Work) -> tuple[Feature, ...]:
 
 def _check_tokens(before: Dataset, work: Work) -> None:
     """Check that the inputs have the token fields of the data set."""
-    tokens = tokens_of(work.config.source)
+    tokens = work.config.source.token_columns
     ours, theirs = (tuple(tokens.fields()) if tokens else ()), before.manifest.tokens
     if other := [field for field in (*ours, *theirs) if (field in ours) != (field in theirs)]:
         field, where = other[0], "inputs" if other[0] in ours else "data set"

@@ -30,7 +30,7 @@ from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.quarantine import Quarantine
 from ltrscale.ingest.rows import Rejection, RowBlock
 from ltrscale.ingest.sort import sort_rows
-from ltrscale.ingest.sources import Reader, open_source
+from ltrscale.ingest.source import Reader
 from ltrscale.ingest.texts import FULL
 from ltrscale.ingest.validate import Groups, Rejections, Validator, to_table
 from ltrscale.ingest.vocabularies import TokenizerConfig, TrainedPieces
@@ -153,7 +153,7 @@ def training_texts(work: Work, units: Sequence[Unit], tokenizer: TokenizerConfig
     if not isinstance(tokenizer, TrainedPieces):
         return
     seen = SeenHashes(folder)
-    read = open_source(work.config.source, work.features, first=work.first.url, encoders={})
+    read = work.config.source.open(work.features, first=work.first.url, encoders={})
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
             name = pa.scalar(unit.period or block.period or work.config.period)
@@ -202,12 +202,12 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 
 def _validator(work: Work, unit: Unit, ids: QueryIds, rejections: Rejections) -> Validator:
-    config, missing_labels = work.config, work.config.source.kind != "letor"
+    config = work.config
     validator = Validator(
         ids,
         rejections,
         max_group=config.max_group,
-        missing_labels=missing_labels,
+        missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,
         features=[feature.name for feature in work.features],
     )
@@ -225,9 +225,7 @@ def _feed(
     take: Callable[[Groups], None],
 ) -> None:
     """Read and validate a unit; `take` gets the groups, in order."""
-    read = open_source(
-        work.config.source, work.features, first=work.first.url, encoders=encoders, encoding=work.encoding
-    )
+    read = work.config.source.open(work.features, first=work.first.url, encoders=encoders, encoding=work.encoding)
 
     def pass_on(groups: Groups | None) -> None:
         if groups is not None:

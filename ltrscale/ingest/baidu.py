@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.rows import TEXT_LENGTH, Rejection, RowBlock, Rule, keep
+from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.textrows import Lines, blocks
 from ltrscale.ingest.texts import FULL, TextColumn, TextReader, TokenColumns
 from ltrscale.ingest.vocabularies import Encoding, ReadyIds
@@ -42,7 +42,7 @@ _NAMES = {"positions": "position", "clicks": "click", "labels": "label", "meta_b
 _QUERY_FIELDS, _JUDGED_FIELDS, _DOCUMENT_FIELDS = 3, 6, 7
 
 
-class BaiduUltr(Config):
+class BaiduUltr(Source):
     """Text files of the Baidu-ULTR data set, plain, gzip or xz."""
 
     kind: Literal["baidu_ultr"] = "baidu_ultr"
@@ -59,8 +59,28 @@ class BaiduUltr(Config):
     missing: Literal["reject", "empty"] = "empty"
     """A document without a title or an abstract is rejected, as the public loader does, or keeps an empty one."""
 
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:  # noqa: ARG002
+        """The same ones of all files."""
+        return FEATURES
+
+    def open(
+        self,
+        features: Sequence[Feature],  # noqa: ARG002
+        *,
+        first: str,  # noqa: ARG002
+        encoders: Encoders,
+        encoding: Encoding | None = None,
+    ) -> Reader:
+        """See `read_baidu`."""
+        return lambda file: read_baidu(file.url, self, encoding=encoding, encoders=encoders)
+
     @property
-    def tokens(self) -> TokenColumns:
+    def label_place(self) -> str:
+        """Clicks or labels, by the layout."""
+        return "the clicks or labels of the lines"
+
+    @property
+    def token_columns(self) -> TokenColumns:
         """The token fields."""
         return TokenColumns(
             tokenizer=ReadyIds(size=self.size),
@@ -93,9 +113,7 @@ class _Rows:
     rejected: list[Rejection] = field(default_factory=list)
 
 
-def read_baidu(
-    url: str, config: BaiduUltr, *, encoding: Encoding | None, encoders: dict[str, CategoryEncoder]
-) -> Iterator[RowBlock]:
+def read_baidu(url: str, config: BaiduUltr, *, encoding: Encoding | None, encoders: Encoders) -> Iterator[RowBlock]:
     """Read a file in blocks of a few megabytes; groups have unique query ids, and `meta_qid` the one in the file.
 
     A query of a session comes again and again in this data set, so the id of a group is that of the query with the
@@ -199,7 +217,7 @@ def _block(
     rows: _Rows,
     names: Sequence[str],
     encoding: Encoding | None,
-    encoders: dict[str, CategoryEncoder],
+    encoders: Encoders,
 ) -> RowBlock:
     """The documents of some lines, without those that cannot be used."""
     texts = dict(zip(names, map(pa.array, zip(*rows.values, strict=True)), strict=True)) if rows.values else {}
@@ -244,8 +262,8 @@ def _tokens(
     config: BaiduUltr, texts: dict[str, pa.Array], encoding: Encoding | None, faults: dict[int, tuple[Rule, str]]
 ) -> dict[str, pa.Array]:
     """The tokens of all rows; adds the faults of those that have bad ones."""
-    reader, columns = TextReader(config.tokens, encoding), dict[str, pa.Array]()
-    for token_field, text in config.tokens.fields().items():
+    reader, columns = TextReader(config.token_columns, encoding), dict[str, pa.Array]()
+    for token_field, text in config.token_columns.fields().items():
         ids = pc.replace_substring(texts[token_field.name], "\x01", " ")
         found, bad = reader.read(token_field, ids, text)
         columns |= found
@@ -254,9 +272,7 @@ def _tokens(
     return columns
 
 
-def _features(
-    columns: dict[str, pa.Array], media: pa.Array | None, n: int, encoders: dict[str, CategoryEncoder]
-) -> NDArray[np.float32]:
+def _features(columns: dict[str, pa.Array], media: pa.Array | None, n: int, encoders: Encoders) -> NDArray[np.float32]:
     features_NF = np.full((n, len(FEATURES)), np.nan, np.float32)
     for i, column in enumerate(("query_tokens_query", "document_tokens_title", "document_tokens_abstract")):
         features_NF[:, i] = columns[FULL + column].to_numpy()

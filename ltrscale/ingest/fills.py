@@ -9,12 +9,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.data.dataset.manifest import Dataset, Feature, matching
+from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig, Unit, Work
 from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.rows import RowBlock
-from ltrscale.ingest.sources import Items, Source, fills_of, open_source
 
 _MOST_VALUES = 1 << 20
 
@@ -26,7 +25,7 @@ def find_fills(work: Work, units: Sequence[Unit], before: Dataset | None) -> dic
         InputError: no numeric feature is named so; a feature has no value to take a median of; the data set that is
             added to fills other features, or with other numbers.
     """
-    wanted = _wanted(work.config.source, work.features)
+    wanted = work.config.source.wanted_fills(work.features)
     if before is not None:
         _check_same(before, wanted)
         return before.manifest.fills
@@ -34,26 +33,9 @@ def find_fills(work: Work, units: Sequence[Unit], before: Dataset | None) -> dic
     return found | _medians([name for name, value in wanted.items() if value == "median"], work, units)
 
 
-def _wanted(source: Source, features: Sequence[Feature]) -> dict[str, Fill]:
-    """The fill of each feature that has one; raises where a setting fits no numeric feature."""
-    if not isinstance(source, Items):
-        return {}
-    categories = {feature.name for feature in features if feature.kind == "categorical"}
-    for pattern in source.columns.fill:
-        if pattern in categories:
-            raise InputError(f"fill: {pattern!r} is a category, and a missing one is a value of its own; leave it out")
-        matching(pattern, [f for f in features if f.name not in categories], key="source.columns.fill")
-    found = {feature.name: source.columns.fill_of(feature) for feature in features}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def filled(config: PrepareConfig, fills: Mapping[str, float]) -> PrepareConfig:
     """The config with the numbers that were found."""
-    match config.source:
-        case Items(columns=columns):
-            return config.replace(source=config.source.replace(columns=columns.replace(fill=dict(fills))))
-        case _:
-            return config
+    return config.replace(source=config.source.filled(fills))
 
 
 def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:
@@ -63,7 +45,7 @@ def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature
         missing_NF |= np.isinf(block.features_NF)
     if not missing_NF.any():
         return block
-    fill = fills_of(config.source)
+    fill = config.source.fills
     fills_F = np.array([fill.get(feature.name, np.nan) for feature in features], np.float32)
     return replace(block, features_NF=np.where(missing_NF, fills_F, block.features_NF))
 
@@ -85,11 +67,12 @@ def _medians(names: Sequence[str], work: Work, units: Sequence[Unit]) -> dict[st
     """The medians of some features over the rows of the periods that the config names, of all rows by default."""
     if not names:
         return {}
-    assert isinstance(work.config.source, Items)
-    periods = work.config.source.columns.fill_periods
+    source = work.config.source
+    assert source.mapping is not None
+    periods = source.mapping.fill_periods
     places = [[feature.name for feature in work.features].index(name) for name in names]
     values = [_Values() for _ in names]
-    read = open_source(work.config.source, work.features, first=work.first.url, encoders={}, encoding=work.encoding)
+    read = source.open(work.features, first=work.first.url, encoders={}, encoding=work.encoding)
     for unit in units:
         for file in unit.files:
             for block in read(file):

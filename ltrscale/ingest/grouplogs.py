@@ -5,6 +5,8 @@ Shapes: N rows (documents), G groups of a batch, F features, T tokens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +19,59 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.logs import Encoders
-from ltrscale.ingest.mapping import GroupColumns, agree, path_value, resolve_groups
+from ltrscale.ingest.mapping import GroupColumns, agree, missing, path_value, resolve_groups
 from ltrscale.ingest.rows import RowBlock, RowTexts
-from ltrscale.ingest.texts import TextColumn, TextReader
+from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
+from ltrscale.ingest.texts import TextColumn, TextReader, TokenColumns
 from ltrscale.ingest.vocabularies import Encoding
+
+
+class GroupRows(Source):
+    """Parquet with one query group per row, in list columns."""
+
+    kind: Literal["groups"] = "groups"
+    columns: GroupColumns
+    """The uses of the columns."""
+
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
+        """The features of the first file."""
+        return tuple(group_features(files[0].url, self.columns))
+
+    def open(
+        self, features: Sequence[Feature], *, first: str, encoders: Encoders, encoding: Encoding | None = None
+    ) -> Reader:
+        """See `read_groups`."""
+        read = partial(read_groups, mapping=self.columns, features=features, first=first, encoders=encoders)
+        return lambda file: read(file.url, encoding=encoding)
+
+    def for_scoring(self, needs: Needs) -> Self:
+        """The columns of features, if each has its own, and those that a model reads besides."""
+        named = {} if self.columns.matrix else needs.named()
+        return self.replace(columns=self.columns.replace(labels=None, **needs.uses(), **named))
+
+    def missing_columns(self, url: str) -> list[str]:
+        """The columns that a file lacks."""
+        return missing(parquet.read_schema(url), self.columns, url)
+
+    def check_documents_named(self) -> None:
+        """Refuse columns without document ids."""
+        if self.columns.docs is None:
+            raise ValueError("name the column with the ids of documents, source.columns.docs")
+
+    @property
+    def token_columns(self) -> TokenColumns | None:
+        """The token fields."""
+        return self.columns.tokens
+
+    @property
+    def takes_any_order(self) -> bool:
+        """Whether each feature has its own column."""
+        return not self.columns.matrix
+
+    @property
+    def label_place(self) -> str:
+        """The column of labels."""
+        return f"column {self.columns.labels!r}"
 
 
 def group_features(url: str, mapping: GroupColumns) -> list[Feature]:
@@ -50,7 +100,7 @@ def read_groups(
     `lines_N` is the row of the group. Rejected: `empty_group`, a group without documents (0 rows); `feature_count`,
     feature lists that do not hold the same number of whole documents (1 row, since its documents are not known);
     `unparsable`, the documents of a group whose labels or other lists have another length, or whose query id, time
-    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `read_items`).
+    stamp or period cannot be read; `bad_tokens`, those of a group with a bad token (see `ItemRows.read`).
 
     Args:
         url: A file named .parquet.
@@ -58,7 +108,7 @@ def read_groups(
         features: The features of the first of several files, from `group_features`; the others must have the same.
         first: The name of that file, for errors.
         encoders: Encoders by feature, shared by the files of one data set so that collisions are counted once.
-        encoding: As for `read_items`.
+        encoding: As for `ItemRows.read`.
         batch_groups: The most groups of a block.
 
     Raises:

@@ -16,9 +16,9 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError
-from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.choices import SourceConfig
 from ltrscale.ingest.lakes import Lake, snapshot
-from ltrscale.ingest.sources import File, GroupRows, Items, Letor, Source, files_beside, find_features
+from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.validate import Duplicates
 from ltrscale.ingest.vocabularies import Encoding
 
@@ -75,7 +75,7 @@ class PrepareConfig(Config):
 
     inputs: Inputs = ()
     """The inputs; a plain string is a path. A pipeline or job with a synthetic log fills it in."""
-    source: Source
+    source: SourceConfig
     """The format of the inputs."""
     add: bool = False
     """Add new periods to the existing data set, which keeps its own periods; if there is none, make it."""
@@ -109,15 +109,11 @@ class PrepareConfig(Config):
 
     @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
-        match self.source:
-            case Letor() | BaiduUltr():
-                return self  # its rows state the ids where they have any
-            case Items(columns=columns):
-                key, column = "item", columns.item
-            case GroupRows(columns=lists):
-                key, column = "docs", lists.docs
-        if self.duplicates != "reject" and column is None:
-            raise ValueError(f"duplicates: name the column with the ids of documents, source.columns.{key}")
+        if self.duplicates != "reject":
+            try:
+                self.source.check_documents_named()
+            except ValueError as error:
+                raise ValueError(f"duplicates: {error}") from None
         return self
 
 
@@ -156,7 +152,7 @@ def input_fingerprints(config: PrepareConfig) -> dict[str, str]:
 def fingerprints(files: Sequence[File], source: Source) -> dict[str, str]:
     """The same of listed files, and of those that their source reads besides."""
     urls = {url: file.version for file in files for url in (file.url, file.group_sizes) if url is not None}
-    urls |= dict.fromkeys(files_beside(source))
+    urls |= dict.fromkeys(source.files_beside())
     found = {url: (storage.fingerprint(url), version) for url, version in sorted(urls.items())}
     return {url: f"{stamp} of {version}" if version else stamp for url, (stamp, version) in found.items()}
 
@@ -244,7 +240,7 @@ def open_work(config: PrepareConfig, files: Sequence[File], out: str, taken: Ite
     Raises:
         InputError: the features cannot be inferred, or differ between files.
     """
-    return Work(config, find_features(config.source, files), files[0], out, frozenset(taken))
+    return Work(config, config.source.find_features(files), files[0], out, frozenset(taken))
 
 
 @dataclass(frozen=True)

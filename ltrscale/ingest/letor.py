@@ -6,21 +6,85 @@ Shapes: N rows of a block, F features, G groups.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import Field
 
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import read_lines
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
+from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.svmlight import RowFormat, count_features, parse
+from ltrscale.ingest.vocabularies import Encoding
 
+_BLOCK_BYTES = 1 << 22  # larger blocks are no faster and take more memory
 _PIECE = 1 << 20  # bytes parsed together: few enough for small temporaries, many enough to spread the overhead
 _MOST_VALUES = 1 << 24  # in a block, since sparse rows are short as text but long as arrays
 _MOST_REJECTIONS = 10_000  # in a block
 _GROUP_SIZE = re.compile(rb"[0-9]{1,18}")
+
+
+class Letor(Source):
+    """LETOR or svmlight text, plain, gzip or xz."""
+
+    kind: Literal["letor"] = "letor"
+    missing_labels: ClassVar = False
+    dense: bool = True
+    """Whether every row states every feature; if not, omitted features are 0."""
+    n_features: int | None = Field(default=None, ge=1)
+    """Number of features; inferred from the first good row by default, for dense rows only."""
+    feature_names: tuple[str, ...] | None = None
+    """Names of the features, in order; 1, 2, ... if not given."""
+
+    def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
+        """The features: by the config, or else by the first good row of each file."""
+        names = self.feature_names
+        n_features = self.n_features or (len(names) if names else self._inferred(files))
+        names = names or tuple(str(i + 1) for i in range(n_features))
+        if len(names) != n_features or len(set(names)) != n_features:
+            raise InputError(
+                f"source.feature_names: {len(set(names))} names for {n_features} features; name each one once"
+            )
+        return tuple(Feature(name=name) for name in names)
+
+    def _inferred(self, files: Sequence[File]) -> int:
+        if not self.dense:
+            raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
+        n_features, first = 0, ""
+        for file in files:
+            found = infer_features(file.url, qid=file.group_sizes is None)
+            if found is not None and not n_features:
+                n_features, first = found, file.url
+            elif found is not None and found != n_features:
+                raise InputError(
+                    f"{file.url}: column {min(found, n_features) + 1}: the first row has {found} features, that of "
+                    f"{first} has {n_features}; mend the file, prepare it apart, or set source.n_features"
+                )
+        return n_features or 1  # without a good row all are rejected, with any number
+
+    def open(
+        self,
+        features: Sequence[Feature],
+        *,
+        first: str,  # noqa: ARG002
+        encoders: Encoders,  # noqa: ARG002
+        encoding: Encoding | None = None,  # noqa: ARG002
+    ) -> Reader:
+        """See `read_letor`."""
+        n, size = len(features), _BLOCK_BYTES
+        return lambda file: read_letor(
+            file.url, n_features=n, dense=self.dense, group_sizes=file.group_sizes, block_bytes=size
+        )
+
+    @property
+    def label_place(self) -> str:
+        """The first number."""
+        return "the first number of each line"
 
 
 def read_letor(

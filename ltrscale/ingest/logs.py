@@ -1,13 +1,12 @@
-"""Reads raw logs with one item (document) per row, block by block.
+"""Turns batches of items (documents) into RowBlocks with one row per document, as the uses of the columns say.
 
-A config maps the columns. The reader yields RowBlocks with one row per document; memory does not grow with the file. In
-numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed on.
-Categorical columns are encoded as in `categories`.
+In numeric columns null, NaN, and in CSV an empty field or NULL, are missing values (NaN); infinite values are passed
+on. Categorical columns are encoded as in `categories`.
 
 Shapes: N rows (documents), F features.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,48 +16,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.data import columns as cols
-from ltrscale.data.dataset.manifest import Feature, RawColumns
+from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import part_of
 from ltrscale.ingest import joins, tables
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.joins import Join, Joined
+from ltrscale.ingest.joins import Joined
 from ltrscale.ingest.mapping import ColumnMapping, agree, path_value, resolve
 from ltrscale.ingest.rows import RowBlock, RowTexts, keep
+from ltrscale.ingest.source import Encoders
 from ltrscale.ingest.texts import TextReader
 from ltrscale.ingest.vocabularies import Encoding
 
-Encoders = dict[str, CategoryEncoder]
-"""The encoder of each categorical feature, by name."""
 
-
-def item_schema(url: str, mapping: ColumnMapping, joined: Sequence[Join] = ()) -> pa.Schema:
-    """The columns of a file, with those that join its rows."""
-    return joins.with_joined(tables.read_schema(url, mapping.dialect(url)), joined, mapping.dialect, url)
-
-
-def item_features(url: str, mapping: ColumnMapping, joined: Sequence[Join] = ()) -> list[Feature]:
-    """The features that `read_items` finds in a file."""
-    return resolve(item_schema(url, mapping, joined), mapping, url)
-
-
-def raw_columns(url: str, mapping: ColumnMapping, joined: Sequence[Join], features: Sequence[Feature]) -> RawColumns:
-    """How a file has the columns that features are made of, as `read_items` reads them."""
-    schema, form = item_schema(url, mapping, joined), tables.form(url)
-    own, numbers = tables.read_schema(url, mapping.dialect(url)).names, _numbers(mapping, features)
-    keys = {name for join in joined for name in join.key}
-    used = {*_sources(mapping, features), *keys, *([mapping.time] if mapping.time in schema.names else [])}
-    return RawColumns(
-        rows=form,
-        reads={
-            name: _holds(schema.field(name).type, form if name in own else "parquet", number=name in numbers)
-            for name in schema.names
-            if name in used
-        },
-    )
-
-
-def _holds(
+def holds(
     kind: pa.DataType, form: tables.Form, *, number: bool
 ) -> Literal["number", "boolean", "integer", "text", "value"]:
     """What a column holds; `number` is whether its file reads it as such where it has text only."""
@@ -74,75 +45,20 @@ def _holds(
     return "text" if cols.is_text(kind) or pa.types.is_null(kind) else "value"
 
 
-def _sources(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
+def sources_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
     """The columns that features are made from."""
     return {mapping.source_of(feature.name) for feature in features}
 
 
-def _numbers(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
+def numbers_of(mapping: ColumnMapping, features: Sequence[Feature]) -> set[str]:
     """The columns that are read as numbers, where a file has text only."""
     dates, side = mapping.date_features(), mapping.side().values()
     label = [column for use, column in mapping.named().items() if use == "label"]
     return {*(f.name for f in features if f.kind == "numeric" and f.name not in dates), *side, *label}
 
 
-def read_items(
-    url: str,
-    mapping: ColumnMapping,
-    *,
-    features: Sequence[Feature] | None = None,
-    first: str = "the first file",
-    encoders: Encoders | None = None,
-    joined: Sequence[Joined] = (),
-    encoding: Encoding | None = None,
-    batch_rows: int = 1 << 16,
-) -> Iterator[RowBlock]:
-    """Read a log with one item (document) per row, in blocks of at most `batch_rows` rows.
-
-    `lines_N` are row numbers (Parquet) or line numbers (of CSV with the header as line 1). Rejected as `unparsable`: a
-    line that is no JSON object, or a CSV line with a wrong number of fields, misplaced quotes or a value that is no
-    number in a numeric column; a row without a query id, with a time stamp or period that is missing or cannot be read,
-    or with text that is not UTF-8. Rejected as `not_joined`: a row with a key that a table must have and has not; as
-    `bad_tokens`: a row with a token that is no id of the vocabulary, or without a text that it must have.
-    Partition columns in the path are ignored, except `period_column`.
-
-    Args:
-        url: A file named .parquet, .csv, .tsv or .jsonl, the last three perhaps with .gz or .xz.
-        mapping: The uses of the columns.
-        features: The features of the first of several files, from `item_features`; the others must have the same.
-        first: The name of that file, for errors.
-        encoders: Encoders by column, shared by the files of one data set so that collisions are counted once.
-        joined: Tables whose columns join the rows.
-        encoding: Makes tokens of texts; without it the tokens are texts, to train a tokenizer on.
-        batch_rows: The most rows of a block.
-
-    Raises:
-        InputError: the file is missing, empty or damaged; a column is missing, has a type that does not fit, or
-            differs from the first file.
-    """
-    dialect = mapping.dialect(url)
-    schema = tables.read_schema(url, dialect)
-    whole = joins.with_joined(schema, [table.join for table in joined], mapping.dialect, url)
-    found = resolve(whole, mapping, url)
-    if features is not None:
-        agree(whole, found, features, mapping, url, first)
-    used, known = found if features is None else features, {} if encoders is None else encoders
-    build = _ItemBlocks(url, mapping, used, known, joined, encoding)
-    sources, tokens = _sources(mapping, build.features), mapping.tokens.columns if mapping.tokens else ()
-    wanted = {*mapping.named().values(), *mapping.meta, *sources, *tokens}
-    wanted |= {name for table in joined for name in table.join.key}
-    names = [name for name in schema.names if name in wanted]
-    numbers = _numbers(mapping, build.features)
-    yield from map(
-        build,
-        tables.read_rows(
-            url, schema, names, numbers=numbers, query=mapping.query, dialect=dialect, batch_rows=batch_rows
-        ),
-    )
-
-
 def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Feature]) -> RowBlock:
-    """The rows of a table in memory, as `read_items` reads those of a Parquet file; for tables without texts or joins.
+    """The rows of a table in memory, as `Items` reads those of a Parquet file; for tables without texts or joins.
 
     Args:
         table: the rows, not too many for one block.
@@ -154,7 +70,7 @@ def read_table(table: pa.Table, mapping: ColumnMapping, features: Sequence[Featu
     """
     name = "the table"
     agree(table.schema, resolve(table.schema, mapping, name), features, mapping, name, name)
-    build = _ItemBlocks(name, mapping, features, {})
+    build = ItemBlocks(name, mapping, features, {})
     wanted = {*mapping.named().values(), *(mapping.source_of(feature.name) for feature in features)}
     rows = table.select([column for column in table.column_names if column in wanted]).combine_chunks()
     batch = cols.without_views(rows.to_batches()[0])
@@ -169,7 +85,7 @@ def _query_ids(rows: Examined, mapping: ColumnMapping) -> pa.StringArray:
 
 
 @dataclass(frozen=True)
-class _ItemBlocks:
+class ItemBlocks:
     """Turns a batch of items into a RowBlock."""
 
     url: str
@@ -180,6 +96,7 @@ class _ItemBlocks:
     encoding: Encoding | None = None
 
     def __call__(self, raw: tables.Raw) -> RowBlock:
+        """The rows that can be used, and the rejections of the others."""
         mapping = self.mapping
         rows = self._joined(raw.rows)
         batch = rows.batch

@@ -8,12 +8,11 @@ from ltrscale.data.dataset.relevant import none_relevant
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.errors import InputError
-from ltrscale.ingest.baidu import BaiduUltr
 from ltrscale.ingest.inputs import Expected, Work
 from ltrscale.ingest.leaks import look, of_queries, questions
 from ltrscale.ingest.quarantine import QUARANTINE
 from ltrscale.ingest.rows import Rejection
-from ltrscale.ingest.sources import GroupRows, Items, Letor, Source
+from ltrscale.ingest.source import Source
 from ltrscale.progress import Report, log
 
 
@@ -91,17 +90,8 @@ def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
     """Warn if no document of a labelled data set is relevant: training would refuse it."""
     if not manifest.label_counts or any(map(float, manifest.label_counts)):
         return
-    match source:
-        case Letor():
-            label = "the first number of each line"
-        case Items(columns=columns):
-            label = f"column {columns.label!r}"
-        case BaiduUltr():
-            label = "the clicks or labels of the lines"
-        case GroupRows(columns=lists):
-            label = f"column {lists.labels!r}"
     wrong = none_relevant(manifest.counts().labelled)
-    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, label)
+    log.warning("prepare: %s: %s; check %s, which prepare takes as the label", out, wrong, source.label_place)
 
 
 def log_shortcuts(new: Manifest) -> None:

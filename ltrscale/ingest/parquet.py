@@ -42,10 +42,10 @@ def read_batches(url: str, columns: Sequence[str], batch_rows: int) -> Iterator[
         row = 1
         for group in range(file.num_row_groups):
             # not its offset, which is in the metadata of its columns: if these are damaged, pyarrow kills the process
-            with _damage(url, f"row group {group}, near row {row}"):
+            with damage(url, f"row group {group}, near row {row}"):
                 batches = file.iter_batches(batch_rows, row_groups=[group], columns=list(columns))
             while True:
-                with _damage(url, f"row group {group}, near row {row}"):
+                with damage(url, f"row group {group}, near row {row}"):
                     batch = next(batches, None)
                 if batch is None:
                     break
@@ -64,7 +64,7 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
     with storage.open_input(url) as stream:
         if not (end := stream.seek(0, 2)):
             raise InputError(f"{url}: the file is empty (0 bytes); write it again or remove it")
-        with _damage(url, f"the footer before byte {end}"):
+        with damage(url, f"the footer before byte {end}"):
             # checksums, if the file has any, detect a flipped bit that would still decode
             file = pq.ParquetFile(
                 stream,
@@ -78,7 +78,8 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _damage(url: str, where: str) -> Iterator[None]:
+def damage(url: str, where: str) -> Iterator[None]:
+    """Raise InputError, with the place in the file, where pyarrow cannot decode it."""
     with storage.named_errors(url):
         try:
             yield

@@ -44,7 +44,6 @@ from ltrscale.ingest.outcome import (
 from ltrscale.ingest.parallel import write_with_ray
 from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Rejection
-from ltrscale.ingest.sources import fills_of, raw_of, tokens_of
 from ltrscale.ingest.validate import total
 from ltrscale.ingest.vocabularies import Encoding, encoding_of, open_encoding
 from ltrscale.progress import Advance, Report, log, progress
@@ -170,7 +169,7 @@ def _encoding(
     work: Work, units: Sequence[Unit], before: Dataset | None, commit: storage.Commit, folder: Path
 ) -> Encoding | None:
     """What makes tokens of texts, its file in place: that of the data set, or a new one."""
-    tokens = tokens_of(work.config.source)
+    tokens = work.config.source.token_columns
     if tokens is None:
         return None
     if before is not None:
@@ -279,7 +278,7 @@ class _Totals:
     def manifest(self, origin: Mapping[str, Any], *, lost_groups: int) -> Manifest:
         """The manifest of all units."""
         collisions = sum(encoder.collisions for encoder in self._encoders.values())
-        tokens, encoding = tokens_of(self._work.config.source), self._work.encoding
+        tokens, encoding = self._work.config.source.token_columns, self._work.encoding
         return Manifest(
             features=self._work.features,
             files=tuple(sorted(self._files, key=lambda file: (file.period, file.path))),
@@ -291,8 +290,8 @@ class _Totals:
             vocabulary=encoding.vocabulary if encoding else None,
             accounting=total(self._accounting, lost_groups=lost_groups, hash_collisions=collisions),
             categories={name: dict(sorted(texts.items())) for name, texts in self._texts.items() if texts is not None},
-            raw=raw_of(self._work.config.source, self._work.features, self._work.first.url),
-            fills=fills_of(self._work.config.source),
+            raw=self._work.config.source.raw_columns(self._work.features, self._work.first.url),
+            fills=self._work.config.source.fills,
             quarantine=tuple(self._quarantine),
             made_by=dict(origin),
         )

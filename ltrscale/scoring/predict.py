@@ -19,10 +19,11 @@ from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
 from ltrscale.data.dataset.split import Texts
 from ltrscale.errors import InputError, Refused
+from ltrscale.ingest.choices import SourceConfig
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, list_inputs
 from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.quarantine import QUARANTINE
-from ltrscale.ingest.sources import Source, for_scoring, missing_columns
+from ltrscale.ingest.source import Needs
 from ltrscale.progress import log
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.scoring.scorer import ScorerConfig
@@ -40,7 +41,7 @@ class PredictJob(ScorerConfig):
     """Directory of the ranked items. The rows lie beside it as a data set, in the directory `OUT-data`."""
     inputs: Inputs = Field(min_length=1)
     """Files, directories or patterns, in the format of the training data; they need no labels."""
-    source: Source | None = None
+    source: SourceConfig | None = None
     """The format and the columns, for rows in another form than the training data, or for a bundle that does not record
     how these were read. By default as the first bundle's training data were read."""
     sort: bool | None = None
@@ -108,10 +109,10 @@ class PredictJob(ScorerConfig):
         positions = any(each.reads_positions for each in opened)
         tokens = any(each.reads_tokens for each in opened)
         dated = any(entry.period is None for entry in self.inputs)
-        kept: dict[str, bool] = {"positions": positions, "dated": dated, "tokens": tokens}
-        fills = fills_of(opened[0].read_as)
-        source = for_scoring(config.source, [*features], meta=self.meta, fills=fills, **kept)
-        return config.replace(source=source)
+        needs = Needs(
+            [*features], self.meta, positions=positions, dated=dated, tokens=tokens, fills=fills_of(opened[0].read_as)
+        )
+        return config.replace(source=config.source.for_scoring(needs))
 
     def _compare(self, periods: Sequence[str]) -> None:
         """Say how the rows of some periods differ from training, or refuse them."""
@@ -134,7 +135,7 @@ class PredictJob(ScorerConfig):
     def _check_columns(self, reading: PrepareConfig) -> None:
         """Refuse rows whose first file lacks columns; names them all."""
         first = list_inputs(reading.inputs)[0].url
-        if lacking := missing_columns(reading.source, first):
+        if lacking := reading.source.missing_columns(first):
             raise InputError(
                 f"{first}: no column {', '.join(lacking)}, which {self.name} needs; name columns that have other names "
                 "there under source.columns; features must have the names of the training data"

@@ -28,7 +28,7 @@ from ltrscale.ingest import parquet
 from ltrscale.ingest.fills import completed
 from ltrscale.ingest.inputs import Input, PrepareConfig, list_inputs
 from ltrscale.ingest.rows import RowBlock, concat, cut, keep
-from ltrscale.ingest.sources import File, open_source
+from ltrscale.ingest.source import File
 from ltrscale.progress import log
 from ltrscale.serving import raw
 
@@ -149,7 +149,7 @@ def _bits(value: float) -> bytes:
 
 def _taken(url: str, config: PrepareConfig, features: tuple[Feature, ...], rows: int) -> RowBlock | None:
     """The first rows of a file that `prepare` takes; None if it takes none."""
-    read = open_source(config.source, features, first=url, encoders={})
+    read = config.source.open(features, first=url, encoders={})
     blocks: list[RowBlock] = []
     n = 0
     for block in read(File(url=url)):

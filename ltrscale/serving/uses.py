@@ -8,8 +8,9 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.origin import fills_of, settings_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.sources import Items, for_scoring
+from ltrscale.ingest.source import Needs
 
 ROW = "__row__"
 """The column that holds the numbers of rows."""
@@ -55,8 +56,7 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
         return columns, {}
     where = f"{bundle.url}: read_as of its config.json"
     config = validate(PrepareConfig, {**settings_of(bundle.read_as), "inputs": "X"}, where)
-    if isinstance(config.source, Items):
-        mapping = config.source.columns
+    if (mapping := config.source.mapping) is not None:
         # `score` reads labels too
         columns = _plain(_scoring(mapping, bundle).replace(label=mapping.label, grades=mapping.grades))
     return columns, config.model_dump(mode="json", exclude={"inputs", "source", "sort"}, exclude_defaults=True)
@@ -64,11 +64,9 @@ def read_as(bundle: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _scoring(mapping: ColumnMapping, bundle: Bundle) -> ColumnMapping:
     """What `jobs.predict` needs of a mapping for rows of a fixed period."""
-    kept = {"positions": bundle.reads_positions, "tokens": bundle.reads_tokens}
-    fills = fills_of(bundle.read_as)
-    source = for_scoring(Items(columns=mapping), bundle.features, meta=(), **kept, dated=False, fills=fills)
-    assert isinstance(source, Items)
-    return source.columns
+    positions, tokens = bundle.reads_positions, bundle.reads_tokens
+    needs = Needs(bundle.features, positions=positions, tokens=tokens, fills=fills_of(bundle.read_as))
+    return Items(columns=mapping).for_scoring(needs).columns
 
 
 def _plain(mapping: ColumnMapping) -> dict[str, Any]:

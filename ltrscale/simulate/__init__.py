@@ -1,1 +1,1 @@
-"""A synthetic log to try everything on without a download."""
+"""A synthetic log to try everything on without a download, and simulated users."""

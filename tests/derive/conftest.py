@@ -14,7 +14,8 @@ from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
-from ltrscale.derive.rewrite import GroupBlock, offsets
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.simulate.ragged import offsets
 
 __all__ = ["apply", "make_block", "make_dataset", "rows_of", "write"]
 

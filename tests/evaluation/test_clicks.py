@@ -13,21 +13,20 @@ from click_sessions import Row, position_based, rows_of, write_log
 from linear_teacher import linear_teacher
 
 from ltrscale import storage
+from ltrscale.clicks.log import read_log
 from ltrscale.config import validate
 from ltrscale.derive.relabelling.relabel import RelabelConfig, relabel
 from ltrscale.errors import InputError
-from ltrscale.evaluation.click_log import read_log
-from ltrscale.evaluation.clicks import ClicksConfig, understand
+from ltrscale.evaluation.clicks import ClicksJob, understand
 from ltrscale.evaluation.clicks_page import UnderstoodLog, page, tables
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.workflows.clicks import ClicksJob
 
 NAN = math.nan
 
 
-def config(data: str | Sequence[str], **keys: Any) -> ClicksConfig:
-    return validate(ClicksConfig, {"log": {"data": data}, "query": "meta_query", **keys}, "test")
+def config(data: str | Sequence[str], **keys: Any) -> ClicksJob:
+    return validate(ClicksJob, {"out": "unused", "log": {"data": data}, "query": "meta_query", **keys}, "test")
 
 
 @pytest.fixture(scope="module")

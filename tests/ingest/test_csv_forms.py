@@ -14,14 +14,14 @@ import pytest
 from ltrscale.config import validate
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import encode
-from ltrscale.ingest.logs import item_features, read_items
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 
 
 def read(path: Path, **fields: Any) -> tuple[RowBlock, list[Rejection]]:
     mapping = ColumnMapping.model_validate({"query": "q", "features": ["*"], **fields})
-    blocks = list(read_items(str(path), mapping))
+    blocks = list(Items(columns=mapping).read(str(path)))
     return concat(blocks), [one for block in blocks for one in block.rejected]
 
 
@@ -135,13 +135,14 @@ def test_a_column_that_may_be_something_else_stays_text(tmp_path: Path, values: 
     path = tmp_path / "log.csv"
     path.write_text("q,f,c\n" + "".join(f"a,1,{value}\n" for value in values))
     mapping = ColumnMapping(query="q", features=("*",))
-    assert [feature.name for feature in item_features(str(path), mapping)] == ["f"]
+    assert [feature.name for feature in Items(columns=mapping).features_of(str(path))] == ["f"]
 
 
 def test_the_types_of_a_file_with_a_short_header_are_those_of_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("q,f\na,1\n")
-    assert [feature.name for feature in item_features(str(path), ColumnMapping(query="q", features=("*",)))] == ["f"]
+    source = Items(columns=ColumnMapping(query="q", features=("*",)))
+    assert [feature.name for feature in source.features_of(str(path))] == ["f"]
 
 
 def test_booleans_as_a_category_keep_their_codes(tmp_path: Path) -> None:

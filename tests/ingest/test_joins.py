@@ -18,7 +18,7 @@ from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.ingest.sources import for_scoring
+from ltrscale.ingest.source import Needs
 
 LOG = "q,d,x\na,1,0.5\na,2,1.5\nb,2,2.5\nb,3,3.5\n"
 DOCUMENTS = "doc,price,name\n2,20,two\n1,10,one\n3,,three\n4,40,four\n"
@@ -121,7 +121,7 @@ def test_scoring_needs_no_table_of_labels(folder: Path) -> None:
     source = PrepareConfig.model_validate(
         {"inputs": "x", "source": {"kind": "items", "columns": COLUMNS, "joins": tables}}
     ).source
-    needed = for_scoring(source, dataset.manifest.features, meta=(), positions=False, dated=False)
+    needed = source.for_scoring(Needs(dataset.manifest.features))
     assert needed.kind == "items"
     assert [join.path for join in needed.joins] == [str(folder / "documents.csv")]
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from ltrscale.data.columns import is_id, is_number
 from ltrscale.errors import InputError
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.jsontext import read_schema
-from ltrscale.ingest.logs import item_features, read_items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
 
 
 def read(path: Path, mapping: ColumnMapping, **more: Any) -> tuple[RowBlock, list[Rejection]]:
-    blocks = list(read_items(str(path), mapping, **more))
+    blocks = list(Items(columns=mapping).read(str(path), **more))
     return concat(blocks), [one for block in blocks for one in block.rejected]
 
 
@@ -60,7 +60,7 @@ def test_types_are_those_of_the_values(tmp_path: Path) -> None:
     found = {field.name: str(field.type) for field in read_schema(str(path))}
     kinds = {"i": "int64", "f": "double", "b": "bool", "s": "string", "n": "null", "l": "list<item: null>"}
     assert found == kinds | {"d": "struct<>", "m": "int64", "late": "null", "new": "int64"}
-    assert [each.name for each in item_features(str(path), ColumnMapping(query="s", features=("*",)))] == [
+    assert [each.name for each in Items(columns=ColumnMapping(query="s", features=("*",))).features_of(str(path))] == [
         *("b", "f", "i", "m", "new")
     ]
 
@@ -116,7 +116,8 @@ def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
     text = "\n".join(['{"q": "a", "f": 1, "c": "x"}', *lines, '{"q": "z", "f": 2.5, "c": "y"}'])
     path.write_bytes(text.encode())
     try:
-        blocks = list(read_items(str(path), ColumnMapping(query="q", item="c", features=("f",)), batch_rows=batch_rows))
+        source = Items(columns=ColumnMapping(query="q", item="c", features=("f",)))
+        blocks = list(source.read(str(path), batch_rows=batch_rows))
     except InputError:  # most values of a column are lists, or text where numbers should be
         kinds = {field.name: field.type for field in read_schema(str(path))}
         assert not is_number(kinds["f"]) or not is_id(kinds["q"]) or not is_id(kinds["c"])

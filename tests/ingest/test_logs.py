@@ -23,20 +23,19 @@ from ltrscale.data.times import periods
 from ltrscale.errors import InputError
 from ltrscale.ingest import parquet
 from ltrscale.ingest.categories import CategoryEncoder, encode
-from ltrscale.ingest.grouplogs import group_features, read_groups
+from ltrscale.ingest.grouplogs import GroupRows, group_features, read_groups
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.logs import item_features, read_items
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping, GroupColumns
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
-from ltrscale.ingest.sources import GroupRows, Items
 
 SIMPLE = ColumnMapping(query="q", item="d", label="y", features=("f*",))
 
 
 def read(url: Path | str, mapping: ColumnMapping = SIMPLE, **more: Any) -> tuple[RowBlock, list[Rejection]]:
     """All rows of a file as one block, and all rejections."""
-    blocks = list(read_items(str(url), mapping, **more))
+    blocks = list(Items(columns=mapping).read(str(url), **more))
     return concat(blocks), [one for block in blocks for one in block.rejected]
 
 
@@ -68,7 +67,7 @@ def test_documentation_search_csv(shared_data: Path) -> None:
         expected = list(csv.DictReader(stream))
     assert rows.query_ids_N.to_pylist() == [row["query_id"] for row in expected]
     assert rows.labels_N.tolist() == [float(row["grade"]) for row in expected]
-    names = [feature.name for feature in item_features(str(path), mapping)]
+    names = [feature.name for feature in Items(columns=mapping).features_of(str(path))]
     assert names == sorted(name for name in expected[0] if name not in ("grade", "query_id"))
     features_NF = np.array([[float(row[name]) for name in names] for row in expected], np.float32)
     np.testing.assert_array_equal(rows.features_NF, features_NF)
@@ -196,7 +195,7 @@ def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(
 
 
 def read_all(path: Path, mapping: ColumnMapping, batch_rows: int) -> tuple[list[tuple[int, str, str]], list[Rejection]]:
-    blocks = list(read_items(str(path), mapping, batch_rows=batch_rows))
+    blocks = list(Items(columns=mapping).read(str(path), batch_rows=batch_rows))
     rows: list[tuple[int, str, str]] = []
     for block in blocks:
         assert len(block) + len(block.rejected) <= batch_rows
@@ -209,13 +208,13 @@ def test_a_column_that_is_mostly_text_is_not_taken_for_numbers(tmp_path: Path) -
     rows = "".join(f"a,d{i},{'oops' if i == 3 else i},title {i},,{i}\n" for i in range(9))
     path = write_csv(tmp_path, "q,d,price,title,empty,y\n" + rows)
     mapping = ColumnMapping(query="q", item="d", label="y", features=("*",))
-    assert [feature.name for feature in item_features(str(path), mapping)] == ["price"]
+    assert [feature.name for feature in Items(columns=mapping).features_of(str(path))] == ["price"]
     kept, rejected = read(path, mapping)
     assert (len(kept), [one.line for one in rejected]) == (8, [5])
     with pytest.raises(
         InputError, match=r"column 'title' \(numeric\) should hold numbers and is string; list it under"
     ):
-        item_features(str(path), mapping.replace(features=("price", "title")))
+        Items(columns=mapping.replace(features=("price", "title"))).features_of(str(path))
     explicit, _ = read(path, mapping.replace(features=("price", "empty")))
     assert np.isnan(explicit.features_NF[:, 1]).all()
 
@@ -226,7 +225,7 @@ def test_long_files_are_read_in_blocks_with_their_line_numbers(tmp_path: Path) -
     for bad in (7, 70_000, 119_999):
         lines[bad] = "bad"
     path = write_csv(tmp_path, "q,d,y,f,t\n" + "\n".join(lines), "log.csv.gz")
-    blocks = list(read_items(str(path), SIMPLE, batch_rows=50_000))
+    blocks = list(Items(columns=SIMPLE).read(str(path), batch_rows=50_000))
     assert len(blocks) > 2
     assert [one.line for block in blocks for one in block.rejected] == [9, 70_002, 120_001]
     lines_N = np.concatenate([block.lines_N for block in blocks])
@@ -310,13 +309,13 @@ def test_collisions_are_counted_once_over_files_that_share_encoders(tmp_path: Pa
     mapping = ColumnMapping(query="q", categorical=("city",))
     encoders: dict[str, CategoryEncoder] = {}
     for _ in range(2):
-        list(read_items(str(path), mapping, encoders=encoders))
+        list(Items(columns=mapping).read(str(path), encoders=encoders))
         assert encoders["city"].collisions == 1
 
 
 def test_row_groups_and_batches_keep_row_numbers(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, {"q": ["a"] * 1_000, "f": range(1_000)}, row_group_size=300)
-    blocks = list(read_items(str(path), ColumnMapping(query="q", features=("f",)), batch_rows=128))
+    blocks = list(Items(columns=ColumnMapping(query="q", features=("f",))).read(str(path), batch_rows=128))
     assert max(map(len, blocks)) == 128
     rows = concat(blocks)
     assert rows.lines_N.tolist() == list(range(1, 1_001))
@@ -396,7 +395,7 @@ def test_patterns_exclusions_and_order(tmp_path: Path) -> None:
 
     def found(**fields: Any) -> list[str]:
         mapping = ColumnMapping(query="q", label="y", **fields)
-        return [f"{feature.name}:{feature.kind[0]}" for feature in item_features(path, mapping)]
+        return [f"{feature.name}:{feature.kind[0]}" for feature in Items(columns=mapping).features_of(path)]
 
     assert found(features=("f_*",), exclude=("f_leak",)) == ["f_1:n", "f_2:n"]
     assert found(features=("*",), categorical=("c_*",), exclude=("f_l*",)) == [
@@ -587,7 +586,7 @@ def test_flipped_bits_never_raise_anything_but_one_line(shared_data: Path, tmp_p
         path = tmp_path / f"log.{kind}"
         path.write_bytes(data.tobytes())
         try:
-            blocks = list(read_items(str(path), mapping))
+            blocks = list(Items(columns=mapping).read(str(path)))
         except InputError:  # one line by its nature; anything else fails the test
             lost += 1
             continue

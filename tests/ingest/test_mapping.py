@@ -21,17 +21,18 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.times import Clock, instants, part_of, periods
 from ltrscale.errors import InputError
+from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.logs import item_features, read_items
+from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.prepare import prepare
 from ltrscale.ingest.rows import Rejection, RowBlock, concat
-from ltrscale.ingest.sources import GroupRows, Items, for_scoring, missing_columns
+from ltrscale.ingest.source import Needs
 
 
 def read(path: Path, mapping: ColumnMapping) -> tuple[RowBlock, list[Rejection]]:
     """All rows of a file as one block, and all rejections."""
-    blocks = list(read_items(str(path), mapping))
+    blocks = list(Items(columns=mapping).read(str(path)))
     return concat(blocks), [one for block in blocks for one in block.rejected]
 
 
@@ -264,7 +265,7 @@ def test_dates_become_days_weekday_and_hour(tmp_path: Path) -> None:
         features=["*"],
     )
     path = write(tmp_path, "log.parquet", columns)
-    found = [(each.name, each.kind) for each in item_features(str(path), made)]
+    found = [(each.name, each.kind) for each in Items(columns=made).features_of(str(path))]
     kinds = ["numeric", "numeric", "categorical", "categorical", "categorical"]
     names = ["f", "listed.days_before", "listed.weekday", "at.hour", "at.weekday"]
     assert found == list(zip(names, kinds, strict=True))
@@ -298,7 +299,7 @@ def test_a_date_that_cannot_be_read_is_rejected_and_a_missing_one_is_not(tmp_pat
 def test_a_column_with_the_name_of_a_feature_of_dates_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "log.parquet", {"q": ["a"], "f": [1], "at": [0], "at.hour": [3]})
     with pytest.raises(InputError, match=r"column 'at\.hour' has the name of a feature of dates; rename it"):
-        item_features(str(path), mapping(dates={"at": ["hour"]}))
+        Items(columns=mapping(dates={"at": ["hour"]})).features_of(str(path))
 
 
 def test_a_file_without_a_date_of_the_first_one_is_named(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_a_file_without_a_date_of_the_first_one_is_named(tmp_path: Path) -> None
     two = write(tmp_path, "2.parquet", {"q": ["a"], "f": [1]})
     made = mapping(dates={"at": ["hour"]})
     with pytest.raises(InputError, match=r"2\.parquet: no column 'at' \(dates\)"):
-        list(read_items(str(two), made, features=item_features(str(one), made), first=str(one)))
+        list(Items(columns=made).read(str(two), features=Items(columns=made).features_of(str(one)), first=str(one)))
 
 
 def test_weekday_of_known_days() -> None:
@@ -326,14 +327,14 @@ def test_rows_to_score_have_the_features_of_dates_that_the_model_reads_and_need_
     dates = {"listed": ["days_before", "weekday"], "at": ["hour"]}
     trained = mapping(label="event", grades={"view": 0, "buy": 1}, time="at", dates=dates, features=["f"])
     path = write(tmp_path, "log.csv", columns)
-    features = [feature for feature in item_features(str(path), trained) if feature.name != "listed.weekday"]
+    source = Items(columns=trained)
+    features = [feature for feature in source.features_of(str(path)) if feature.name != "listed.weekday"]
     columns.pop("event")
     new = write(tmp_path, "next.csv", dict(reversed(columns.items())))
-    source = for_scoring(Items(columns=trained), features, meta=(), positions=False, dated=False)
-    assert isinstance(source, Items)
+    scored = source.for_scoring(Needs(features))
     expected, found = (
-        dict(zip([f.name for f in item_features(str(p), m)], read(p, m)[0].features_NF.T.tolist(), strict=True))
-        for p, m in ((path, trained), (new, source.columns))
+        dict(zip([f.name for f in s.features_of(str(p))], read(p, s.columns)[0].features_NF.T.tolist(), strict=True))
+        for p, s in ((path, source), (new, scored))
     )
     assert {*found} == {feature.name for feature in features} == {*expected} - {"listed.weekday"}
     assert found == {name: expected[name] for name in found}
@@ -355,7 +356,7 @@ def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) 
         write(tmp_path, "week=7/log.csv", {"q": ["a"], "clicks_": [1]}),
         write(tmp_path, "week=7/log.parquet", {"q": ["a"], "clicks_": [1]}),
     ):
-        assert missing_columns(Items(columns=wanted), str(path)) == [
+        assert Items(columns=wanted).missing_columns(str(path)) == [
             *(
                 "'user' (meta)",
                 "'f' (feature)",
@@ -370,7 +371,7 @@ def test_all_columns_that_a_file_lacks_are_named_with_their_use(tmp_path: Path) 
         ({"features": ["a"], "categorical": ["features"], "docs": "ids"}, ["'ids' (docs)", "'a' (feature)"]),
     ):
         source = validate(GroupRows, {"columns": columns}, "test")
-        assert missing_columns(source, lists) == lacking
+        assert source.missing_columns(lists) == lacking
 
 
 # queries of several columns
@@ -389,7 +390,7 @@ def test_several_columns_make_a_query_id(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="within names a column twice, or that of query"):
         mapping(within=["q"])
     with pytest.raises(InputError, match=r"no column 'dya' .query.; its columns are q, day, f"):
-        item_features(str(tmp_path / name), mapping(within=["dya"]))
+        Items(columns=mapping(within=["dya"])).features_of(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_size_of_blocks_does_not_matter(
     def read(url: str, **options: Any) -> Any:
         return read_letor(url, **{**options, "block_bytes": block_bytes})
 
-    monkeypatch.setattr("ltrscale.ingest.sources.read_letor", read)
+    monkeypatch.setattr("ltrscale.ingest.letor.read_letor", read)
     pieces = prepare(config(str(log_file)), str(tmp_path / "pieces"))
     assert pieces.manifest.hash == whole.manifest.hash
     assert pieces.manifest.accounting == whole.manifest.accounting
@@ -239,9 +239,9 @@ def test_progress_is_the_share_of_all_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, sort: bool
 ) -> None:
     source = copies(tmp_path)[form]
-    monkeypatch.setattr("ltrscale.ingest.sources._BLOCK_BYTES", 10_000)
+    monkeypatch.setattr("ltrscale.ingest.letor._BLOCK_BYTES", 10_000)
     monkeypatch.setattr("ltrscale.ingest.textrows._BLOCK", 10_000)
-    monkeypatch.setattr("ltrscale.ingest.sources._ROWS", 200)
+    monkeypatch.setattr("ltrscale.ingest.items._ROWS", 200)
     steps: list[tuple[float, float]] = []
     totals: list[float] = []
 

@@ -23,7 +23,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import prepare
-from ltrscale.ingest.sources import for_scoring, tokens_of
+from ltrscale.ingest.source import Needs
 
 IDS = {"kind": "ids", "size": 100}
 FIELDS = {
@@ -326,8 +326,8 @@ def test_new_rows_are_read_with_the_tokenizer_of_the_data_set(tmp_path: Path) ->
     source = PrepareConfig.model_validate({**settings, "inputs": str(new)}).source
     features = made.manifest.features
     for tokens in (False, True):
-        scored = for_scoring(source, features, meta=(), positions=False, dated=True, tokens=tokens)
-        assert (tokens_of(scored) is not None) == tokens
+        scored = source.for_scoring(Needs(features, dated=True, tokens=tokens))
+        assert (scored.token_columns is not None) == tokens
 
 
 def test_a_changed_vocabulary_is_noticed(tmp_path: Path) -> None:

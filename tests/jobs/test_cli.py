@@ -11,6 +11,7 @@ from command_lines import run_here
 from ltrscale import config as configs
 from ltrscale.derive.matching.match import MatchJob
 from ltrscale.derive.relabelling.relabel import RelabelJob
+from ltrscale.evaluation.clicks import ClicksJob
 from ltrscale.evaluation.measure.evaluate import EvaluateJob
 from ltrscale.evaluation.weeks.gate import GateJob
 from ltrscale.experiments.crossval import CrossvalJob
@@ -27,7 +28,6 @@ from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.tuning.tune import TuneJob
-from ltrscale.workflows.clicks import ClicksJob
 
 ROOT = Path(__file__).resolve().parents[2]
 LAID_OVER = {

@@ -6,31 +6,26 @@ change.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, P positions, M drawn documents, C candidates to draw.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.derive.relabelling.clicks import check_positions
-from ltrscale.derive.relabelling.step import (
-    Changes,
-    Doubles,
-    StepConfig,
-    Transform,
-    changes,
-    labelled,
-    maximum,
-)
-from ltrscale.derive.rewrite import Floats, GroupBlock, Ints, offsets
+from ltrscale.derive.relabelling.step import Changes, Start, Step, Transform, changes, labelled
+from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
+from ltrscale.progress import log
+from ltrscale.simulate.ragged import Doubles, Floats, Ints, maximum, offsets
 
 _NO_POSITIONS = "prepare it with positions, or simulate clicks before"
 
 
-class ClickRatioWeights(StepConfig):
+class ClickRatioWeights(Step):
     """Inverse propensity weights from the click ratio of each position (SUN23, eq. 2)."""
 
     kind: Literal["click_ratio_weights"] = "click_ratio_weights"
@@ -39,8 +34,29 @@ class ClickRatioWeights(StepConfig):
     depth: int = Field(default=10, ge=1)
     """Positions with their own weight; documents further down share the last one."""
 
+    def transform(self, start: Start) -> Transform:
+        """See `click_ratio_weights`; an extra pass through the groups counts clicks."""
+        ratios_P = click_ratios(start.blocks(), self.depth)
+        check_ratios(ratios_P)
+        weights_P = propensity_weights(ratios_P, alpha=self.alpha)
+        log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
+        return click_ratio_weights(weights_P)
 
-class Refine(StepConfig):
+    def check_after(self, before: Sequence[Step]) -> None:
+        """Refuse negatives that have taken the place of documents that were shown."""
+        if any(isinstance(step, RandomNegatives) and step.replace_unseen for step in before):
+            raise ValueError(
+                "random_negatives takes documents without a click out of the click ratios; "
+                "put click_ratio_weights before it"
+            )
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The weights, and the positions that they are of."""
+        return frozenset({"positions", "weights"})
+
+
+class Refine(Step):
     """Labels from clicks and a well-performing feature, as a distribution over the shown documents (SUN23, 2.2)."""
 
     kind: Literal["refine"] = "refine"
@@ -53,8 +69,19 @@ class Refine(StepConfig):
     scale: Literal["standard", "none"] = "standard"
     """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
 
+    def transform(self, start: Start) -> Transform:
+        """See `refine`."""
+        number = start.feature(self.feature)
+        scale = _deviation(start.dataset, number) if self.scale == "standard" else 1.0
+        return refine(self, feature=number, scale=scale)
 
-class RandomNegatives(StepConfig):
+    @property
+    def fills(self) -> frozenset[str]:
+        """The clicks that the labels were."""
+        return frozenset({"clicks"})
+
+
+class RandomNegatives(Step):
     """Random documents of other queries as negatives; they replace the documents after the last click (SUN23, 2.2)."""
 
     kind: Literal["random_negatives"] = "random_negatives"
@@ -62,6 +89,15 @@ class RandomNegatives(StepConfig):
     """Whether to replace the documents shown after the last click, in groups with a click."""
     extra: int = Field(default=0, ge=0)
     """Number of further negatives to append to every labelled group."""
+
+    def transform(self, start: Start) -> Transform:
+        """See `random_negatives`."""
+        return random_negatives(self, start.seed)
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The positions by which documents are replaced."""
+        return frozenset({"positions"} if self.replace_unseen else ())
 
 
 def clicks_of(block: GroupBlock) -> Floats:
@@ -159,6 +195,16 @@ def softmax_by_group(values_N: Doubles, offsets_Q1: Ints) -> Doubles:
     lengths_Q = np.diff(offsets_Q1)
     weights_N = np.exp(values_N - np.repeat(maximum(values_N, offsets_Q1), lengths_Q))
     return np.asarray(weights_N / np.repeat(np.add.reduceat(weights_N, offsets_Q1[:-1]), lengths_Q))
+
+
+def _deviation(dataset: Dataset, feature: int) -> float:
+    """The standard deviation of a feature over the data set."""
+    summaries = dataset.manifest.summaries
+    deviation = summaries[feature].std if summaries else None
+    if not deviation:
+        name = dataset.manifest.features[feature].name
+        raise InputError(f"the manifest has no standard deviation of feature {name!r}; set scale to none")
+    return deviation
 
 
 def refined_labels(

@@ -11,26 +11,25 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.derive.relabelling.step import (
-    Bits,
+    NO_LABELS,
     Changes,
-    Doubles,
-    StepConfig,
+    Start,
+    Step,
     Transform,
     changes,
     check_grades,
     copies,
     labelled,
-    maximum,
-    place_in_group,
     relabelled,
-    relevance_probability,
 )
-from ltrscale.derive.rewrite import GroupBlock, Ints
+from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms, random_bits
 from ltrscale.errors import InputError
+from ltrscale.simulate.ragged import Bits, Doubles, Ints, maximum, place_in_group
+from ltrscale.simulate.users import relevance_probability
 
 
-class LabelledFraction(StepConfig):
+class LabelledFraction(Step):
     """Keep the labels of a fraction of the labelled groups (HOU24, crowdsourced labels)."""
 
     kind: Literal["labelled_fraction"] = "labelled_fraction"
@@ -39,22 +38,48 @@ class LabelledFraction(StepConfig):
     sample: Literal["random", "first"] = "random"
     """How to choose them: `random` draws uniformly; `first` takes the lowest gids, as HOU24's authors do."""
 
+    def transform(self, start: Start) -> Transform:
+        """See `labelled_fraction`; an extra pass through the groups finds the last that keeps its labels."""
+        ranks = [sample_rank(self, block, start.seed)[labelled(block)] for block in start.blocks()]
+        ranks_Q = np.concatenate(ranks or [np.empty(0, np.uint64)])
+        if not len(ranks_Q):
+            raise InputError(NO_LABELS)
+        return labelled_fraction(self, start.seed, last_kept_rank(ranks_Q, self.fraction))
 
-class RelevantOnly(StepConfig):
+
+class RelevantOnly(Step):
     """Drop labelled groups without a label above 0; keep unlabelled groups."""
 
     kind: Literal["relevant_only"] = "relevant_only"
 
+    def transform(self, start: Start) -> Transform:  # noqa: ARG002
+        """See `relevant_only`."""
+        return relevant_only()
 
-class MinDocs(StepConfig):
+    @property
+    def changes_groups(self) -> bool:
+        """Drops them."""
+        return True
+
+
+class MinDocs(Step):
     """Drop groups of few documents, labelled or not (public code of HOU24; SUN23, section 4)."""
 
     kind: Literal["min_docs"] = "min_docs"
     documents: int = Field(default=10, ge=2)
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
+    def transform(self, start: Start) -> Transform:  # noqa: ARG002
+        """See `min_docs`."""
+        return min_docs(self.documents)
 
-class BinaryFeedback(StepConfig):
+    @property
+    def changes_groups(self) -> bool:
+        """Drops them."""
+        return True
+
+
+class BinaryFeedback(Step):
     """Binary labels; the higher the grade, the more probable is a 1 (HOU24, A.2.4)."""
 
     renamed: ClassVar[Mapping[str, str]] = {"temperature": "sharpness"}
@@ -66,8 +91,12 @@ class BinaryFeedback(StepConfig):
     unlabel_empty: bool = True
     """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
+    def transform(self, start: Start) -> Transform:
+        """See `binary_feedback`."""
+        return binary_feedback(self, start.seed)
 
-class ImplicitFeedback(StepConfig):
+
+class ImplicitFeedback(Step):
     """Label documents of sampled short lists as seen, clicked or bought, by user intent (BUYL23, 6.1)."""
 
     kind: Literal["implicit_feedback"] = "implicit_feedback"
@@ -83,6 +112,21 @@ class ImplicitFeedback(StepConfig):
     """Label of a conversion; a click has 1. BUYL23's text has 2, its public code 4, for a conversion matters more."""
     max_relevance: float | None = Field(default=None, gt=0)
     """The highest grade; by default the highest label in the data set."""
+
+    def transform(self, start: Start) -> Transform:
+        """See `implicit_feedback`."""
+        top = start.highest_grade(self.max_relevance)
+        return implicit_feedback(self, start.seed, top=top, span=start.span)
+
+    @property
+    def changes_groups(self) -> bool:
+        """Adds them."""
+        return True
+
+    @property
+    def lists(self) -> int:
+        """Those that are sampled."""
+        return self.copies
 
 
 def sample_rank(step: LabelledFraction, block: GroupBlock, seed: int) -> Bits:
@@ -269,19 +313,3 @@ def _implicit_labels(step: ImplicitFeedback, block: GroupBlock, seed: int, top: 
         click_N=open_uniforms((seed, "click"), *places),
     )
     return np.where(actions_N == 2, step.conversion_label, actions_N).astype(np.float64)
-
-
-def highest_grade(given: float | None, label_counts: Mapping[str, int]) -> float:
-    """The grade of a perfect document: the given one, or else the highest label that a manifest counts.
-
-    Raises:
-        InputError: no grade is given, and the manifest has no counts of labels or none above 0.
-
-    Example:
-        >>> highest_grade(None, {"0": 9, "0.5": 2, "2": 1}), highest_grade(4, {"0": 9})
-        (2.0, 4)
-    """
-    top = max(map(float, label_counts), default=0.0) if given is None else given
-    if top <= 0:
-        raise InputError("the manifest does not state the highest label; give it as max_relevance")
-    return top

@@ -10,22 +10,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.derive.relabelling.cleaning import clicks_of, shown
-from ltrscale.derive.relabelling.step import Changes, Doubles, StepConfig, Transform, changes, labelled, place_in_group
-from ltrscale.derive.rewrite import GroupBlock, Ints
+from ltrscale.derive.relabelling.step import Changes, Start, Step, Transform, changes, labelled
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.simulate.ragged import Doubles, Ints, place_in_group
 
 
-class ShownOnly(StepConfig):
+class ShownOnly(Step):
     """Drop the documents of labelled groups that were not shown: a click log has only those that were."""
 
     kind: Literal["shown_only"] = "shown_only"
 
+    def transform(self, start: Start) -> Transform:  # noqa: ARG002
+        """See `shown_only`."""
+        return shown_only()
 
-class ClickOrder(StepConfig):
+
+class ClickOrder(Step):
     """Labels that order a list: clicked documents first, then the others, each by a feature (SUN23, section 2.2)."""
 
     kind: Literal["click_order"] = "click_order"
     feature: str
     """Name of the feature, for example the one that holds BM25."""
+
+    def transform(self, start: Start) -> Transform:
+        """See `click_order`."""
+        return click_order(feature=start.feature(self.feature))
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The clicks that the labels were."""
+        return frozenset({"clicks"})
 
 
 def shown_only() -> Transform:

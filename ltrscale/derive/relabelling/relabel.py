@@ -8,11 +8,11 @@ Shapes: Q groups, N documents.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -21,35 +21,17 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
 from ltrscale.data.dataset.writer import BESIDE_LABELS, Compression
 from ltrscale.derive.derivation import Derivation
-from ltrscale.derive.relabelling.cleaning import (
-    ClickRatioWeights,
-    RandomNegatives,
-    Refine,
-    check_ratios,
-    click_ratio_weights,
-    click_ratios,
-    propensity_weights,
-    random_negatives,
-    refine,
-)
-from ltrscale.derive.relabelling.clicks import Clicks, clicks, feature_number
+from ltrscale.derive.relabelling.cleaning import ClickRatioWeights, RandomNegatives, Refine
+from ltrscale.derive.relabelling.clicks import Clicks
 from ltrscale.derive.relabelling.feedback import (
     BinaryFeedback,
     ImplicitFeedback,
     LabelledFraction,
     MinDocs,
     RelevantOnly,
-    binary_feedback,
-    highest_grade,
-    implicit_feedback,
-    labelled_fraction,
-    last_kept_rank,
-    min_docs,
-    relevant_only,
-    sample_rank,
 )
-from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly, click_order, shown_only
-from ltrscale.derive.relabelling.step import Changes, Transform, labelled
+from ltrscale.derive.relabelling.order import ClickOrder, ShownOnly
+from ltrscale.derive.relabelling.step import NO_LABELS, Changes, Start, Transform, labelled
 from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, periods_of, read_groups
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -57,7 +39,7 @@ from ltrscale.progress import Report, log, progress
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import Commit
 
-Step = Annotated[
+StepConfig = Annotated[
     LabelledFraction
     | RelevantOnly
     | MinDocs
@@ -76,7 +58,7 @@ Step = Annotated[
 class RelabelConfig(Config):
     """The changes to the labels of a data set."""
 
-    steps: tuple[Step, ...] = Field(min_length=1)
+    steps: tuple[StepConfig, ...] = Field(min_length=1)
     """The steps, in order; each acts on the output of the one before."""
     seed: int = 0
     """Seed of all random draws."""
@@ -88,13 +70,12 @@ class RelabelConfig(Config):
     """Megabytes of a data file; a larger data set has several files."""
 
     @model_validator(mode="after")
-    def _ratios_are_of_all_that_was_shown(self) -> "RelabelConfig":
-        kinds = [step.kind for step in self.steps if not isinstance(step, RandomNegatives) or step.replace_unseen]
-        if "random_negatives" in kinds and "click_ratio_weights" in kinds[kinds.index("random_negatives") :]:
-            raise ValueError(
-                "steps: random_negatives takes documents without a click out of the click ratios; "
-                "put click_ratio_weights before it"
-            )
+    def _steps_suit_each_other(self) -> Self:
+        for number, step in enumerate(self.steps):
+            try:
+                step.check_after(self.steps[:number])
+            except ValueError as error:
+                raise ValueError(f"steps: {error}") from None
         return self
 
 
@@ -116,10 +97,6 @@ class _Stage:
     name: str
     periods: frozenset[str]
     transform: Transform
-
-
-Blocks = Callable[[], Iterator[GroupBlock]]
-"""Starts a pass through the input groups of a step, after the steps before it."""
 
 
 def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, Any], report: Report) -> Dataset:
@@ -144,7 +121,7 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
         writer = GroupWriter(
             commit,
             dataset,
-            renumber=any(map(_changes_groups, config.steps)),
+            renumber=any(step.changes_groups for step in config.steps),
             compression=config.compression,
             row_group_bytes=round(config.row_group_mb * 2**20),
             file_bytes=round(config.file_mb * 2**20),
@@ -162,11 +139,6 @@ def relabel(config: RelabelConfig, data: str, out: str, *, origin: Mapping[str, 
     return Dataset(out, manifest)
 
 
-def _changes_groups(step: Step) -> bool:
-    """Whether a step drops or adds groups."""
-    return isinstance(step, RelevantOnly | MinDocs | ImplicitFeedback) or (isinstance(step, Clicks) and step.copies > 1)
-
-
 _COUNTS = ("groups_read", "documents_read", *Changes._fields)
 
 
@@ -180,16 +152,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
     if "labels" not in there:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
     written = {"labels", "relevance"}
-    for step in config.steps:
-        match step:
-            case Clicks():
-                written |= {"positions", "clicks"}
-            case ClickRatioWeights():
-                written |= {"positions", "weights"}
-            case Refine() | ClickOrder():
-                written |= {"clicks"}
-            case RandomNegatives(replace_unseen=True):
-                written |= {"positions"}
+    written.update(*(step.fills for step in config.steps))
     return tuple(sorted(written | (there & {*BESIDE_LABELS})))
 
 
@@ -254,9 +217,8 @@ def _stages(config: RelabelConfig, dataset: Dataset, names: tuple[str, ...]) -> 
         blocks = partial(_survey, dataset, tuple(stages), periods, names, name)
         seed = mix("relabel", config.seed, number)
         with _named(name):
-            stages.append(_Stage(name, periods, _transform(step, seed, dataset, blocks, span)))
-        if isinstance(step, ImplicitFeedback | Clicks):
-            span *= step.copies
+            stages.append(_Stage(name, periods, step.transform(Start(dataset, seed, blocks, span))))
+        span *= step.lists
     return stages
 
 
@@ -268,62 +230,10 @@ def _survey(
     return _chain(before, blocks, [Counter() for _ in before])
 
 
-def _transform(step: Step, seed: int, dataset: Dataset, blocks: Blocks, span: int) -> Transform:
-    """A step as a function of blocks; `span` is larger than any key of a group."""
-    features, grades = dataset.manifest.features, dataset.manifest.label_counts
-    match step:
-        case LabelledFraction():
-            ranks = [sample_rank(step, block, seed)[labelled(block)] for block in blocks()]
-            ranks_Q = np.concatenate(ranks or [np.empty(0, np.uint64)])
-            if not len(ranks_Q):
-                raise InputError(_NO_LABELS)
-            return labelled_fraction(step, seed, last_kept_rank(ranks_Q, step.fraction))
-        case RelevantOnly():
-            return relevant_only()
-        case MinDocs():
-            return min_docs(step.documents)
-        case BinaryFeedback():
-            return binary_feedback(step, seed)
-        case ImplicitFeedback():
-            top = highest_grade(step.max_relevance, grades)
-            return implicit_feedback(step, seed, top=top, span=span)
-        case Clicks():
-            number = None if step.feature is None else feature_number(features, step.feature)
-            return clicks(step, seed, top=highest_grade(step.max_relevance, grades), feature=number, span=span)
-        case ClickRatioWeights():
-            ratios_P = click_ratios(blocks(), step.depth)
-            check_ratios(ratios_P)
-            weights_P = propensity_weights(ratios_P, alpha=step.alpha)
-            log.info("relabel: weights by position: %s", " ".join(f"{weight:.3f}" for weight in weights_P))
-            return click_ratio_weights(weights_P)
-        case Refine():
-            number = feature_number(features, step.feature)
-            return refine(step, feature=number, scale=_deviation(dataset, number) if step.scale == "standard" else 1.0)
-        case ShownOnly():
-            return shown_only()
-        case ClickOrder():
-            return click_order(feature=feature_number(features, step.feature))
-        case RandomNegatives():
-            return random_negatives(step, seed)
-
-
-_NO_LABELS = "no group of its periods has labels; name periods with labels"
-
-
-def _deviation(dataset: Dataset, feature: int) -> float:
-    """The standard deviation of a feature over the data set."""
-    summaries = dataset.manifest.summaries
-    deviation = summaries[feature].std if summaries else None
-    if not deviation:
-        name = dataset.manifest.features[feature].name
-        raise InputError(f"the manifest has no standard deviation of feature {name!r}; set scale to none")
-    return deviation
-
-
 def _check(stage: _Stage, tally: Counter[str]) -> None:
     """Check that a step read labels and left some."""
     if not tally["labelled_read"]:
-        raise InputError(f"{stage.name}: {_NO_LABELS}")
+        raise InputError(f"{stage.name}: {NO_LABELS}")
     if not tally["labelled_left"]:
         read = f"{tally['labelled_read']:,} labelled groups"
         raise InputError(f"{stage.name}: none of {read} has labels afterwards; choose settings that keep some")

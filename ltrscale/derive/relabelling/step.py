@@ -6,28 +6,23 @@ depends neither on the layout of files nor on changes to other groups.
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.config import Config
+from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import PeriodTexts
-from ltrscale.derive.rewrite import Floats, GroupBlock, Ints
-from ltrscale.errors import InputError
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.errors import InputError, nearest
+from ltrscale.simulate.ragged import Doubles, Floats
+from ltrscale.simulate.users import highest_grade
 
-Doubles = NDArray[np.float64]
-Bits = NDArray[np.uint64]
-
-
-class StepConfig(Config):
-    """Base of all steps."""
-
-    periods: PeriodTexts = ()
-    """Periods, as in a split, to change; empty for all."""
+NO_LABELS = "no group of its periods has labels; name periods with labels"
 
 
 class Changes(NamedTuple):
@@ -45,24 +40,73 @@ class Changes(NamedTuple):
 
 
 Transform = Callable[[GroupBlock], Iterator[tuple[GroupBlock, Changes]]]
-"""A step: maps a block to blocks, which may be empty, with their counts."""
+"""Maps a block to blocks, which may be empty, with their counts."""
 
 
-def relevance_probability(relevance_N: Floats | Doubles, *, top: float) -> Doubles:
-    """The probability that a user finds a document of this grade relevant, `(2^r - 1) / (2^top - 1)`.
+@dataclass(frozen=True)
+class Start:
+    """What a step knows before it sees its first block.
 
-    BUYL23, eq. 10, after Chapelle et al. (2009). NaN stays NaN.
-
-    Raises:
-        ValueError: top is not above 0.
-
-    Example:
-        >>> relevance_probability(np.array([0.0, 1.0, 4.0]), top=4).round(4).tolist()
-        [0.0, 0.0667, 1.0]
+    `blocks` starts a pass through its input groups, after the steps before it; `span` is above any key of a group.
     """
-    if top <= 0:
-        raise ValueError("the top grade must be above 0")
-    return np.asarray((np.exp2(relevance_N, dtype=np.float64) - 1) / (2.0**top - 1))
+
+    dataset: Dataset
+    seed: int
+    blocks: Callable[[], Iterator[GroupBlock]]
+    span: int
+
+    def feature(self, name: str) -> int:
+        """The column of a feature.
+
+        Raises:
+            InputError: no feature has this name; names the nearest one.
+        """
+        names = [feature.name for feature in self.dataset.manifest.features]
+        if name not in names:
+            raise InputError(f"there is no feature {name!r}; the nearest name is {nearest(name, names)!r}")
+        return names.index(name)
+
+    def highest_grade(self, given: float | None) -> float:
+        """See `highest_grade`."""
+        return highest_grade(given, self.dataset.manifest.label_counts)
+
+
+class Step(Config):
+    """A change to labels, groups or their documents."""
+
+    periods: PeriodTexts = ()
+    """Periods, as in a split, to change; empty for all."""
+    kind: str
+
+    def transform(self, start: Start) -> Transform:
+        """The step as a function of blocks.
+
+        Raises:
+            InputError: the data set lacks what the step needs.
+        """
+        raise NotImplementedError
+
+    def check_after(self, before: Sequence["Step"]) -> None:
+        """Refuse steps before this one that spoil what it counts.
+
+        Raises:
+            ValueError: names them and the remedy.
+        """
+
+    @property
+    def fills(self) -> frozenset[str]:
+        """The columns of documents that it fills, besides the labels."""
+        return frozenset()
+
+    @property
+    def changes_groups(self) -> bool:
+        """Whether it drops or adds groups."""
+        return False
+
+    @property
+    def lists(self) -> int:
+        """The lists that replace each labelled one."""
+        return 1
 
 
 def check_grades(block: GroupBlock, top: float) -> None:
@@ -83,26 +127,6 @@ def check_grades(block: GroupBlock, top: float) -> None:
 def labelled(block: GroupBlock) -> NDArray[np.bool_]:
     """True for groups with labels, shape [Q]."""
     return block.present_Q("labels")
-
-
-def maximum(values_N: NDArray[Any], offsets_Q1: Ints) -> NDArray[Any]:
-    """The largest value of each group, shape [Q]; no group is empty."""
-    return np.asarray(np.maximum.reduceat(values_N, offsets_Q1[:-1]))
-
-
-def place_in_group(offsets_Q1: Ints, *sort_keys_N: NDArray[Any]) -> Ints:
-    """The place of each document in its group, from 0, after sorting by keys; the first key is the primary one.
-
-    Example:
-        >>> place_in_group(np.array([0, 3, 4]), np.array([5.0, 1.0, 3.0, 2.0])).tolist()
-        [2, 0, 1, 0]
-    """
-    lengths_Q = np.diff(offsets_Q1)
-    group_N = np.repeat(np.arange(len(lengths_Q)), lengths_Q)
-    order_N = np.lexsort((*reversed(sort_keys_N), group_N))
-    place_N = np.empty(len(order_N), np.int64)
-    place_N[order_N] = np.arange(len(order_N)) - np.repeat(offsets_Q1[:-1], lengths_Q)
-    return place_N
 
 
 def copies(block: GroupBlock, number: int, span: int) -> Iterator[GroupBlock]:

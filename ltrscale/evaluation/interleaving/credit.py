@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.derive.relabelling.clicks import examination
-from ltrscale.derive.relabelling.step import Doubles, place_in_group
-from ltrscale.derive.rewrite import Ints
+from ltrscale.simulate.ragged import Doubles, Ints, place_in_group
+from ltrscale.simulate.users import examination
 
 Bools = NDArray[np.bool_]
 _NOBODY = -1

@@ -14,9 +14,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ltrscale.derive.relabelling.clicks import User, draw_clicks
-from ltrscale.derive.relabelling.step import Doubles, place_in_group
-from ltrscale.derive.rewrite import Ints, offsets
 from ltrscale.draws import open_uniforms, random_bits, uniforms
 from ltrscale.evaluation.interleaving.credit import (
     Bools,
@@ -28,6 +25,8 @@ from ltrscale.evaluation.interleaving.credit import (
     team_draft,
     total,
 )
+from ltrscale.simulate.ragged import Doubles, Ints, offsets, place_in_group
+from ltrscale.simulate.users import User
 
 METHODS: Final = ("team_draft", "balanced", "debiased", "separate")
 """The ways to compare two rankers; `separate` shows each user one ranking, as an A/B test does."""
@@ -176,4 +175,4 @@ class _Seen:
         return np.asarray(bits.astype(np.int64) ^ pair.flipped)
 
     def _clicks(self, positions_D: Doubles) -> Bools:
-        return draw_clicks(self.traffic.user, self.draw_D, self.attraction_D, positions_D, self.offsets_I1)
+        return self.traffic.user.clicks(self.draw_D, self.attraction_D, positions_D, self.offsets_I1)

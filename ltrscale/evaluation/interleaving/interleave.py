@@ -21,10 +21,6 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
-from ltrscale.derive.relabelling.clicks import PositionBased, User, attraction
-from ltrscale.derive.relabelling.feedback import highest_grade
-from ltrscale.derive.relabelling.step import relevance_probability
-from ltrscale.derive.rewrite import Ints
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
 from ltrscale.evaluation.interleaving.interleave_page import (
@@ -44,6 +40,8 @@ from ltrscale.evaluation.statistics.crossed import Floats
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRIC, METRICS, named
+from ltrscale.simulate.ragged import Ints
+from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.origins import check_unseen, scored_by
 from ltrscale.stages.stage import Origin, Stage

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ltrscale.config import Config
-from ltrscale.derive.relabelling.clicks import Cascade, PositionBased, User
 from ltrscale.evaluation import charts
 from ltrscale.evaluation.pages import (
     Findings,
@@ -16,6 +15,7 @@ from ltrscale.evaluation.pages import (
 from ltrscale.evaluation.statistics.lift import Agreement, Difference
 from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
+from ltrscale.simulate.users import Cascade, PositionBased, User
 
 PICTURE = "lift.png"
 

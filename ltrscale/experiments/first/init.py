@@ -12,6 +12,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError
+from ltrscale.evaluation.clicks import ClicksJob
 from ltrscale.experiments.first.forms import other_form
 from ltrscale.experiments.first.look import asked_of
 from ltrscale.experiments.first.pipeline import Plan, engine_score
@@ -29,7 +30,6 @@ from ltrscale.ingest.profile import Column, dialect_of, look
 from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
-from ltrscale.workflows.clicks import ClicksJob
 
 
 class InitConfig(Config):

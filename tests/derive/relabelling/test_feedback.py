@@ -14,7 +14,6 @@ from ltrscale.derive.relabelling.feedback import (
     LabelledFraction,
     binary_feedback,
     gumbel,
-    highest_grade,
     implicit_feedback,
     intents,
     interactions,
@@ -28,6 +27,7 @@ from ltrscale.derive.relabelling.step import Changes
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
+from ltrscale.simulate.users import highest_grade
 
 Make = Callable[..., GroupBlock]
 

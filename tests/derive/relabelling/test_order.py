@@ -7,7 +7,8 @@ import pytest
 
 from ltrscale.derive.relabelling.order import ClickOrder, click_order, order_labels, shown_only
 from ltrscale.derive.relabelling.relabel import RelabelConfig
-from ltrscale.derive.rewrite import GroupBlock, offsets
+from ltrscale.derive.rewrite import GroupBlock
+from ltrscale.simulate.ragged import offsets
 
 Make = Callable[..., GroupBlock]
 

@@ -9,16 +9,12 @@ from reference import clicks as reference
 from scipy import stats
 
 from ltrscale import draws
-from ltrscale.derive.relabelling.step import (
-    changes,
-    check_grades,
-    place_in_group,
-    relabelled,
-    relevance_probability,
-)
+from ltrscale.derive.relabelling.step import changes, check_grades, relabelled
 from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.draws import open_uniforms, random_bits, splitmix64
 from ltrscale.errors import InputError
+from ltrscale.simulate.ragged import place_in_group
+from ltrscale.simulate.users import relevance_probability
 
 Make = Callable[..., GroupBlock]
 

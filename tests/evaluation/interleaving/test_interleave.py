@@ -14,7 +14,6 @@ from reference import clicks as reference
 from scipy.stats import ttest_1samp
 
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.derive.relabelling.clicks import Cascade, PositionBased, User
 from ltrscale.errors import InputError
 from ltrscale.evaluation.interleaving import impressions
 from ltrscale.evaluation.interleaving.impressions import METHODS, Pair, RankedGroups, Traffic, simulate
@@ -22,6 +21,7 @@ from ltrscale.evaluation.interleaving.interleave import InterleaveJob
 from ltrscale.evaluation.interleaving.interleave_page import Interleaved, page
 from ltrscale.evaluation.statistics.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.simulate.users import Cascade, PositionBased, User
 from ltrscale.trees.gbdt import GBDTJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

@@ -13,6 +13,7 @@ from shop import BIAS
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
+from ltrscale.evaluation.clicks import ClicksJob
 from ltrscale.evaluation.measure.corrected import (
     CorrectedSums,
     Correction,
@@ -32,7 +33,6 @@ from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
-from ltrscale.workflows.clicks import ClicksJob
 
 CLICKS = PropensitiesConfig(clicks="clicks", clip=4)
 PROPENSITIES = np.array([1.0, 0.5, np.nan, 0.2, 0.1])

@@ -15,11 +15,12 @@ from first_logs import LOGS
 from ltrscale.config import load, to_check
 from ltrscale.data.dataset.manifest import Accounting, open_dataset
 from ltrscale.errors import InputError
+from ltrscale.evaluation.clicks import ClicksJob
 from ltrscale.experiments.first.init import InitConfig, init
 from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.items import Items
+from ltrscale.ingest.letor import Letor
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.ingest.sources import Items, Letor
-from ltrscale.workflows.clicks import ClicksJob
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "own-data.md"
 

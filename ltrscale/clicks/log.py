@@ -21,7 +21,6 @@ from ltrscale.data.ids import hash_ids
 from ltrscale.data.stream.readers import REMEDY, read_direct
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.progress import progress
 
 NEEDED = {
@@ -46,7 +45,7 @@ class LogSettings(Config):
     query: str = "query_id"
     """Column that names a query: `query_id`, or a `meta_*` column where `query_id` names a single search. An ending
     such as `#7`, by which jobs.relabel numbers copies, does not count."""
-    depth: CutOff = 10
+    depth: int = Field(default=10, ge=1)
     """Positions that are looked at."""
     sessions: int = Field(default=500_000, ge=100)
     """Groups to keep in memory, some 1,500 bytes each at a depth of 10: all groups of a sample of the queries, of so
