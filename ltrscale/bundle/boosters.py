@@ -5,10 +5,11 @@ Shapes: N documents, F raw features, G columns of the view that trees see.
 
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +22,6 @@ from ltrscale.bundle.views import View
 from ltrscale.errors import InputError
 
 T = TypeVar("T")
-Library = Literal["lightgbm", "xgboost", "catboost"]
-ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
-"""Endings of the files that hold a model in the library's own format."""
 Predict = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 """Scores [N] of columns [N, G] with the data's own codes."""
 _SHORT = 256
@@ -51,6 +49,106 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: Mapping[int, NDArra
     return renumbered_NF
 
 
+class _Library(ABC):
+    """A library of trees, which reads its own format."""
+
+    ending: ClassVar[str]
+    """Of the files that hold a model."""
+
+    @abstractmethod
+    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
+        """The function that scores columns, of which some are categorical.
+
+        Raises:
+            Exception: the model is damaged or made for other columns; errors of the libraries have no common base.
+        """
+
+    @abstractmethod
+    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:
+        """The total gain of each column's splits, shape [G]; raises as `predict`."""
+
+
+class _LightGBM(_Library):
+    ending = "txt"
+
+    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
+        import lightgbm  # imported late: scoring with a network does not need it
+
+        check_lightgbm(model, n_columns)
+        booster = lightgbm.Booster(model_str=model.decode())
+        vocabularies = _vocabularies(categorical, booster.pandas_categorical or [])  # where LightGBM stores them itself
+
+        def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+            scores_N = booster.predict(renumber(columns_NG, vocabularies), num_threads=threads, raw_score=True)
+            return np.asarray(scores_N, np.float64)
+
+        return predict
+
+    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:
+        import lightgbm
+
+        check_lightgbm(model, n_columns)
+        return np.asarray(lightgbm.Booster(model_str=model.decode()).feature_importance("gain"), np.float64)
+
+
+class _XGBoost(_Library):
+    ending = "json"
+
+    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
+        import xgboost
+
+        check_xgboost(model, n_columns)
+        booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
+        vocabularies = _vocabularies(categorical, json.loads(booster.attr("codes")))
+
+        def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+            scores_N = booster.inplace_predict(renumber(columns_NG, vocabularies), predict_type="margin")
+            return np.asarray(scores_N, np.float64)
+
+        return predict
+
+    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:
+        import xgboost
+
+        check_xgboost(model, n_columns)
+        booster = xgboost.Booster(model_file=bytearray(model))
+        by_name = booster.get_score(importance_type="total_gain")
+        names = booster.feature_names or [f"f{column}" for column in range(n_columns)]
+        return np.array([by_name.get(name, 0.0) for name in names])
+
+
+class _CatBoost(_Library):
+    ending = "cbm"
+
+    def predict(self, model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:  # noqa: ARG002
+        booster = self._read(model)
+        vocabularies = _vocabularies(categorical, json.loads(booster.get_metadata()["codes"]))
+        table = CatBoostTable(vocabularies)
+
+        def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
+            rows = table(renumber(columns_NG, vocabularies))
+            return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)  # -1: all cores
+
+        return predict
+
+    def gains(self, model: bytes, n_columns: int) -> NDArray[np.float64]:  # noqa: ARG002
+        return np.asarray(self._read(model).get_feature_importance(type="PredictionValuesChange"), np.float64)
+
+    def _read(self, model: bytes) -> Any:
+        booster = import_catboost().CatBoost()
+        booster.load_model(blob=model)
+        return booster
+
+
+Library = Literal["lightgbm", "xgboost", "catboost"]
+_LIBRARIES: dict[Library, _Library] = {"lightgbm": _LightGBM(), "xgboost": _XGBoost(), "catboost": _CatBoost()}
+
+
+def ending_of(library: Library) -> str:
+    """The ending of the files that hold a model in the library's own format."""
+    return _LIBRARIES[library].ending
+
+
 def scorer(
     library: Library, models: Mapping[str, bytes], view: View, *, threads: int
 ) -> Callable[[QueryGroups], Tensor]:
@@ -66,9 +164,10 @@ def scorer(
         InputError: a model is damaged or made for other columns; or it is CatBoost's and CatBoost is not installed.
     """
     predicts = []
+    categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
     for where, model in models.items():
         with _named(where):
-            predicts.append(_predict(library, model, view, threads))
+            predicts.append(_LIBRARIES[library].predict(model, len(view.features), categorical, threads))
 
     def score(groups: QueryGroups) -> Tensor:
         if groups.n_documents == 0:
@@ -115,59 +214,6 @@ def interruptibly(call: Callable[[], T]) -> T:
     return result.result()
 
 
-def _predict(library: Library, model: bytes, view: View, threads: int) -> Predict:
-    categorical = [column for column, feature in enumerate(view.features) if feature.kind == "categorical"]
-    match library:
-        case "lightgbm":
-            return _predict_lightgbm(model, len(view.features), categorical, threads)
-        case "xgboost":
-            return _predict_xgboost(model, len(view.features), categorical, threads)
-        case "catboost":
-            return _predict_catboost(model, categorical, threads)
-
-
-def _predict_lightgbm(model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
-    import lightgbm  # imported late: scoring with a network does not need it
-
-    check_lightgbm(model, n_columns)
-    booster = lightgbm.Booster(model_str=model.decode())
-    vocabularies = _vocabularies(categorical, booster.pandas_categorical or [])  # where LightGBM stores them itself
-
-    def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        scores_N = booster.predict(renumber(columns_NG, vocabularies), num_threads=threads, raw_score=True)
-        return np.asarray(scores_N, np.float64)
-
-    return predict
-
-
-def _predict_xgboost(model: bytes, n_columns: int, categorical: Sequence[int], threads: int) -> Predict:
-    import xgboost
-
-    check_xgboost(model, n_columns)
-    booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(model))
-    vocabularies = _vocabularies(categorical, json.loads(booster.attr("codes")))
-
-    def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        scores_N = booster.inplace_predict(renumber(columns_NG, vocabularies), predict_type="margin")
-        return np.asarray(scores_N, np.float64)
-
-    return predict
-
-
-def _predict_catboost(model: bytes, categorical: Sequence[int], threads: int) -> Predict:
-    catboost = import_catboost()
-    booster = catboost.CatBoost()
-    booster.load_model(blob=model)
-    vocabularies = _vocabularies(categorical, json.loads(booster.get_metadata()["codes"]))
-    table = CatBoostTable(vocabularies)
-
-    def predict(columns_NG: NDArray[np.float32]) -> NDArray[np.float64]:
-        rows = table(renumber(columns_NG, vocabularies))
-        return np.asarray(booster.predict(rows, thread_count=threads or -1), np.float64)  # -1: all cores
-
-    return predict
-
-
 def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -> NDArray[np.float64]:
     """The importance of each column to trees, shape [G]: its share of the total gain of all splits, which adds up to 1.
 
@@ -185,30 +231,9 @@ def importances(library: Library, models: Mapping[str, bytes], n_columns: int) -
     gains_G = np.zeros(n_columns)
     for where, model in models.items():
         with _named(where):
-            gains_G += _gains(library, model, n_columns)
+            gains_G += _LIBRARIES[library].gains(model, n_columns)
     total = gains_G.sum()
     return gains_G / total if total else gains_G
-
-
-def _gains(library: Library, model: bytes, n_columns: int) -> NDArray[np.float64]:
-    match library:
-        case "lightgbm":
-            import lightgbm
-
-            check_lightgbm(model, n_columns)
-            return np.asarray(lightgbm.Booster(model_str=model.decode()).feature_importance("gain"), np.float64)
-        case "xgboost":
-            import xgboost
-
-            check_xgboost(model, n_columns)
-            booster = xgboost.Booster(model_file=bytearray(model))
-            by_name = booster.get_score(importance_type="total_gain")
-            names = booster.feature_names or [f"f{column}" for column in range(n_columns)]
-            return np.array([by_name.get(name, 0.0) for name in names])
-        case "catboost":
-            booster = import_catboost().CatBoost()
-            booster.load_model(blob=model)
-            return np.asarray(booster.get_feature_importance(type="PredictionValuesChange"), np.float64)
 
 
 def _vocabularies(categorical: Sequence[int], codes: Any) -> dict[int, NDArray[np.float32]]:
