@@ -277,17 +277,17 @@ class DistillJob(Config):
             return Distillation.read(out)
         every = {**({TEACHER: self.teacher} if self.teacher else {}), **models}
         costs = measure_costs(every, self._splits.test, self.speed)
-        found = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed)
+        comparison = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.evaluate.seed)
         links = {
             "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
             "the agreement of every group": join(self._place("agreement"), GROUPS),
             "the trees of students for LightGBM alone": self._place("export"),
         }
         with storage.Commit(out) as commit:
-            text = page(found, picture=_PICTURE, links=links)
-            write_report(commit, found, page=text, picture=_PICTURE, chart=chart(found))
+            text = page(comparison, picture=_PICTURE, links=links)
+            write_report(commit, comparison, page=text, picture=_PICTURE, chart=chart(comparison))
             commit.finish({"made_by": origin})
-        return found
+        return comparison
 
     def _place(self, name: str) -> str:
         return join(self.out, name)

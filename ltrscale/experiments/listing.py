@@ -82,10 +82,10 @@ def runs_below(under: str) -> Iterator[Run]:
     """
     ends = tuple(f"/{name}/{_CONFIG}" for name in (storage.RUN, storage.HIDDEN_RUN))
     names = {name.rpartition("/")[0].rpartition("/")[0] for name in storage.below(under) if f"/{name}".endswith(ends)}
-    found = sorted(storage.join(under, name) if name else under for name in names)
-    if not found:
+    urls = sorted(storage.join(under, name) if name else under for name in names)
+    if not urls:
         raise InputError(f"{under}: no run is recorded below it; name the directory that holds the outputs of jobs")
-    yield from map(read_run, found)
+    yield from map(read_run, urls)
 
 
 def read_run(out: str) -> Run:

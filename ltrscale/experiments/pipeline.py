@@ -235,8 +235,8 @@ def _log_next(config: PipelineConfig, data: str, bundles: Mapping[str, str]) -> 
 
 def _validated(url: str) -> dict[str, float]:
     """The validation metrics of a bundle, the one that chose its epoch or trees first."""
-    found = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    metrics = {name: v for name, v in bundle.load(url).metrics.items() if re.match(r"validation_(?!groups)", name)}
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def evaluation_on(column: LabelColumn) -> str:

@@ -90,23 +90,8 @@ class _Learned(NamedTuple):
         return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))
 
     def epochs(self) -> dict[str, int]:
-        """The epochs of each phase that validation chose.
-
-        Raises:
-            InputError: an earlier version, which did not record them, made the bundle.
-        """
-        metrics = self.opened.metrics
-        found = {phase: self.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
-        if not any(found.values()) and (last := self.opened.count("epoch")):
-            settings = self.settings
-            assert isinstance(settings, FinetuneConfig)
-            if metrics["phase"] == "full" and self.start and settings.head_epochs:
-                raise InputError(
-                    f"{self.opened.url}: does not record the epochs of its first phase, as earlier versions did not; "
-                    "train it again"
-                )
-            found[str(metrics["phase"])] = last
-        return found
+        """The epochs of each phase that validation chose."""
+        return {phase: self.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
 
 
 class RefitJob(TrainingStage):

@@ -24,7 +24,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.study import Cost, Design, Model
 from ltrscale.evaluation.studies.study_page import print_study
 from ltrscale.experiments.study_grid import StudyConfig, cells_of, shared_encoders
-from ltrscale.experiments.study_models import Spent, Summarised, Summary, Work
+from ltrscale.experiments.study_models import Spent, StudyParts, StudySummary, Summarised
 from ltrscale.progress import log, progress
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.tasks import Costs, Task, run_all
@@ -52,7 +52,7 @@ def run_study(config: StudyConfig) -> None:
         for sized in map(config.sized, config.numbers):
             for split in (sized.train, sized.validation):
                 select(split, labelled=True)
-        failed = _run(Work(config, view))
+        failed = _run(StudyParts(config, view))
     if storage.read_manifest(summary := join(config.out, "summary")) is not None:
         print_study(summary)
     if failed:
@@ -63,31 +63,31 @@ def run_study(config: StudyConfig) -> None:
         )
 
 
-def _tasks(work: Work) -> list[Task]:
+def _tasks(parts: StudyParts) -> list[Task]:
     """The tasks of the study: pretraining first, for it takes longest."""
-    methods, cells = shared_encoders(work.config.methods), cells_of(work.config)
-    test = Task("test groups", work.describe_test)
+    methods, cells = shared_encoders(parts.config.methods), cells_of(parts.config)
+    test = Task("test groups", parts.describe_test)
     pretrainings: dict[str, Task] = {}
     models: dict[str, Task] = {}
     for cell in cells:
         needs = [test.name, *(cell.replace(method=name).folder for name in methods[cell.method].built_on())]
         if (encoder := methods[cell.method].encoder(cell.method, methods)) is not None:
             name = f"pretraining of {encoder}, seed {cell.seed}"
-            pretrain = functools.partial(work.pretrain, encoder, cell.seed)
+            pretrain = functools.partial(parts.pretrain, encoder, cell.seed)
             pretrainings[name] = Task(
-                name, pretrain, kind=f"pretraining of {encoder}", folder=work.encoder(encoder, cell.seed)
+                name, pretrain, kind=f"pretraining of {encoder}", folder=parts.encoder(encoder, cell.seed)
             )
             needs.append(name)
-        train, size = functools.partial(work.train, cell), float(cell.labelled)
+        train, size = functools.partial(parts.train, cell), float(cell.labelled)
         models[cell.folder] = Task(
-            cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=work.place(cell.folder)
+            cell.folder, train, tuple(needs), kind=cell.method, size=size, folder=parts.place(cell.folder)
         )
     return [test, *pretrainings.values(), *models.values()]
 
 
-def _run(work: Work) -> dict[str, str]:
+def _run(parts: StudyParts) -> dict[str, str]:
     """Run all tasks, and write the report now and then; returns the failures."""
-    tasks = _tasks(work)
+    tasks = _tasks(parts)
     done: set[str] = set()
     failed: dict[str, str] = {}
     costs, share = Costs(tasks), 0.0
@@ -105,12 +105,12 @@ def _run(work: Work) -> dict[str, str]:
             advance(1, share - before)
             log.info("study: %d of %d, %s", len(done) + len(failed), len(tasks), task.name)
             if time.monotonic() - reported >= _REPORT_S:
-                _summarise(work, done, failed)
+                _summarise(parts, done, failed)
                 reported = time.monotonic()
 
-        run_all(tasks, work.config.workers, ended)
+        run_all(tasks, parts.config.workers, ended)
     log.info("study: %d of %d done in %.0f s", len(done), len(tasks), time.monotonic() - start)
-    _summarise(work, done, failed)
+    _summarise(parts, done, failed)
     return failed
 
 
@@ -120,15 +120,15 @@ def _cost(task: Task, seconds: float) -> float:
     return seconds if spent is None else max(seconds, spent.seconds)
 
 
-def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
+def _summarise(parts: StudyParts, done: set[str], failed: Mapping[str, str]) -> None:
     """Write the report of the models that are measured."""
-    config, methods, cells = work.config, shared_encoders(work.config.methods), cells_of(work.config)
+    config, methods, cells = parts.config, shared_encoders(parts.config.methods), cells_of(parts.config)
     models = []
     for cell in (cell for cell in cells if cell.folder in done):
-        spent = Spent.read(work.place(cell.folder)) or Spent(of="")
-        url = work.place(cell.folder, "measured")
-        known = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
-        models.append(Model(**cell.model_dump(exclude={"labelled"}), labelled=str(cell.labelled), url=url, **known))
+        spent = Spent.read(parts.place(cell.folder)) or Spent(of="")
+        url = parts.place(cell.folder, "measured")
+        costs = {"seconds": spent.seconds if spent.done else None, "documents": spent.documents}
+        models.append(Model(**cell.model_dump(exclude={"labelled"}), labelled=str(cell.labelled), url=url, **costs))
     if not models:
         return
     design = Design(
@@ -150,20 +150,20 @@ def _summarise(work: Work, done: set[str], failed: Mapping[str, str]) -> None:
         seeds=len({cell.seed for cell in cells}),
         failed=dict(failed),
         pretraining={
-            name: _pretraining_cost(work, encoder)
+            name: _pretraining_cost(parts, encoder)
             for name in methods
             if (encoder := methods[name].encoder(name, methods))
         },
     )
-    found = Summarised(design=design, models=tuple(models))
-    Summary(out=work.place("summary"), test=work.place("test"), found=found).run()
+    summarised = Summarised(design=design, models=tuple(models))
+    StudySummary(out=parts.place("summary"), test=parts.place("test"), summarised=summarised).run()
 
 
-def _pretraining_cost(work: Work, name: str) -> Cost:
+def _pretraining_cost(parts: StudyParts, name: str) -> Cost:
     """Mean time of pretraining over seeds."""
-    seeds = {cell.seed for cell in cells_of(work.config)}
-    folders = [work.encoder(name, seed) for seed in seeds]
-    spent = [found for folder in folders if (found := Spent.read(folder)) is not None and found.done]
+    seeds = {cell.seed for cell in cells_of(parts.config)}
+    folders = [parts.encoder(name, seed) for seed in seeds]
+    spent = [record for folder in folders if (record := Spent.read(folder)) is not None and record.done]
     seconds = sum(each.seconds for each in spent)
     if not seconds:
         return Cost()

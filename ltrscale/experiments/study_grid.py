@@ -151,26 +151,26 @@ class Cell(Config):
     method: str
 
     @property
-    def trial(self) -> str:
+    def run(self) -> str:
         """The directory of the models that share labelled groups and seed, below that of the study."""
         return join("models", str(self.labelled), f"draw-{self.draw}", f"seed-{self.seed}")
 
     @property
     def folder(self) -> str:
         """The directory of the model."""
-        return join(self.trial, self.method)
+        return join(self.run, self.method)
 
 
 def cells_of(config: StudyConfig) -> list[Cell]:
     """All models of a study, draw after draw, so that every draw is complete before the next begins."""
-    found = {
+    cells = {
         Cell(labelled=number, draw=draw, seed=seed, method=name)
         for part in config.grid
         for number, draw, seed in itertools.product(part.labelled, range(part.draws), part.seeds)
         for name in with_foundations(part.methods or tuple(config.methods), config.methods)
     }
     order = {name: i for i, name in enumerate(with_foundations(tuple(config.methods), config.methods))}
-    return sorted(found, key=lambda cell: (cell.draw, cell.seed, cell.labelled, order[cell.method]))
+    return sorted(cells, key=lambda cell: (cell.draw, cell.seed, cell.labelled, order[cell.method]))
 
 
 def shared_encoders(methods: Mapping[str, AnyMethod]) -> dict[str, AnyMethod]:

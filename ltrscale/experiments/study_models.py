@@ -88,20 +88,20 @@ class Summarised(Config):
     models: tuple[Model, ...]
 
 
-class Summary(Stage):
+class StudySummary(Stage):
     """Summarise the models that are measured so far."""
 
     stage: ClassVar = "study"
     test: OutputUrl
-    found: Summarised
+    summarised: Summarised
 
     def inputs(self) -> dict[str, str]:
         """Content of the measurements."""
-        return {url: content_of(url) for url in [self.test, *(model.url for model in self.found.models)]}
+        return {url: content_of(url) for url in [self.test, *(model.url for model in self.summarised.models)]}
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Summarise, and commit the report."""
-        write_study(study_of(self.found.design, self.found.models, self.test), self.out, made_by=origin)
+        write_study(study_of(self.summarised.design, self.summarised.models, self.test), self.out, made_by=origin)
 
 
 class Spent(Config):
@@ -164,7 +164,7 @@ def timed(folder: str, of: object) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Work:
+class StudyParts:
     """The study as every process has it, with the data sets as they were when it began."""
 
     config: StudyConfig
@@ -190,7 +190,7 @@ class Work:
         threads = self.config.workers.threads
         methods = {name: method.with_threads(threads) for name, method in shared_encoders(self.config.methods).items()}
         splits, seed = self.config.sized(cell.labelled).drawn(cell.draw), MOST_DRAWS * cell.seed + cell.draw
-        return SeedRun(methods, splits, seed, ONE, self.place(cell.trial), encoders=self.encoders(cell.seed))
+        return SeedRun(methods, splits, seed, ONE, self.place(cell.run), encoders=self.encoders(cell.seed))
 
     def describe_test(self) -> None:
         """Find the outliers among the test groups."""

@@ -62,15 +62,15 @@ def run_weekly(job: WeeklyJob) -> None:
 
 def _run(job: WeeklyJob) -> Week:
     new = _arrived(job)
-    known = Week.read(job.out, new.manifest.periods[-1])
+    earlier = Week.read(job.out, new.manifest.periods[-1])
     content = new.manifest.hash_of(_of_week(job, new))
-    if known is None or (known.content, known.settings) != (content, job.settings):
-        known = _begin(job, new, content, known)
-    elif known.outcome != "under way":
-        log.info("weekly: %s is done: %s; other rows or settings would be judged anew", known.period, known.outcome)
-        return known
-    _check_newest(job, known)
-    week = _judged(job, new, known)
+    if earlier is None or (earlier.content, earlier.settings) != (content, job.settings):
+        earlier = _begin(job, new, content, earlier)
+    elif earlier.outcome != "under way":
+        log.info("weekly: %s is done: %s; other rows or settings would be judged anew", earlier.period, earlier.outcome)
+        return earlier
+    _check_newest(job, earlier)
+    week = _judged(job, new, earlier)
     week.write(job.out)
     log.info(
         "weekly: %s: %s; %s names what serves: %s", week.period, week.outcome, join(job.out, SERVICE), _serving(job)
@@ -108,43 +108,43 @@ def _check_newest(job: WeeklyJob, week: Week) -> None:
         )
 
 
-def _begin(job: WeeklyJob, new: Dataset, content: str, known: Week | None) -> Week:
+def _begin(job: WeeklyJob, new: Dataset, content: str, earlier: Week | None) -> Week:
     """Start a week: find its periods and what is in service, and write them down.
 
     Raises:
         InputError: as `_check_new` and `_in_service`.
     """
-    periods, there = _of_week(job, new), open_dataset(job.data).manifest.periods
-    _check_new(job, new, there, is_known=known is not None and known.content == content)
-    before = [period for period in there if period not in periods]
+    periods, all_periods = _of_week(job, new), open_dataset(job.data).manifest.periods
+    _check_new(job, new, all_periods, is_begun=earlier is not None and earlier.content == content)
+    before = [period for period in all_periods if period not in periods]
     splits = {key: named(job, names) for key, names in (("before", before), ("splits", [*before, *periods]))}
-    production = _in_service(job, known, **splits)
+    production = _in_service(job, earlier, **splits)
     week = Week(
         period=periods[-1],
         content=content,
         settings=job.settings,
         production=production,
-        bundle=known.bundle if known is not None else None,
+        bundle=earlier.bundle if earlier is not None else None,
         **splits,
     )
     week.write(job.out)
     return week
 
 
-def _check_new(job: WeeklyJob, new: Dataset, there: list[str], *, is_known: bool) -> None:
+def _check_new(job: WeeklyJob, new: Dataset, all_periods: list[str], *, is_begun: bool) -> None:
     """Check that new periods may join those of the data set, or have joined it in an earlier run, and can be judged.
 
     Raises:
         InputError: the data set has later periods, or other rows of these; or the newest has no labels.
     """
     periods = _of_week(job, new)
-    before, taken = ([p for p in there if (p in periods) == is_taken] for is_taken in (False, True))
+    before, taken = ([p for p in all_periods if (p in periods) == is_taken] for is_taken in (False, True))
     if before and before[-1] > periods[0]:
         raise InputError(
             f"{new.url}: the rows are of {in_few_words(periods)}, and {job.data} has {before[-1]!r} already; add "
             "earlier periods with jobs.prepare (prepare.add), which judges nothing"
         )
-    if job.inputs and taken and not is_known:
+    if job.inputs and taken and not is_begun:
         remedy = "leave inputs out to judge the newest period as it is there"
         if taken != periods:
             remedy = "leave its rows out of the inputs"
@@ -157,7 +157,7 @@ def _check_new(job: WeeklyJob, new: Dataset, there: list[str], *, is_known: bool
         )
 
 
-def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
+def _in_service(job: WeeklyJob, earlier: Week | None, before: SplitsWithTest, splits: SplitsWithTest) -> str:
     """What the candidate of a week is compared with; trains the first model where nothing is in service yet.
 
     Raises:
@@ -165,7 +165,7 @@ def _in_service(job: WeeklyJob, known: Week | None, before: SplitsWithTest, spli
     """
     now = InService.read(job.out)
     if now is not None:  # a week that is judged anew is compared with what it was compared with before
-        compared = known.production if known is not None and known.bundle == now.bundle else now.bundle
+        compared = earlier.production if earlier is not None and earlier.bundle == now.bundle else now.bundle
         _unseen(splits, compared)
         return compared
     first = storage.absolute(job.production or _first(job, before))
@@ -254,8 +254,8 @@ def _unseen(splits: SplitsWithTest, production: str) -> Split:
         InputError: there is none.
     """
     test, origin = splits.test, validate(Provenance, load_bundle(production).made_by, production)
-    known = {period for split in splits.by_name.values() for period in split.periods or ()}
-    learnt = {period for split in origin.config.splits for period in split.periods or ()} & known
+    named_periods = {period for split in splits.by_name.values() for period in split.periods or ()}
+    learnt = {period for split in origin.config.splits for period in split.periods or ()} & named_periods
     if not learnt:  # as of one that learnt from tables in memory
         log.warning("weekly: %s names none of these periods as learnt from; it is taken to have seen none", production)
     until = max(learnt, default="")

@@ -125,20 +125,20 @@ class WeeklyJob(Config):
         return validate(PrepareConfig, {**made_by["config"], **settings_of(read_as(before)), **given, **own}, self.data)
 
 
-def named(job: WeeklyJob, known: list[str]) -> SplitsWithTest:
+def named(job: WeeklyJob, periods: list[str]) -> SplitsWithTest:
     """The splits with the periods that there are, by name."""
     splits = job.splits.on(job.data)
-    named = {name: among(split, known, f"splits.{name}") for name, split in splits.by_name.items()}
+    named = {name: among(split, periods, f"splits.{name}") for name, split in splits.by_name.items()}
     return SplitsWithTest.of(splits.replace(**{name: split.model_dump() for name, split in named.items()}))
 
 
 def steps(job: WeeklyJob) -> Iterator[str]:
     """What a run would do, a line each."""
-    there, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
-    before, new = ([*there], _NEW) if job.inputs else ([*there[:-1]], there[-1])
+    periods, now = open_dataset(job.data).manifest.periods, InService.read(job.out)
+    before, new = ([*periods], _NEW) if job.inputs else ([*periods[:-1]], periods[-1])
     production = now.bundle if now is not None else job.production
     splits, first = named(job, [*before, new]), named(job, before)
-    yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(there)}"
+    yield f"weekly: dry run, nothing is written; {job.data} has {in_few_words(periods)}"
     if job.inputs:
         files = [file.url for file in list_inputs(job.inputs)]
         sizes = sum(map(storage.size, files)) / 1e6

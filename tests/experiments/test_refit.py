@@ -5,7 +5,6 @@ import logging
 import shlex
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,18 +257,6 @@ def test_a_bundle_of_another_kind_is_refused(synthetic_dataset: str, tmp_path: P
     job(PretrainJob, tmp_path / "encoder", train=documents, pretrain=pretrain).run()
     with pytest.raises(InputError, match="made by pretrain; a refit is of one network"):
         job(RefitJob, tmp_path / "final", bundle=str(tmp_path / "encoder")).run()
-
-
-def test_a_network_of_an_earlier_version_is_read_as_far_as_it_can_be(synthetic_dataset: str, tmp_path: Path) -> None:
-    weeks = splits(synthetic_dataset, "2026-W01", "2026-W02")
-    finetune = {"network": NETWORK, "epochs": 2, "stream": STREAM}
-    job(FinetuneJob, tmp_path / "first", finetune=finetune, splits=weeks).run()
-    learned = _Learned.of(str(tmp_path / "first"))
-    then = {name: value for name, value in learned.opened.metrics.items() if not name.startswith("epochs_")}
-    before = learned._replace(opened=replace(learned.opened, metrics=then))
-    assert before.epochs() == learned.epochs()
-    with pytest.raises(InputError, match="does not record the epochs of its first phase"):
-        before._replace(start="encoder").epochs()
 
 
 def test_splits_are_joined_or_refused(synthetic_dataset: str, write_dataset: Any) -> None:
