@@ -15,7 +15,7 @@ jobs.drift made of an evaluation with `evaluate.slice_by=[period]`.
 """
 
 from jobs.cli import Command, main
-from ltrscale.workflows.report import ReportJob
+from ltrscale.experiments.report.make import ReportJob
 
 COMMAND = Command("report", ReportJob, ReportJob.run, __doc__)
 

@@ -39,8 +39,8 @@ def chains() -> dict[str, list[str]]:
     return {name: text.splitlines() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def run(home: Path, lines: list[str]) -> None:
-    """Run the commands of a chain, and say how long each takes."""
+def run(home: Path, lines: list[str]) -> Iterator[str]:
+    """Run the commands of a chain, and say how long each takes; yields those that fail."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable}
     set_before = "\n".join(line for line in lines if not line.startswith("job "))
     for line in lines:
@@ -51,7 +51,7 @@ def run(home: Path, lines: list[str]) -> None:
             sys.stdout.write(f"{time.monotonic() - start:6.1f} s  {line[:110]}\n")
             sys.stdout.flush()
             if failed:
-                sys.exit(f"failed: {line}")
+                yield line
 
 
 def set_up(home: Path) -> None:
@@ -90,14 +90,13 @@ def main() -> None:
     arguments = parser.parse_args()
     home = arguments.directory.resolve() / "run"
     set_up(home)
-    for chain in arguments.chains:
-        run(home, chains()[chain])
+    failed = [line for chain in arguments.chains for line in run(home, chains()[chain])]
     made = outputs(home)
     (home.parent / "golden.json").write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     sys.stdout.write(f"{len(made)} outputs are in {home.parent / 'golden.json'}\n")
-    if arguments.against:
-        found = list(differences(json.loads(arguments.against.read_text()), made))
-        sys.exit("\n".join([*found, f"{len(found)} differences"]) if found else 0)
+    before = json.loads(arguments.against.read_text()) if arguments.against else made
+    found = [*(f"failed: {line}" for line in failed), *differences(before, made)]
+    sys.exit("\n".join([*found, f"{len(found)} differences"]) if found else 0)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ job export --to onnx out=runs/export-onnx bundle=runs/demo/seed-0/simclr_rank/mo
 job relabel data=runs/demo/data out=runs/few relabel.steps="[{kind: labelled_fraction, fraction: 0.1}]"
 job train_gbdt out=runs/trees splits="$SPLITS" gbdt="{$TREES}"
 job train_gbdt out=runs/shared-trees splits="$SPLITS" gbdt="{$TREES}" workers="{number: 2, cpus: 1}"
-job train_gbdt out=runs/xgboost splits="$SPLITS" gbdt="{kind: xgboost, $TREES}"
+job train_gbdt out=runs/xgboost splits="$SPLITS" gbdt="{kind: xgboost, num_trees: 20, max_leaves: 8, num_threads: 1}"
 job train_gbdt out=runs/catboost splits="$SPLITS" gbdt="{kind: catboost, num_trees: 20, num_threads: 1}"
 job train_gbdt out=runs/mean splits="$SPLITS" ensemble="{candidates: 3, most: 2}" gbdt="{$TREES, feature_fraction: 0.5}"
 job combine out=runs/both splits="$SPLITS" combine="{how: concat, epochs: 2}" bundles="[runs/demo/seed-0/simclr_rank/model, runs/demo/seed-0/simsiam/model]"
@@ -29,7 +29,7 @@ job tune out=runs/search trials=3 space="{gbdt.num_leaves: {low: 4, high: 64, in
 job finetune out=runs/mlp splits="$SPLITS" finetune="{$NETWORK}"
 job refit out=runs/final bundle=runs/trees also="{data: runs/demo/data, periods: 2026-W07}"
 job refit out=runs/final-network bundle=runs/mlp
-job finetune out=runs/attention splits="$SPLITS" finetune="{network: {encoder: {kind: ft_transformer}}, context: {kind: attention}, epochs: 1, head_epochs: 0, loss: {kind: pirank}}"
+job finetune out=runs/attention splits="$SPLITS" finetune="{network: {encoder: {kind: resnet}}, context: {kind: rankformer}, epochs: 1, head_epochs: 0, loss: {kind: pirank}}"
 job pretrain out=runs/scarf train="$TRAIN" pretrain="{method: {kind: scarf}, epochs: 1}"
 job pretrain out=runs/vime train="$TRAIN" pretrain="{method: {kind: vime}, epochs: 1}"
 job pretrain out=runs/subtab train="$TRAIN" pretrain="{method: {kind: subtab}, epochs: 1}"

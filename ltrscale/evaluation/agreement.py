@@ -26,9 +26,9 @@ from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.evaluate import CutOff
 from ltrscale.evaluation.group_file import GROUPS
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.summarise import Summary, scopes
 from ltrscale.progress import Report, progress
+from ltrscale.reports.findings import Findings
 
 TAU = "tau"
 _PAIRS = 1 << 21

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.lift import Difference
-from ltrscale.evaluation.pages import Findings, bullets, markdown, number
+from ltrscale.evaluation.pages import bullets, markdown, number
 from ltrscale.markdown import code
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 
 PICTURE = "clicks.png"
 

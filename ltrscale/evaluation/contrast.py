@@ -23,14 +23,7 @@ from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
-from ltrscale.evaluation.pages import (
-    Findings,
-    bullets,
-    markdown,
-    print_report,
-    write_report,
-)
+from ltrscale.evaluation.pages import bullets, markdown, print_page, write_page
 from ltrscale.markdown import code
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import Kind
@@ -42,6 +35,8 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.pretext.siamese import Siamese, rivals
 from ltrscale.pretext.watch import measure
 from ltrscale.progress import Report, progress
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 
 _BATCH = 512
 _SHOWN = 15
@@ -150,7 +145,7 @@ def contrast(config: ContrastConfig, out: str, *, made_by: Mapping[str, Any], re
         features=tuple(sorted(features, key=lambda feature: -feature.loss)),
     )
     with storage.Commit(out) as commit:
-        write_report(commit, contrast, page=page(contrast), picture=_PICTURE, chart=chart(contrast))
+        write_page(commit, contrast, page=page(contrast), picture=_PICTURE, chart=chart(contrast))
         commit.finish({"made_by": made_by})
     report({"loss": contrast.loss, "uninformed": contrast.uninformed, "accuracy": contrast.accuracy})
     return contrast
@@ -267,7 +262,7 @@ def page(found: Contrast) -> str:
 def print_table(url: str) -> None:
     """Write the first rows of a committed report and its place to standard output."""
     found = Contrast.read(url)
-    print_report(url, [table(found, most=_SHOWN), summary(found)])
+    print_page(url, [table(found, most=_SHOWN), summary(found)])
 
 
 def chart(found: Contrast) -> charts.Spec:

@@ -19,15 +19,16 @@ from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.drift import MUCH, SOME, Drift, PeriodDrift
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import Cells, Findings, against, against_header, bullets, markdown, number
+from ltrscale.evaluation.pages import Cells, against, against_header, bullets, markdown, number
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import POSITIONS
 from ltrscale.evaluation.summarise import Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 
 FEWEST_PERIODS = 5
 """With fewer periods no order of them has a probability below 5%."""

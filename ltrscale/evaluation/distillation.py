@@ -9,25 +9,17 @@ from typing import ClassVar
 from pydantic import Field
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.agreement import TAU, Agreement
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.folds import read_groups
-from ltrscale.evaluation.pages import (
-    Findings,
-    against,
-    against_header,
-    bullets,
-    definitions,
-    intervals,
-    markdown,
-    number,
-)
+from ltrscale.evaluation.pages import against, against_header, bullets, definitions, intervals, markdown, number
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, Sliced
 from ltrscale.evaluation.slices import ALL, OUTLIERS
 from ltrscale.evaluation.summarise import Comparison, Summary, scopes
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 
 TEACHER = "teacher"
 """Name of the teacher among the methods."""

@@ -33,7 +33,7 @@ from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
 from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
-from ltrscale.evaluation.pages import write_report
+from ltrscale.evaluation.pages import write_page
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.shown import AS_SHOWN, POSITIONS, check_shown, has_positions
@@ -249,7 +249,7 @@ def evaluate(
         evaluation = _summarise(tallies, trials, test, detector, config, judged, correction)
         text = page(evaluation, opening=opening(evaluation), picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
-        write_report(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
+        write_page(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
         commit.finish({"made_by": made_by})
     for method in evaluation.methods:
         means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}

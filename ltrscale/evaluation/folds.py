@@ -21,12 +21,10 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.blocks import Blocks
 from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.pages import (
-    Findings,
     Scopes,
     against,
     against_header,
@@ -39,10 +37,10 @@ from ltrscale.evaluation.pages import (
     markdown,
     number,
     policies,
-    print_report,
+    print_page,
     verdicts,
     with_error,
-    write_report,
+    write_page,
 )
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
@@ -50,6 +48,8 @@ from ltrscale.evaluation.summarise import Scope, scopes
 from ltrscale.markdown import escape
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 
 _PICTURE = "folds.png"
 
@@ -114,7 +114,7 @@ def summarise_folds(
     _check_alike(evaluations)
     found = _summarise(evaluations, {fold: read_groups(url, evaluations[fold]) for fold, url in folds.items()}, seed)
     with storage.Commit(out) as commit:
-        write_report(commit, found, page=page(found), picture=_PICTURE, chart=chart(found))
+        write_page(commit, found, page=page(found), picture=_PICTURE, chart=chart(found))
         commit.finish({"made_by": made_by})
     for method in found.methods:
         report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
@@ -123,7 +123,7 @@ def summarise_folds(
 
 def print_crossval(url: str) -> None:
     """Write the tables of a committed cross-validation and the place of its report to standard output."""
-    print_report(url, _tables(Crossval.read(url)))
+    print_page(url, _tables(Crossval.read(url)))
 
 
 def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:

@@ -14,13 +14,14 @@ from ltrscale.data.dataset.split import Texts
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import MUCH, Drift, PeriodDrift
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import Findings, against, bullets, markdown, number
+from ltrscale.evaluation.pages import against, bullets, markdown, number
 from ltrscale.evaluation.power import TAIL, Power, Refuse, deviation_of
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.summarise import Comparison, holm
 from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.findings import Findings
 
 PRODUCTION, CANDIDATE = "production", "candidate"
 """Names of the two methods in the evaluation."""

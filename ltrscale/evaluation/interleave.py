@@ -30,7 +30,7 @@ from ltrscale.evaluation.impressions import METHODS, Lists, Pair, Traffic, simul
 from ltrscale.evaluation.interleave_page import PICTURE, Compared, Interleaved, RankerPair, chart, page
 from ltrscale.evaluation.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.evaluation.measuring import look_up
-from ltrscale.evaluation.pages import write_report
+from ltrscale.evaluation.pages import write_page
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRIC, METRICS, named
 from ltrscale.simulate.clicks import PositionBased, User, attraction
@@ -131,7 +131,7 @@ def interleave(config: InterleaveConfig, out: str, *, made_by: Mapping[str, Any]
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(_table(measured, found), path)
-        write_report(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+        write_page(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
         commit.finish({"made_by": made_by})
     for pair in found.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}

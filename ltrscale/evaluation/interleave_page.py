@@ -4,17 +4,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.lift import Agreement, Difference
-from ltrscale.evaluation.pages import (
-    Findings,
-    bullets,
-    markdown,
-    number,
-    print_report,
-)
+from ltrscale.evaluation.pages import bullets, markdown, number, print_page
 from ltrscale.markdown import code
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 from ltrscale.simulate.clicks import Cascade, PositionBased, User
 
 PICTURE = "lift.png"
@@ -166,7 +161,7 @@ def _explanations(found: Interleaved) -> Iterator[str]:
 
 def print_table(url: str) -> None:
     """Write the table of a committed report and its place to standard output."""
-    print_report(url, [table(Interleaved.read(url))])
+    print_page(url, [table(Interleaved.read(url))])
 
 
 def chart(found: Interleaved) -> charts.Spec:

@@ -34,10 +34,10 @@ from ltrscale.evaluation.evaluate import (
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.measuring import Measuring
 from ltrscale.evaluation.outliers import OutlierDetector
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.report import EvaluatedData
 from ltrscale.evaluation.slices import ALL, OUTLIERS, Slicer
 from ltrscale.ranking.metrics import Metric
+from ltrscale.reports.findings import Findings
 
 _KEPT_BYTES = 1 << 30
 """A process keeps test groups of at most this size; it reads larger ones again for each bundle."""

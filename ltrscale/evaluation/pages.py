@@ -2,18 +2,18 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Self
 
 from scipy.special import bdtrc
 
 from ltrscale import storage
-from ltrscale.config import Config
-from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.document import is_figure
+from ltrscale.reports.findings import Findings
+from ltrscale.reports.markdown import REPORT
 
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table."""
@@ -256,55 +256,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
 
 
-def is_figure(text: str) -> bool:
-    """Whether a cell holds a figure, or says that there is none, and so is aligned right.
-
-    Example:
-        >>> [is_figure(text) for text in ("+0.1 [-0.1, 0.3]", "-", "n/a", "gbdt")]
-        [True, True, True, False]
-    """
-    return text[:1] in "0123456789+-<" or text == "n/a"
-
-
 def _cell(text: str) -> str:
     is_code = text == code(text[1:-1])
     return text.replace("|", "\\|") if is_code else escape(text)
 
 
-REPORT = "report.md"
-
-
-class Findings(Config):
-    """The results of a stage, in the form that it commits."""
-
-    called: ClassVar[str]
-    """Name in messages, with its article."""
-    made_by_job: ClassVar[str]
-    file: ClassVar[str] = "metrics.json"
-
-    @classmethod
-    def read(cls, url: str) -> Self:
-        """Read the results that are committed in a directory.
-
-        Raises:
-            InputError: none are committed there, or the file does not fit.
-        """
-        manifest = storage.read_manifest(url)
-        if manifest is None:
-            what = cls.called.partition(" ")[2]
-            raise InputError(f"{url}: no {what} is committed there; make it with {cls.made_by_job}")
-        try:
-            return cls.model_validate_json(storage.read_verified(url, cls.file, manifest))
-        except ValueError as error:
-            where = storage.join(url, cls.file)
-            raise InputError(f"{where}: not {cls.called} ({error}); make it again with {cls.made_by_job}") from error
-
-    def to_json(self) -> str:
-        """The text of the file."""
-        return self.model_dump_json(indent=1) + "\n"
-
-
-def write_report(
+def write_page(
     commit: storage.Commit,
     found: Findings,
     *,
@@ -325,13 +282,13 @@ def write_report(
     """
     if chart is not None:
         with commit.file(picture) as path:
-            charts.save(chart, path)
+            path.write_bytes(charts.png(chart))
     for name, text in {**(also or {}), found.file: found.to_json(), REPORT: page}.items():
         with commit.file(name) as path:
             path.write_text(text, encoding="utf-8")
 
 
-def print_report(url: str, tables: Sequence[str]) -> None:
+def print_page(url: str, tables: Sequence[str]) -> None:
     """Write the tables of a committed report and its place to standard output."""
     sys.stdout.write("\n\n".join([*tables, storage.join(url, REPORT)]) + "\n")
 

@@ -27,7 +27,7 @@ from ltrscale.data.stream.scored import committed
 from ltrscale.errors import InputError
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.measuring import look_up
-from ltrscale.evaluation.pages import Findings, bullets, markdown, number, print_report, write_report
+from ltrscale.evaluation.pages import bullets, markdown, number, print_page, write_page
 from ltrscale.evaluation.scored_table import Lists, TableSource, read_lists
 from ltrscale.markdown import code
 from ltrscale.progress import Report, progress
@@ -35,6 +35,7 @@ from ltrscale.ranking.choices import metric_label, named
 from ltrscale.ranking.libraries import KINDS, POLICIES, PROGRAMS, Policy, under
 from ltrscale.ranking.metrics import Metric
 from ltrscale.ranking.rules import Rules
+from ltrscale.reports.findings import Findings
 
 _SAME = 1e-12
 """Values of a group that differ by less are equal: rounding."""
@@ -175,7 +176,7 @@ def reconcile(config: ReconcileConfig, out: str, *, made_by: Mapping[str, Any], 
             pq.write_table(
                 pa.table({"query": lists.queries, "documents": lists.offsets_Q1.diff().numpy(), **values}), path
             )
-        write_report(commit, result, page=page(result))
+        write_page(commit, result, page=page(result))
         commit.finish({"made_by": made_by})
     for of_metric in result.metrics:
         report({"metric": of_metric.metric, "figure": of_metric.figure})
@@ -324,4 +325,4 @@ def _groups(program: Reconciled) -> str:
 
 def print_table(url: str) -> None:
     """Write the table of a committed reconciliation and the place of its report to standard output."""
-    print_report(url, tables(Reconciliation.read(url)))
+    print_page(url, tables(Reconciliation.read(url)))

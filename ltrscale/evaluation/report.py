@@ -8,13 +8,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.corrected import Corrected, section
 from ltrscale.evaluation.debiasing import Trained, stated
 from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.pages import (
     Cells,
-    Findings,
     Scopes,
     against,
     against_header,
@@ -27,7 +25,7 @@ from ltrscale.evaluation.pages import (
     markdown,
     number,
     policies,
-    print_report,
+    print_page,
     verdicts,
     with_error,
 )
@@ -37,6 +35,8 @@ from ltrscale.evaluation.summarise import Comparison, Scope, Summary
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.calibration import Calibration
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
+from ltrscale.reports.findings import Findings
 from ltrscale.storage import absolute, join
 
 _RULES_SHOWN = 10
@@ -136,7 +136,7 @@ class Evaluation(Findings):
 
 def print_table(url: str) -> None:
     """Write the tables of a committed evaluation and the place of its report to standard output."""
-    print_report(url, _tables(Evaluation.read(url)))
+    print_page(url, _tables(Evaluation.read(url)))
 
 
 def table(evaluation: Evaluation) -> str:

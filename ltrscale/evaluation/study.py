@@ -18,8 +18,8 @@ from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.curves import Crossover, Drawn, Estimate, crossovers, estimate
 from ltrscale.evaluation.measure import Measured, TestedOn, read_outliers, read_values
 from ltrscale.evaluation.outliers import OutlierDetector
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.report import EvaluatedData
+from ltrscale.reports.findings import Findings
 
 ScopeName = Literal["all", "outliers"]
 SCOPES: tuple[ScopeName, ...] = ("all", "outliers")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.crossed import FEWEST_DRAWS, MOST_DRAWS
 from ltrscale.evaluation.curves import Crossover, Estimate
 from ltrscale.evaluation.pages import (
@@ -19,15 +18,16 @@ from ltrscale.evaluation.pages import (
     definitions,
     markdown,
     number,
-    print_report,
+    print_page,
     skewed_draws,
     with_error,
-    write_report,
+    write_page,
 )
 from ltrscale.evaluation.slices import OUTLIERS
 from ltrscale.evaluation.study import Family, Point, ScopeName, Study, Versus
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports import charts
 
 CurveRow = dict[str, float | str | None]
 """A row of `charts.lines`."""
@@ -44,9 +44,11 @@ def write_study(study: Study, out: str, *, made_by: Mapping[str, Any]) -> None:
         if study.opponents:
             against = study.opponents[0]
             with commit.file(DIFFERENCES) as path:
-                charts.save(_on_each_scope(study, functools.partial(differences_chart, study, against)), path)
+                path.write_bytes(
+                    charts.png(_on_each_scope(study, functools.partial(differences_chart, study, against)))
+                )
         curves = _on_each_scope(study, functools.partial(curves_chart, study))
-        write_report(commit, study, page=page(study), picture=CURVES, chart=curves)
+        write_page(commit, study, page=page(study), picture=CURVES, chart=curves)
         commit.finish({"made_by": made_by})
 
 
@@ -54,7 +56,7 @@ def print_study(url: str) -> None:
     """Write the table of methods, the advice and the place of the report to standard output."""
     study = Study.read(url)
     undecided = [line for other in study.opponents for line in deciding(study, other)]
-    print_report(url, [*_methods(study)[1:], *_quoted(sentences(study)), *_undecided(undecided)])
+    print_page(url, [*_methods(study)[1:], *_quoted(sentences(study)), *_undecided(undecided)])
 
 
 def _undecided(lines: Sequence[str]) -> list[str]:

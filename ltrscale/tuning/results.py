@@ -14,8 +14,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from ltrscale import storage
-from ltrscale.evaluation import charts
 from ltrscale.markdown import code, escape
+from ltrscale.reports import charts
 from ltrscale.storage import join
 from ltrscale.tuning.history import TrialRecord, best, ended
 from ltrscale.tuning.space import Dimension, Space, is_in, label, to_optuna

@@ -31,7 +31,7 @@ from ltrscale.evaluation.agreement import AgreementConfig, agree
 from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
 from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.group_file import GROUPS
-from ltrscale.evaluation.pages import REPORT, print_report, write_report
+from ltrscale.evaluation.pages import print_page, write_page
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig
@@ -39,6 +39,7 @@ from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.reports.markdown import REPORT
 from ltrscale.serving.export import ParityConfig
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
 from ltrscale.stages.runs import recorded
@@ -165,7 +166,7 @@ def run_distill(job: DistillJob) -> None:
             if not isinstance(student, MLPStudent):
                 steps.export(name, models[name])
         found = steps.report(models)
-    print_report(job.out, [table(found)])
+    print_page(job.out, [table(found)])
 
 
 class _AgreementStage(Stage):
@@ -293,7 +294,7 @@ class _Steps:
         }
         with storage.Commit(out) as commit:
             text = page(found, picture=_PICTURE, links=links)
-            write_report(commit, found, page=text, picture=_PICTURE, chart=chart(found))
+            write_page(commit, found, page=text, picture=_PICTURE, chart=chart(found))
             commit.finish({"made_by": origin})
         return found
 

@@ -8,7 +8,7 @@ from ltrscale.config import Operational
 from ltrscale.evaluation.decay import Decay, chart, decay, page, tables
 from ltrscale.evaluation.drift import DriftSettings, measure_drift
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import print_report, write_report
+from ltrscale.evaluation.pages import print_page, write_page
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.progress import Report
 from ltrscale.stages.origins import bundle_hashes, content_of, dataset_hashes
@@ -30,7 +30,7 @@ class DriftJob(DriftSettings, Stage):
         """Make the report, and print its tables if `show` is set."""
         ran = super().run()
         if show:
-            print_report(self.out, tables(Decay.read(self.out)))
+            print_page(self.out, tables(Decay.read(self.out)))
         return ran
 
     def own_settings(self) -> Self:
@@ -50,7 +50,7 @@ class DriftJob(DriftSettings, Stage):
         found = decay(evaluation, self._config, measure_drift(self._config, settings))
         with storage.Commit(self.out) as commit:
             text = page(found, picture=_PICTURE, evaluation=self.evaluation)
-            write_report(commit, found, page=text, picture=_PICTURE, chart=chart(found))
+            write_page(commit, found, page=text, picture=_PICTURE, chart=chart(found))
             commit.finish({"made_by": origin})
 
     @cached_property

@@ -25,10 +25,11 @@ from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, judge, page, table
 from ltrscale.evaluation.leaks import check_leaks, look
-from ltrscale.evaluation.pages import REPORT, print_report, write_report
+from ltrscale.evaluation.pages import print_page, write_page
 from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.markdown import REPORT
 from ltrscale.stages.origins import content_of
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
@@ -116,10 +117,10 @@ def run_gate(job: GateJob) -> None:
         text = page(verdict, config, [join(place, REPORT) for place in places.values()])
         inputs = {name: content_of(place) for name, place in places.items()}
         with storage.Commit(job.out) as commit:
-            write_report(commit, verdict, page=text)
+            write_page(commit, verdict, page=text)
             commit.finish({"made_by": made_by("gate", job.bounds, inputs)})
     power = [] if verdict.power is None else [verdict.power.stated + "."]
-    print_report(job.out, [table(verdict), *power])
+    print_page(job.out, [table(verdict), *power])
     if not verdict.passed:
         raise Refused(verdict.reasons)
 
@@ -142,4 +143,4 @@ def print_plan(job: GateJob) -> None:
     evaluation = Evaluation.read(place)
     found = foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
     margin = f"bounds.margin {job.bounds.margin:g} in {metric_label(evaluation.primary)}"
-    print_report(place, [f"{margin}, bounds.refuse {job.bounds.refuse}:", plan_table(found)])
+    print_page(place, [f"{margin}, bounds.refuse {job.bounds.refuse}:", plan_table(found)])

@@ -24,11 +24,11 @@ from ltrscale.data.ingest.structure import read_structure
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.gate import Bounds, Verdict
 from ltrscale.evaluation.leaks import check_leaks, importances, leaning, look, questions
+from ltrscale.experiments.report.models import features
+from ltrscale.experiments.report.opening import paragraphs
+from ltrscale.experiments.report.sources import ReportConfig, Sources
 from ltrscale.progress import log
-from ltrscale.report.document import Command, Table, Text
-from ltrscale.report.models import features
-from ltrscale.report.opening import paragraphs
-from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.reports.document import Command, Table, Text
 from ltrscale.workflows.feature import FeatureJob
 from ltrscale.workflows.first_look import asked_of
 from ltrscale.workflows.gate import GateJob, run_gate

@@ -13,7 +13,7 @@ from ltrscale.evaluation.outliers import OutlierDetector
 from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.slices import ALL, OUTLIERS
 from ltrscale.evaluation.summarise import Comparison, Scope, Summary
-from ltrscale.report.opening import next_step
+from ltrscale.experiments.report.opening import next_step
 
 PRIMARY = "ndcg@5"
 

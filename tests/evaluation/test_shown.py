@@ -22,11 +22,11 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import AS_SHOWN, order_shown
+from ltrscale.experiments.report.make import ReportJob
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import train_gbdt
 from ltrscale.workflows.drift import DriftJob
 from ltrscale.workflows.gate import GateJob, run_gate
-from ltrscale.workflows.report import ReportJob
 from ltrscale.workflows.stages import EvaluateJob
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]

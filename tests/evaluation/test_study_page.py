@@ -16,7 +16,6 @@ from scipy.stats import t as student
 from ltrscale import storage
 from ltrscale.evaluation.measure import Measured, TestedOn
 from ltrscale.evaluation.outliers import OutlierDetector
-from ltrscale.evaluation.pages import Findings
 from ltrscale.evaluation.report import EvaluatedData
 from ltrscale.evaluation.study import About, Cost, Design, Family, Model, Study, study_of
 from ltrscale.evaluation.study_page import (
@@ -30,6 +29,7 @@ from ltrscale.evaluation.study_page import (
     write_study,
 )
 from ltrscale.markdown import escape
+from ltrscale.reports.findings import Findings
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)

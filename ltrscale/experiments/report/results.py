@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from ltrscale.errors import InputError
-from ltrscale.evaluation import charts
 from ltrscale.evaluation.decay import Decay, decay_chart, drift_chart, drift_rows, drifted, metric_rows
 from ltrscale.evaluation.drift import MUCH, SOME
 from ltrscale.evaluation.gate import Verdict
@@ -13,9 +12,10 @@ from ltrscale.evaluation.report import Evaluation, leaderboard, leaders_chart, s
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.study import Study
 from ltrscale.evaluation.study_page import cost_rows, curves_chart, differences_chart, sentences
+from ltrscale.experiments.report.sources import SUMMARY, Sources
 from ltrscale.ranking.choices import metric_label
-from ltrscale.report.document import Block, Chart, LeftOut, Points, Table, Text
-from ltrscale.report.sources import SUMMARY, Sources
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, Text
 from ltrscale.storage import join
 from ltrscale.tuning.history import History, ended
 from ltrscale.tuning.results import history_chart
@@ -38,7 +38,7 @@ def leaders(sources: Sources) -> Iterator[Block]:
     left_out, policies = evaluation.leave_out_constant, evaluation.policies
     lines += definitions(names, evaluation.relevant_from, leave_out_constant=left_out, stated=policies)
     lines += intervals([method.slices[ALL] for method in evaluation.methods], evaluation.resamples)
-    yield Points(lines, caption="How to read the figures")
+    yield Points(lines, caption="How to read the figures", folded=True)
 
 
 def slices(sources: Sources) -> Iterator[Block]:

@@ -25,19 +25,18 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.gate import Check, Verdict
 from ltrscale.evaluation.opening import best_of, opening
-from ltrscale.evaluation.pages import number, write_report
+from ltrscale.evaluation.pages import number, write_page
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
+from ltrscale.experiments.report import groups
+from ltrscale.experiments.report.make import ReportJob, make_document
+from ltrscale.experiments.report.models import curves_of
+from ltrscale.experiments.report.sources import ReportConfig, Sources
 from ltrscale.markdown import escape
-from ltrscale.report import groups
-from ltrscale.report.document import Chart, Charts, Document, LeftOut, Points, Table
-from ltrscale.report.make import make_document
-from ltrscale.report.models import curves_of
-from ltrscale.report.sources import ReportConfig, Sources
+from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table
 from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
-from ltrscale.workflows.report import ReportJob
 from ltrscale.workflows.stages import EvaluateJob, FinetuneJob, PrepareJob, PretrainJob
 from ltrscale.workflows.tree_stages import GBDTJob
 
@@ -380,7 +379,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     check = Check(bound="margin", where="all", holds=False, reason=reason)
     verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
     with storage.Commit(str(tmp_path / "gate")) as commit:
-        write_report(commit, verdict, page="")
+        write_page(commit, verdict, page="")
         commit.finish({"made_by": {}})
     history = History(str(tmp_path / "search"))
     history.open({})

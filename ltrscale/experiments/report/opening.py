@@ -13,8 +13,8 @@ from ltrscale.evaluation.gate import Verdict
 from ltrscale.evaluation.opening import best_of, is_shown, opening, rival_of
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.shown import AS_SHOWN
-from ltrscale.report.document import Command, Text
-from ltrscale.report.sources import Sources
+from ltrscale.experiments.report.sources import Sources
+from ltrscale.reports.document import Command, Text
 
 T = TypeVar("T")
 _ASKED = 2
