@@ -27,12 +27,12 @@ from ltrscale.evaluation.crossed import Floats
 from ltrscale.evaluation.evaluate import CutOff
 from ltrscale.evaluation.group_file import GROUPS
 from ltrscale.evaluation.impressions import METHODS, Lists, Pair, Traffic, simulate
-from ltrscale.evaluation.interleave_page import PICTURE, Compared, Interleaved, RankerPair, chart, page
+from ltrscale.evaluation.interleave_page import Compared, Interleaved, RankerPair, document
 from ltrscale.evaluation.lift import Difference, agreement, impressions_needed, lift
 from ltrscale.evaluation.measuring import look_up
-from ltrscale.evaluation.pages import write_page
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRIC, METRICS, named
+from ltrscale.reports.findings import write_report
 from ltrscale.simulate.clicks import PositionBased, User, attraction
 from ltrscale.simulate.feedback import highest_grade
 from ltrscale.simulate.rewrite import Ints
@@ -131,7 +131,7 @@ def interleave(config: InterleaveConfig, out: str, *, made_by: Mapping[str, Any]
     with storage.Commit(out) as commit:
         with commit.file(GROUPS) as path:
             pq.write_table(_table(measured, found), path)
-        write_page(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+        write_report(commit, found, document(found))
         commit.finish({"made_by": made_by})
     for pair in found.pairs:
         lifts = {method: compared.lift.mean for method, compared in pair.methods.items()}

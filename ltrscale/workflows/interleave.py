@@ -4,8 +4,9 @@ from typing import ClassVar
 
 from ltrscale.config import Operational
 from ltrscale.evaluation.interleave import InterleaveConfig, interleave
-from ltrscale.evaluation.interleave_page import print_table
+from ltrscale.evaluation.interleave_page import Interleaved, document
 from ltrscale.progress import Report
+from ltrscale.reports.findings import print_report
 from ltrscale.stages.origins import bundle_hashes, check_unseen, dataset_hashes, scored_by
 from ltrscale.stages.stage import Origin, Stage
 
@@ -20,7 +21,7 @@ class InterleaveJob(InterleaveConfig, Stage):
     def run(self) -> bool:
         """Make the report, and print its table."""
         ran = super().run()
-        print_table(self.out)
+        print_report(self.out, document(Interleaved.read(self.out)))
         return ran
 
     def check(self) -> None:

@@ -8,6 +8,7 @@ from ltrscale.evaluation import reconcile as reconciliation
 from ltrscale.evaluation.reconcile import BundleSource, ReconcileConfig
 from ltrscale.evaluation.scored_table import TableSource
 from ltrscale.progress import Report
+from ltrscale.reports.findings import print_report
 from ltrscale.stages.origins import bundle_hashes, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage
 
@@ -22,7 +23,7 @@ class ReconcileJob(ReconcileConfig, Stage):
     def run(self) -> bool:
         """Make the report, and print its table."""
         ran = super().run()
-        reconciliation.print_table(self.out)
+        print_report(self.out, reconciliation.document(reconciliation.Reconciliation.read(self.out)))
         return ran
 
     def inputs(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ltrscale.evaluation.report import print_table
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log
+from ltrscale.reports.findings import print_report
 from ltrscale.scoring import ScoreConfig, is_scored, score
 from ltrscale.simulate.relabel import RelabelConfig, relabel
 from ltrscale.simulate.synthetic import GENERATOR, SyntheticLogConfig, write_log
@@ -324,7 +325,7 @@ class ContrastJob(contrasts.ContrastConfig, Stage):
     def run(self) -> bool:
         """Make the report, and print its first rows."""
         ran = super().run()
-        contrasts.print_table(self.out)
+        print_report(self.out, contrasts.document(contrasts.Contrast.read(self.out)))
         return ran
 
     def splits_read(self) -> list[Split]:
