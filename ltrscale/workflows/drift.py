@@ -5,16 +5,14 @@ from typing import ClassVar, Self
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.evaluation.decay import Decay, chart, decay, page, tables
+from ltrscale.evaluation.decay import Decay, decay, document
 from ltrscale.evaluation.drift import DriftSettings, measure_drift
 from ltrscale.evaluation.evaluate import EvaluateConfig
-from ltrscale.evaluation.pages import print_page, write_page
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.progress import Report
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.stages.origins import bundle_hashes, content_of, dataset_hashes
 from ltrscale.stages.stage import Origin, Stage
-
-_PICTURE = "decay.png"
 
 
 class DriftJob(DriftSettings, Stage):
@@ -30,7 +28,7 @@ class DriftJob(DriftSettings, Stage):
         """Make the report, and print its tables if `show` is set."""
         ran = super().run()
         if show:
-            print_page(self.out, tables(Decay.read(self.out)))
+            print_report(self.out, document(Decay.read(self.out), self.evaluation))
         return ran
 
     def own_settings(self) -> Self:
@@ -49,8 +47,7 @@ class DriftJob(DriftSettings, Stage):
         settings = DriftSettings(documents=self.documents, docs_per_batch=self.docs_per_batch)
         found = decay(evaluation, self._config, measure_drift(self._config, settings))
         with storage.Commit(self.out) as commit:
-            text = page(found, picture=_PICTURE, evaluation=self.evaluation)
-            write_page(commit, found, page=text, picture=_PICTURE, chart=chart(found))
+            write_report(commit, found, document(found, self.evaluation))
             commit.finish({"made_by": origin})
 
     @cached_property

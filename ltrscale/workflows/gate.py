@@ -20,15 +20,14 @@ from ltrscale.data.dataset.manifest import one_view
 from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.errors import Refused
+from ltrscale.evaluation import power
 from ltrscale.evaluation.decay import Decay
 from ltrscale.evaluation.drift import DriftSettings
 from ltrscale.evaluation.evaluate import EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, judge, page, table
+from ltrscale.evaluation.gate import CANDIDATE, PRODUCTION, Bounds, Check, document, judge
 from ltrscale.evaluation.leaks import check_leaks, look
-from ltrscale.evaluation.pages import print_page, write_page
-from ltrscale.evaluation.power import foreseen, plan_table
 from ltrscale.evaluation.report import Evaluation
-from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.reports.markdown import REPORT
 from ltrscale.stages.origins import content_of
 from ltrscale.stages.runs import recorded
@@ -114,13 +113,12 @@ def run_gate(job: GateJob) -> None:
         EvaluateJob(out=places["evaluation"], evaluate=config, ray=job.ray).run(show=False)
         DriftJob(out=places["drift"], evaluation=places["evaluation"], **job.drift.model_dump()).run(show=False)
         verdict = judge(Evaluation.read(places["evaluation"]), Decay.read(places["drift"]), job.bounds, leaks)
-        text = page(verdict, config, [join(place, REPORT) for place in places.values()])
+        report = document(verdict, config, [join(place, REPORT) for place in places.values()])
         inputs = {name: content_of(place) for name, place in places.items()}
         with storage.Commit(job.out) as commit:
-            write_page(commit, verdict, page=text)
+            write_report(commit, verdict, report)
             commit.finish({"made_by": made_by("gate", job.bounds, inputs)})
-    power = [] if verdict.power is None else [verdict.power.stated + "."]
-    print_page(job.out, [table(verdict), *power])
+    print_report(job.out, report)
     if not verdict.passed:
         raise Refused(verdict.reasons)
 
@@ -141,6 +139,5 @@ def print_plan(job: GateJob) -> None:
     if job.plan_from is None:
         EvaluateJob(out=place, evaluate=job.alone, ray=job.ray).run(show=False)
     evaluation = Evaluation.read(place)
-    found = foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
-    margin = f"bounds.margin {job.bounds.margin:g} in {metric_label(evaluation.primary)}"
-    print_page(place, [f"{margin}, bounds.refuse {job.bounds.refuse}:", plan_table(found)])
+    found = power.foreseen(evaluation, job.bounds.margin, job.bounds.refuse)
+    print_report(place, power.document(found, evaluation.primary))

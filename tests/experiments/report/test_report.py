@@ -25,7 +25,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.evaluate import EvaluateConfig
 from ltrscale.evaluation.gate import Check, Verdict
 from ltrscale.evaluation.opening import best_of, opening
-from ltrscale.evaluation.pages import number, write_page
+from ltrscale.evaluation.pages import number
 from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
 from ltrscale.experiments.report import groups
@@ -34,6 +34,7 @@ from ltrscale.experiments.report.models import curves_of
 from ltrscale.experiments.report.sources import ReportConfig, Sources
 from ltrscale.markdown import escape
 from ltrscale.reports.document import Chart, Charts, Document, LeftOut, Points, Table
+from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
 from ltrscale.tuning.history import Begun, History, Result
 from ltrscale.workflows.drift import DriftJob
@@ -379,7 +380,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     check = Check(bound="margin", where="all", holds=False, reason=reason)
     verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
     with storage.Commit(str(tmp_path / "gate")) as commit:
-        write_page(commit, verdict, page="")
+        write_report(commit, verdict, Document("Gate", ()))
         commit.finish({"made_by": {}})
     history = History(str(tmp_path / "search"))
     history.open({})
