@@ -31,10 +31,9 @@ from ltrscale.evaluation.debiasing import debiased, otherwise
 from ltrscale.evaluation.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.judged import Judged
 from ltrscale.evaluation.measuring import Measuring, committed_row_groups
-from ltrscale.evaluation.opening import opening
 from ltrscale.evaluation.outliers import OutlierConfig, OutlierDetector, fit_outliers
-from ltrscale.evaluation.pages import write_page
-from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult, chart, page
+from ltrscale.evaluation.page import document
+from ltrscale.evaluation.report import EvaluatedData, Evaluation, MethodResult
 from ltrscale.evaluation.seen import Seen
 from ltrscale.evaluation.shown import AS_SHOWN, POSITIONS, check_shown, has_positions
 from ltrscale.evaluation.slices import ALL, ConditionText, SliceName, Slicer, check_few, in_order
@@ -46,8 +45,7 @@ from ltrscale.ranking.graded import ClickNDCGConfig, GainNDCGConfig, Gains
 from ltrscale.ranking.letor import LetorPrecisionConfig
 from ltrscale.ranking.metrics import Metric, PrecisionConfig
 from ltrscale.ranking.pointwise import SigmoidConfig
-
-_PICTURE = "ndcg.png"
+from ltrscale.reports.findings import write_report
 
 CutOff = Annotated[int, Field(ge=1)]
 
@@ -247,9 +245,8 @@ def evaluate(
         with commit.file(GROUPS) as path, GroupFile(path, list(_all_metrics(config)), trials) as file:
             tallies = _measure(measuring, test, config, file, run, judged)
         evaluation = _summarise(tallies, trials, test, detector, config, judged, correction)
-        text = page(evaluation, opening=opening(evaluation), picture=_PICTURE, out=out)
         also = {"outliers.json": detector.model_dump_json(indent=1) + "\n"}
-        write_page(commit, evaluation, page=text, picture=_PICTURE, chart=chart(evaluation), also=also)
+        write_report(commit, evaluation, document(evaluation, out), also=also)
         commit.finish({"made_by": made_by})
     for method in evaluation.methods:
         means = {name: summary.mean for name, summary in method.slices[ALL].summaries.items()}

@@ -11,7 +11,7 @@ from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
 from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import is_figure
+from ltrscale.reports.document import Table, is_figure
 from ltrscale.reports.findings import Findings
 from ltrscale.reports.markdown import REPORT
 
@@ -63,28 +63,29 @@ def definitions(
         lines[-1] += " So is a group whose labels are all equal, where any order is as good."
     if has_letor(metrics):
         lines.append(
-            "The above is our policy, `expected`; LETOR figures follow LETOR 4.0's evaluation script (`letor4`), for "
+            "The above is our policy, expected; LETOR figures follow LETOR 4.0's evaluation script (letor4), for "
             "comparison with published figures only. MeanNDCG is the mean of NDCG at all ranks of the list."
         )
     return lines
 
 
-def policies(cells: Mapping[str, Mapping[str, str]]) -> str:
+def policies(cells: Mapping[str, Mapping[str, str]]) -> Table:
     """Two rows for each method, its figures under LETOR's policy and under ours; `cells` is by method and metric.
 
     Example:
-        >>> print(policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}}))
-        | method | policy   |  MAP | MeanNDCG |
-        | ------ | -------- | ---: | -------: |
-        | gbdt   | letor4   | 0.41 |     0.44 |
-        | gbdt   | expected | 0.46 |        - |
+        >>> found = policies({"gbdt": {"map": "0.46", "letor_map": "0.41", "letor_mean_ndcg": "0.44"}})
+        >>> for row in (found.header, *found.rows):
+        ...     print(*row)
+        method policy MAP MeanNDCG
+        gbdt letor4 0.41 0.44
+        gbdt expected 0.46 -
     """
     names = [name.removeprefix(LETOR) for name in next(iter(cells.values())) if name.startswith(LETOR)]
     rows = []
     for method, values in cells.items():
         rows.append([method, "letor4", *(values[LETOR + name] for name in names)])
         rows.append([method, "expected", *(values.get(name, "-") for name in names)])
-    return markdown(["method", "policy", *(metric_label(LETOR + name).removeprefix("LETOR ") for name in names)], rows)
+    return Table(["method", "policy", *(metric_label(LETOR + name).removeprefix("LETOR ") for name in names)], rows)
 
 
 def number(value: float | None) -> str:
@@ -202,7 +203,7 @@ def intervals(scopes: Iterable[Scope], resamples: int) -> list[str]:
     return lines
 
 
-def all_summaries(scopes: Scopes) -> str:
+def all_summaries(scopes: Scopes) -> Table:
     """A row for each metric of each method: mean, interval, counts, and means with undefined groups as 0 and as 1."""
     rows = []
     for groups, metric, method, scope in _each(scopes):
@@ -212,10 +213,10 @@ def all_summaries(scopes: Scopes) -> str:
         counts = [f"{s.groups:,}", f"{s.undefined:,}", number(s.as_zero), number(best)]
         rows.append([groups, metric_label(metric), method, *figures, f"{s.draws}", *counts])
     header = ["groups", "metric", "method", "mean", "95% interval", "draws", "defined", "undefined", "with 0", "with 1"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
-def all_comparisons(scopes: Scopes) -> str:
+def all_comparisons(scopes: Scopes) -> Table:
     """A row for each metric of each method, except the baseline."""
     rows = []
     for groups, metric, method, scope in _each(scopes):
@@ -223,7 +224,7 @@ def all_comparisons(scopes: Scopes) -> str:
             figures = [against(c)[0], number(c.p), number(c.p_holm), f"{c.draws}", number(c.detectable)]
             rows.append([groups, metric_label(metric), method, *figures])
     header = ["groups", "metric", "method", "difference [95%]", "p", "p (Holm)", "draws", "detectable"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
 def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:

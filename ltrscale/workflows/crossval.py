@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.split import LabelColumn
-from ltrscale.evaluation.folds import print_crossval, summarise_folds
+from ltrscale.evaluation.folds import Crossval, document, summarise_folds
 from ltrscale.launch.start import cluster_for
 from ltrscale.progress import Report, log
+from ltrscale.reports.findings import print_report
 from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.origins import Settings
 from ltrscale.stages.runs import recorded
@@ -94,7 +95,7 @@ def run_crossval(config: CrossvalConfig) -> None:
             run_pipeline(of_fold(config, fold))
         summaries = [_summarise(config, column) for column in config.pipeline.evaluate_on]
     for out in summaries:
-        print_crossval(out)
+        print_report(out, document(Crossval.read(out)))
 
 
 def _summarise(config: CrossvalConfig, column: LabelColumn) -> str:

@@ -28,10 +28,9 @@ from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.devices import cpu_seconds
 from ltrscale.errors import InputError
 from ltrscale.evaluation.agreement import AgreementConfig, agree
-from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, chart, gather, page, table
+from ltrscale.evaluation.distillation import TEACHER, Cost, Distillation, document, gather
 from ltrscale.evaluation.evaluate import CutOff, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.group_file import GROUPS
-from ltrscale.evaluation.pages import print_page, write_page
 from ltrscale.launch.start import cluster_for
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.models.choices import NetworkConfig
@@ -39,6 +38,7 @@ from ltrscale.models.encoders import MLPConfig
 from ltrscale.models.heads import HeadConfig
 from ltrscale.progress import Report, log
 from ltrscale.ranking.pointwise import SquaredErrorConfig
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.reports.markdown import REPORT
 from ltrscale.serving.export import ParityConfig
 from ltrscale.stages.origins import bundle_hashes, check_unseen, content_of, dataset_hashes, scored_by
@@ -84,7 +84,6 @@ StudentConfig = Annotated[
 
 DIRECT = "direct"
 """Name of the directly trained trees among the methods."""
-_PICTURE = "methods.png"
 
 
 class SpeedConfig(Config):
@@ -166,7 +165,7 @@ def run_distill(job: DistillJob) -> None:
             if not isinstance(student, MLPStudent):
                 steps.export(name, models[name])
         found = steps.report(models)
-    print_page(job.out, [table(found)])
+    print_report(job.out, document(found, steps.links()))
 
 
 class _AgreementStage(Stage):
@@ -287,16 +286,18 @@ class _Steps:
         every = {**({TEACHER: self.job.teacher} if self.job.teacher else {}), **models}
         costs = measure_costs(every, self.splits.test, self.job.speed)
         found = gather(self._place("evaluation"), self._place("agreement"), costs, seed=self.job.evaluate.seed)
-        links = {
+        with storage.Commit(out) as commit:
+            write_report(commit, found, document(found, self.links()))
+            commit.finish({"made_by": origin})
+        return found
+
+    def links(self) -> dict[str, str]:
+        """Further reports and files, by what they are."""
+        return {
             "the evaluation, with all metrics": join(self._place("evaluation"), REPORT),
             "the agreement of every group": join(self._place("agreement"), GROUPS),
             "the trees of students for LightGBM alone": self._place("export"),
         }
-        with storage.Commit(out) as commit:
-            text = page(found, picture=_PICTURE, links=links)
-            write_page(commit, found, page=text, picture=_PICTURE, chart=chart(found))
-            commit.finish({"made_by": origin})
-        return found
 
     def _place(self, name: str) -> str:
         return join(self.job.out, name)

@@ -18,7 +18,8 @@ from ltrscale.evaluation import contrast as contrasts
 from ltrscale.evaluation.evaluate import EvaluateConfig, evaluate
 from ltrscale.evaluation.judged import judged_split
 from ltrscale.evaluation.leaks import look, of_queries, questions
-from ltrscale.evaluation.report import print_table
+from ltrscale.evaluation.page import document
+from ltrscale.evaluation.report import Evaluation
 from ltrscale.launch import under_torchrun
 from ltrscale.launch.workers import ONE, Workers
 from ltrscale.progress import Report, log
@@ -288,7 +289,7 @@ class EvaluateJob(Stage):
         """Evaluate, and print the table if `show` is set."""
         ran = super().run()
         if show:
-            print_table(self.out)
+            print_report(self.out, document(Evaluation.read(self.out), self.out))
         return ran
 
     def check(self) -> None:

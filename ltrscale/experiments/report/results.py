@@ -6,8 +6,9 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.decay import Decay, curves, drift_rows, drifted, metric_rows
 from ltrscale.evaluation.gate import Verdict, blocks
 from ltrscale.evaluation.opening import FEW
+from ltrscale.evaluation.page import leaderboard, leaders_chart, slice_rows
 from ltrscale.evaluation.pages import definitions, intervals, number, verdicts
-from ltrscale.evaluation.report import Evaluation, leaderboard, leaders_chart, slice_rows
+from ltrscale.evaluation.report import Evaluation
 from ltrscale.evaluation.slices import ALL
 from ltrscale.evaluation.study import Study
 from ltrscale.evaluation.study_page import cost_rows, curves_chart, differences_chart, sentences
