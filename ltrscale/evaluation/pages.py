@@ -1,19 +1,13 @@
-"""Storing and showing results: `metrics.json`, a page with tables in Markdown and a picture, alike for all results."""
+"""Figures of metrics in words and tables, alike in all reports."""
 
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from scipy.special import bdtrc
 
-from ltrscale import storage
 from ltrscale.evaluation.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.summarise import PATTERNS, Comparison, Scope
-from ltrscale.markdown import code, escape
 from ltrscale.ranking.choices import metric_class, metric_label
-from ltrscale.reports import charts
-from ltrscale.reports.document import Table, is_figure
-from ltrscale.reports.findings import Findings
-from ltrscale.reports.markdown import REPORT
+from ltrscale.reports.document import Table
 
 Cells = tuple[list[str], list[list[str]]]
 """Header and rows of a table."""
@@ -232,68 +226,3 @@ def _each(scopes: Scopes) -> Iterator[tuple[str, str, str, Scope]]:
         for metric in next(iter(of_methods.values())).summaries:
             for method, scope in of_methods.items():
                 yield groups, metric, method, scope
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, so that it reads well in a terminal too; numbers are right-aligned.
-
-    Cells are text, or code made by `ltrscale.markdown.code`.
-
-    Example:
-        >>> print(markdown(["method", "MAP"], [["gbdt", "0.5"]]))
-        | method | MAP |
-        | ------ | --: |
-        | gbdt   | 0.5 |
-    """
-    cells = [[_cell(text) for text in row] for row in (header, *rows)]
-    widths = [max(2, *map(len, column)) for column in zip(*cells, strict=True)]  # a ruler has a dash and a colon
-    right = [all(is_figure(row[i]) for row in cells[1:]) for i in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        padded = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        return f"| {' | '.join(padded)} |"
-
-    ruler = [("-" * (w - 1) + ":") if r else "-" * w for w, r in zip(widths, right, strict=True)]
-    return "\n".join([line(cells[0]), line(ruler), *map(line, cells[1:])])
-
-
-def _cell(text: str) -> str:
-    is_code = text == code(text[1:-1])
-    return text.replace("|", "\\|") if is_code else escape(text)
-
-
-def write_page(
-    commit: storage.Commit,
-    found: Findings,
-    *,
-    page: str,
-    picture: str = "",
-    chart: charts.Spec | None = None,
-    also: Mapping[str, str] | None = None,
-) -> None:
-    """Write the files of a report to a commit.
-
-    Args:
-        commit: commit of the directory.
-        found: the results.
-        page: text of `report.md`.
-        picture: file name of the picture, if there is one.
-        chart: what it shows; None for no picture.
-        also: texts of other files, by name.
-    """
-    if chart is not None:
-        with commit.file(picture) as path:
-            path.write_bytes(charts.png(chart))
-    for name, text in {**(also or {}), found.file: found.to_json(), REPORT: page}.items():
-        with commit.file(name) as path:
-            path.write_text(text, encoding="utf-8")
-
-
-def print_page(url: str, tables: Sequence[str]) -> None:
-    """Write the tables of a committed report and its place to standard output."""
-    sys.stdout.write("\n\n".join([*tables, storage.join(url, REPORT)]) + "\n")
-
-
-def bullets(lines: Iterable[str]) -> str:
-    """A list in Markdown."""
-    return "\n".join(f"- {line}" for line in lines)

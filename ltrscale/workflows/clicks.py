@@ -5,9 +5,9 @@ from typing import ClassVar
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.evaluation.clicks import ClicksConfig, understand
-from ltrscale.evaluation.clicks_page import PICTURE, UnderstoodLog, chart, page, tables
-from ltrscale.evaluation.pages import print_page, write_page
+from ltrscale.evaluation.clicks_page import UnderstoodLog, document
 from ltrscale.progress import Report
+from ltrscale.reports.findings import print_report, write_report
 from ltrscale.stages.stage import Origin, Stage
 
 
@@ -21,14 +21,14 @@ class ClicksJob(ClicksConfig, Stage):
     def run(self) -> bool:
         """Make the report, and print its tables."""
         ran = super().run()
-        print_page(self.out, tables(UnderstoodLog.read(self.out)))
+        print_report(self.out, document(UnderstoodLog.read(self.out)))
         return ran
 
     def work(self, origin: Origin, report: Report) -> None:
         """Look at the log, and commit the report."""
         found = understand(self._settings())
         with storage.Commit(self.out) as commit:
-            write_page(commit, found, page=page(found), picture=PICTURE, chart=chart(found))
+            write_report(commit, found, document(found))
             commit.finish({"made_by": origin})
         for model in found.models:
             report({"model": model.name, "perplexity": model.perplexity, "conditional": model.conditional})
