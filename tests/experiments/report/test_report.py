@@ -238,7 +238,7 @@ def test_markdown_has_the_same_figures_and_escapes_too(places: Mapping[str, str]
     assert SCRIPT not in text
     assert MARKUP not in text
     assert "\\`pretrained\\`" in text
-    pictures = re.findall(r"\]\((chart-\d\d\.png)\)", text)
+    pictures = re.findall(r"\]\(([\w-]+\.png)\)", text)
     assert len(pictures) == len(page.data["specifications"]) == len(set(pictures))
     for name in pictures:
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
